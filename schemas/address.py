@@ -1,0 +1,89 @@
+"""Names and addresses: tools, agents, instances, and where an instance's files are.
+
+An address is what stands in `from` and `to`: an agent's name, the reserved `orchestrator`, `client/<n>` or
+`toolhost/<n>`. Agent names hold no slash, so the forms never meet. Which ones exist is not known here.
+
+Source: requirements NAME-01 to NAME-13, IPC-03; design section 10.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final, NamedTuple
+
+SEPARATOR: Final = "__"
+#: A resource's metadata.name: also safe as a folder name and, joined by `__`, as a model's tool name.
+RESOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9-])?\Z")
+#: An export's name (NAME-10).
+EXPORT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}\Z")
+#: Vendors refuse longer tool names; so do we, at validation.
+MAX_TOOL_NAME: Final = 64
+#: Longer keys are refused where they enter; they are identifiers, not documents.
+MAX_INSTANCE_KEY: Final = 256
+#: A folder name is at most 255 bytes; longer encoded keys end in a digest instead.
+_MAX_SEGMENT: Final = 120
+
+
+class ToolName(NamedTuple):
+    """The two halves of a full tool name."""
+
+    resource_name: str
+    export_name: str
+
+
+def parse_tool_name(full_name: str) -> ToolName | None:
+    """Split at the first `__`; None when there is none (NAME-07)."""
+    resource, separator, export = full_name.partition(SEPARATOR)
+    return ToolName(resource, export) if separator else None
+
+
+def build_tool_name(resource_name: str, export_name: str) -> str:
+    """`{resource}__{export}` (NAME-08)."""
+    return resource_name + SEPARATOR + export_name
+
+
+def tool_identity(resource_name: str) -> str:
+    """`Tool/{name}` (NAME-13)."""
+    return "Tool/" + resource_name
+
+
+def is_resource_name(name: str) -> bool:
+    """Whether `name` may be a resource's metadata.name: no `__`, and no `_` at its end (NAME-04, NAME-09)."""
+    return RESOURCE_NAME.match(name) is not None and SEPARATOR not in name
+
+
+def is_export_name(name: str) -> bool:
+    """Whether `name` may be an export of a user's Tool (NAME-05, NAME-10)."""
+    return EXPORT_NAME.match(name) is not None and SEPARATOR not in name
+
+
+def is_instance_key(key: str) -> bool:
+    """Whether `key` may name an instance: 1 to 256 characters, none of them a control character."""
+    return 0 < len(key) <= MAX_INSTANCE_KEY and all(c >= " " and c != "\x7f" for c in key)
+
+
+def path_segment(key: str) -> str:
+    """One folder name for any instance key: different keys never share one, and none means `.` or `..`.
+
+    Letters, digits, `-` and `_` stay; everything else becomes `%XX` of its UTF-8 bytes; what would be too long is
+    cut and ends in a digest of the whole key. Upper case is kept: state lives on case-sensitive file systems.
+    """
+    encoded = "".join(
+        chr(b) if 48 <= b <= 57 or 65 <= b <= 90 or 97 <= b <= 122 or b in b"-_" else f"%{b:02X}"
+        for b in key.encode("utf-8", "surrogatepass")
+    )
+    if len(encoded) <= _MAX_SEGMENT:
+        return encoded
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return f"{encoded[: _MAX_SEGMENT - 25]}.{digest}"
+
+
+def instance_dir(state_dir: str, agent: str, instance_key: str) -> str:
+    """Where an instance keeps its files (design section 10)."""
+    return f"{state_dir}/instances/{path_segment(agent)}/{path_segment(instance_key)}"
+
+
+def instance_workdir(state_dir: str, agent: str, instance_key: str) -> str:
+    """An instance's workspace: `ctx.workdir` unless an operator named another one (CONTEXT-04)."""
+    return instance_dir(state_dir, agent, instance_key) + "/workspace"

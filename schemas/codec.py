@@ -1,0 +1,167 @@
+"""Bytes to frames and back, with the limits that a hostile sender meets first.
+
+Order of checks: size (nothing is parsed), then msgspec (which skips the payload without building it), then version
+and type. Every way in which bytes can be bad becomes FrameError; msgspec itself also lets RecursionError (deep
+nesting) and UnicodeDecodeError through.
+
+Source: design section 4 ("Rules"); PROTOCOL.md "Decoding"; replayed from schemas/vectors/.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame
+
+#: One frame inline. Larger payloads go by reference (design section 10).
+MAX_FRAME_BYTES: Final = 1 << 20
+#: Nesting of maps and arrays inside a payload.
+MAX_DEPTH: Final = 64
+
+T = TypeVar("T")
+
+_decode_frame = msgspec.msgpack.Decoder(Frame).decode
+_encoder = msgspec.msgpack.Encoder()
+encode_value = _encoder.encode
+"""A value (struct, dict, …) to msgpack bytes."""
+
+# What bad bytes can raise out of msgspec (pitfalls 12 and 14).
+DECODE_ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError, ValueError)
+
+
+class FrameError(GoondanError):
+    """The peer sent something that is no frame."""
+
+
+def decode(data: bytes) -> Frame:
+    """One message part to a frame; the payload stays as it came.
+
+    Raises FrameError: E_FRAME_TOO_LARGE (nothing was parsed) or E_FRAME_INVALID.
+    """
+    if len(data) > MAX_FRAME_BYTES:
+        message = f"frame of {len(data)} bytes, limit {MAX_FRAME_BYTES}"
+        raise FrameError(error_payload("E_FRAME_TOO_LARGE", message))
+    try:
+        return _decode_frame(data)
+    except DECODE_ERRORS as error:
+        raise FrameError(error_payload("E_FRAME_INVALID", f"not a frame: {_describe(error)}")) from None
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame to bytes, in the canonical order of the header fields, defaults left out.
+
+    Raises FrameError E_FRAME_TOO_LARGE, so that a sender learns of it before the bus does.
+    """
+    data = encode_value(frame)
+    if len(data) > MAX_FRAME_BYTES:
+        message = f"frame of {len(data)} bytes, limit {MAX_FRAME_BYTES}"
+        raise FrameError(error_payload("E_FRAME_TOO_LARGE", message))
+    return data
+
+
+def to_raw(value: Any) -> Raw:
+    """A value as a payload."""
+    return Raw(encode_value(value))
+
+
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def from_raw(raw: Raw | bytes, kind: type[T]) -> T:
+    """Open a payload as `kind`, after checking its depth.
+
+    Raises FrameError E_FRAME_INVALID for anything that does not fit.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        check_depth(bytes(raw))
+        return decoder.decode(raw)  # type: ignore[no-any-return]
+    except DECODE_ERRORS as error:
+        message = f"payload is no {getattr(kind, '__name__', kind)}: {_describe(error)}"
+        raise FrameError(error_payload("E_FRAME_INVALID", message)) from None
+
+
+_NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))
+
+
+def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
+    """Raise ValueError when maps and arrays nest deeper than `limit`.
+
+    Depth cannot exceed the number of bytes that could open a container, which C code counts; only when that count
+    is over the limit is the value walked, without recursion.
+    """
+    if len(data) <= limit or len(data.translate(None, _NOT_CONTAINERS)) <= limit:
+        return
+    _walk_depth(data, limit)
+
+
+# first byte -> (bytes of length field, fixed body bytes); containers are handled apart
+_SCALARS: Final[dict[int, tuple[int, int]]] = {
+    0xC0: (0, 0), 0xC2: (0, 0), 0xC3: (0, 0),
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
+    0xCA: (0, 4), 0xCB: (0, 8), 0xCC: (0, 1), 0xCD: (0, 2), 0xCE: (0, 4), 0xCF: (0, 8),
+    0xD0: (0, 1), 0xD1: (0, 2), 0xD2: (0, 4), 0xD3: (0, 8),
+    0xD4: (0, 2), 0xD5: (0, 3), 0xD6: (0, 5), 0xD7: (0, 9), 0xD8: (0, 17),
+    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
+}  # fmt: skip
+
+
+def _walk_depth(data: bytes, limit: int) -> None:
+    open_items: list[int] = [1]  # how many values each open container still wants, outermost first
+    at, end = 0, len(data)
+    while open_items and at < end:
+        if open_items[-1] == 0:
+            open_items.pop()
+            continue
+        open_items[-1] -= 1
+        first = data[at]
+        at += 1
+        if first <= 0x7F or first >= 0xE0:
+            continue
+        if first <= 0x8F:
+            count = (first & 0x0F) * 2
+        elif first <= 0x9F:
+            count = first & 0x0F
+        elif first <= 0xBF:
+            at += first & 0x1F
+            continue
+        elif first >= 0xDC:
+            width = 2 if first in (0xDC, 0xDE) else 4
+            count = int.from_bytes(data[at : at + width], "big") * (2 if first >= 0xDE else 1)
+            at += width
+        else:
+            length_bytes, body = _SCALARS.get(first, (0, 0))
+            at += length_bytes + body + int.from_bytes(data[at : at + length_bytes], "big")
+            continue
+        if len(open_items) > limit:
+            raise ValueError(f"nested deeper than {limit}")
+        open_items.append(count)
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Lone surrogates to U+FFFD, through lists and dicts: where JSON enters (CLI, model adapters)."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value) if not value.isascii() else value
+    if isinstance(value, list):
+        return [replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return "a string is not UTF-8"
+    return str(error)[:200]

@@ -1,0 +1,81 @@
+"""What the broker and the supervisor tell each other: payloads of `runtime.event` frames on the control socket.
+
+Level-triggered: the broker sends the whole set of wanted principals at each control connect and changes after; the
+supervisor reconciles to the set. Nothing here is ever seen by an agent, a tool host or a client.
+
+Source: delivery.md sections 2, 3, 6 ("Spawning is level-triggered"), 8.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One process that can be wanted, run or lost. `instance_key` is None for tool hosts."""
+
+    role: str  # "agent" | "toolhost"
+    name: str
+    instance_key: str | None = None
+
+
+class Running(Struct, frozen=True, rename="camel"):
+    """A principal that the supervisor has running, with the number of its launch (as in its token)."""
+
+    principal: Principal
+    launch: int
+
+
+# --- broker to supervisor -------------------------------------------------------------------------------------------
+
+
+class Wanted(Struct, frozen=True, tag="wanted", tag_field="kind", rename="camel"):
+    """Principals that should run. With `full` the list is the whole set, else an addition to it."""
+
+    principals: list[Principal]
+    full: bool = False
+
+
+class Retire(Struct, frozen=True, tag="retire", tag_field="kind", rename="camel"):
+    """The broker has confirmed an agent's `bye`, or wants room: this launch is no longer wanted and will exit."""
+
+    principal: Principal
+    launch: int
+
+
+class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):
+    """End this launch now (hung, or its lease expired) and report its exit."""
+
+    principal: Principal
+    launch: int
+    reason: str
+
+
+# --- supervisor to broker -------------------------------------------------------------------------------------------
+
+
+class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind", rename="camel"):
+    """Everything that runs: sent once after every control `welcome`."""
+
+    running: list[Running]
+
+
+class Exited(Struct, frozen=True, tag="exited", tag_field="kind", rename="camel"):
+    """A launch has ended; observed, not guessed. `cause`: for a person, for example `signal SIGKILL`."""
+
+    principal: Principal
+    launch: int
+    cause: str
+    ordered: bool = False
+
+
+class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", rename="camel"):
+    """A principal could not be started `attempts` times in a row; its events end as E_AGENT_SPAWN_FAILED."""
+
+    principal: Principal
+    attempts: int
+    message: str
+
+
+ToSupervisor = Wanted | Retire | Kill
+ToBroker = Inventory | Exited | SpawnFailed

@@ -1,0 +1,125 @@
+"""Error codes, their suggestions and help pages, and the exception that carries one.
+
+One shape for a peer, a log line and a person: a stable code, a message with the numbers, a suggestion, a page.
+`docs/errors.md` has an anchor for every code of `CODES`; a test keeps the two in step.
+
+Source: design section 7; requirements ERROR-06, ERROR-07, RESULT-05.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from schemas.frames import ErrorPayload, ToolError
+
+HELP_BASE: Final = "https://docs.goondan.ai/errors/"
+
+#: code -> the suggestion shown when the place that raises it has no better one.
+CODES: Final[dict[str, str]] = {
+    # tools
+    "E_TOOL": "Read the message, correct the arguments or the environment, and call the tool again.",
+    "E_TOOL_NOT_IN_CATALOG": "Add the tool to the Agent's spec.tools, or register it dynamically in step middleware.",
+    "E_TOOL_NOT_FOUND": "Check the tool's name; `gdn validate` lists the tools of the bundle.",
+    "E_TOOL_INVALID_ARGS": "Check the input schema and write the arguments again.",
+    "E_TOOL_TIMEOUT": "Give the call more time, or split the work into smaller calls.",
+    "E_TOOL_CRASHED": "The tool's process ended during the call; check its code, then call it again.",
+    "E_TOOL_LIMIT": "The call went over a limit; make its output or its work smaller.",
+    "E_TOOL_BAD_OUTPUT": "A handler must return JSON values: strings, finite numbers, booleans, null, lists, objects.",
+    "E_TOOL_OUTCOME_UNKNOWN": "The call may or may not have taken effect; check before repeating it.",
+    "E_TOOL_NAME_CONFLICT": "Give one of the two tools another name.",
+    "E_TOKEN_MISSING": "Set the token the tool documents, by argument or environment variable.",
+    "E_CANCELLED": "The call was cancelled; repeat it if it is still wanted.",
+    # sandbox
+    "E_SANDBOX_UNAVAILABLE": "Install bubblewrap 0.11 or newer and allow user namespaces; `gdn doctor` names the fix.",
+    "E_SANDBOX_DENIED": "Grant what the message names in the Tool's spec.sandbox, or use a path in the workdir.",
+    # bus
+    "E_OVERLOADED": "Wait as long as retryAfterMs says, then send again with the same id.",
+    "E_HELLO_REQUIRED": "Say hello with a token first.",
+    "E_TOKEN_INVALID": "Ask the kernel that is running for a new token; tokens end with the kernel that made them.",
+    "E_CLASS_MISMATCH": "Connect to the socket of the token's class.",
+    "E_PRINCIPAL_BUSY": "Another live process already speaks for this principal; end it first.",
+    "E_VERSION": "Use a protocol version that both sides speak.",
+    "E_FRAME_TOO_LARGE": "Send a file reference instead of the content.",
+    "E_FRAME_INVALID": "Send one msgpack map with the header fields of PROTOCOL.md.",
+    "E_FRAME_TYPE": "Use a frame type of PROTOCOL.md that this socket accepts.",
+    "E_FORBIDDEN": "The token does not allow this; use a principal that may do it.",
+    "E_LEASE_LOST": "Another incarnation holds the event now; stop working on it.",
+    "E_DEADLINE": "Send the request with more time.",
+    "E_LINK_CLOSED": "Connect again; nothing that was accepted is lost.",
+    # agents
+    "E_AGENT_NOT_FOUND": "Check the agent's name; `gdn validate` lists the agents of the bundle.",
+    "E_AGENT_TIMEOUT": "Give the request more time, or ask again with the same event id.",
+    "E_AGENT_CYCLE": "Let one agent of the cycle answer without asking the others.",
+    "E_AGENT_FAILED": "Look at the agent's log, then send the event again.",
+    "E_AGENT_SPAWN_FAILED": "Look at the agent's log for the reason it could not start.",
+    "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
+    "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
+    # kernel
+    "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
+    "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
+    "E_KERNEL_LOST": "The kernel ended unexpectedly; its logs say why. Start it again, nothing accepted is lost.",
+    "E_DISK_FULL": "Free space on the disk of the state directory.",
+    "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
+    "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
+    "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
+    "E_USAGE": "See --help.",
+    "E_INTERNAL": "This is a bug in the kernel; please report it with the log.",
+    # bundles
+    "E_CONFIG_NOT_FOUND": "Name a goondan.yaml or a directory with one.",
+    "E_CONFIG_SYNTAX": "Correct the YAML at the position.",
+    "E_CONFIG_UNKNOWN_KIND": "Use one of the kinds that the documentation lists.",
+    "E_CONFIG_UNKNOWN_FIELD": "Remove the field, or correct its spelling.",
+    "E_CONFIG_MISSING_FIELD": "Add the field.",
+    "E_CONFIG_INVALID_VALUE": "Correct the value.",
+    "E_CONFIG_INVALID_NAME": "Use lowercase letters, digits, - and _, starting with a letter or digit.",
+    "E_CONFIG_DUPLICATE": "Give one of the two another name.",
+    "E_CONFIG_MISSING_REF": "Declare the resource, or correct the reference.",
+    "E_CONFIG_MISSING_ENV": "Set the environment variable.",
+    "E_CONFIG_ENTRY": "Point spec.entry at a module that exports `handlers` with one callable for each export.",
+    "E_CONFIG_SCHEMA": "Correct the JSON Schema of the parameters.",
+    "E_CONFIG_UNSUPPORTED": "Leave the resource out; it is not implemented yet.",
+}
+
+
+def help_url(code: str) -> str:
+    """The help page of a code (ERROR-07)."""
+    return HELP_BASE + code
+
+
+def is_os_error_code(code: str) -> bool:
+    """Whether `code` is an operating system's errno name such as ENOENT."""
+    return code in errno.errorcode.values()
+
+
+def error_payload(
+    code: str, message: str, *, suggestion: str | None = None, retry_after_ms: int | None = None
+) -> ErrorPayload:
+    """A complete ErrorPayload for `code`, with its stock suggestion unless a better one is given."""
+    return ErrorPayload(
+        code=code,
+        message=message,
+        suggestion=suggestion or CODES.get(code),
+        help_url=help_url(code),
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def tool_error(code: str, message: str, *, name: str, suggestion: str | None = None) -> ToolError:
+    """A complete ToolError for `code`. `name` is the exception's class name (RESULT-05)."""
+    return ToolError(
+        message=message, name=name, code=code, suggestion=suggestion or CODES.get(code), help_url=help_url(code)
+    )
+
+
+class GoondanError(Exception):
+    """Root of every error that this system raises on purpose; carries what a person or a peer is shown."""
+
+    def __init__(self, info: ErrorPayload) -> None:
+        super().__init__(f"{info.message} [{info.code}]")
+        self.info = info
+
+
+def fail(code: str, message: str, *, suggestion: str | None = None) -> GoondanError:
+    """Build (not raise) the error for `code`."""
+    return GoondanError(error_payload(code, message, suggestion=suggestion))

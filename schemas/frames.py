@@ -1,0 +1,243 @@
+"""The frames of the bus: one header struct, and one struct for each payload.
+
+Rules.
+- One ZeroMQ part is one frame: a msgpack map with the header's fields in camelCase. Everything the broker decides
+  on is in the header; `payload` is opaque to it and travels as the sender encoded it.
+- New fields come last and have a default. A receiver skips fields that it does not know.
+- The struct here is mutable on purpose: the broker overwrites what a sender may not say about itself (`from`,
+  `instanceKey`, `source`, `chain`, `auth`, `workdir`) before it encodes the header anew.
+
+Source: design section 4; PROTOCOL.md; requirements IPC-01 to IPC-08.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Raw, Struct, field
+
+PROTOCOL_VERSION: Final = 1
+#: msgpack nil: the payload of a frame that carries none.
+NO_PAYLOAD: Final = Raw(b"\xc0")
+#: The reserved address of the kernel itself (IPC-03); no agent may have this name.
+ORCHESTRATOR: Final = "orchestrator"
+#: The built-in agent behind `gdn call`: its catalog is every tool. The leading underscore keeps it out of bundles.
+OPERATOR_AGENT: Final = "_operator"
+#: The event type by which an operator asks the operator agent to make one tool call (input: OperatorCall).
+OPERATOR_CALL: Final = "operator.call"
+
+FrameType = Literal[
+    "hello",
+    "welcome",
+    "ping",
+    "pong",
+    "bye",
+    "event",
+    "shutdown",
+    "shutdown_ack",
+    "ack",
+    "credit",
+    "tool.call",
+    "tool.result",
+    "tool.progress",
+    "tool.cancel",
+    "agents.spawn",
+    "agents.list",
+    "agents.catalog",
+    "admin",
+    "reply",
+    "runtime.event",
+    "log",
+    "error",
+]
+FRAME_TYPES: Final[frozenset[str]] = frozenset(FrameType.__args__)  # type: ignore[attr-defined]
+
+#: `accepted`: journaled. `renew`: the holder still works. `done`, `failed`: the turn ended, the payload is its answer.
+#: `release`: the holder gives the event back unfinished. `result`: the agent has stored these tool results (`calls`).
+AckStage = Literal["accepted", "renew", "done", "failed", "release", "result"]
+
+
+class ReplyTo(Struct, frozen=True, rename="camel"):
+    """Where the answer to a request goes. `target` is an agent name or a client address."""
+
+    target: str
+    correlation_id: str
+
+
+class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Who caused an event: set by the broker, never believed from a sender."""
+
+    kind: Literal["agent", "connector", "client"]
+    name: str
+    instance_key: str | None = None
+
+
+class Frame(Struct, rename={"from_": "from"}, omit_defaults=True):
+    """One frame. `id` is unique per sender and incarnation; `deadline_ms` is the milliseconds left at sending.
+
+    `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
+    repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
+    """
+
+    type: str
+    id: str = ""
+    v: int = PROTOCOL_VERSION
+    from_: str | None = None
+    to: str | None = None
+    instance_key: str | None = field(default=None, name="instanceKey")
+    event_id: str | None = field(default=None, name="eventId")
+    tool: str | None = None
+    call_id: str | None = field(default=None, name="callId")
+    reply_to: ReplyTo | None = field(default=None, name="replyTo")
+    in_reply_to: str | None = field(default=None, name="inReplyTo")
+    chain: list[str] | None = None
+    epoch: int | None = None
+    stage: str | None = None
+    trace_id: str | None = field(default=None, name="traceId")
+    span_id: str | None = field(default=None, name="spanId")
+    parent_span_id: str | None = field(default=None, name="parentSpanId")
+    deadline_ms: int | None = field(default=None, name="deadlineMs")
+    source: Source | None = None
+    auth: Raw | None = None
+    workdir: str | None = None
+    calls: list[str] | None = None
+    first_sent_ms: int | None = field(default=None, name="firstSentMs")
+    payload: Raw = NO_PAYLOAD
+
+
+# --- payloads -------------------------------------------------------------------------------------------------------
+
+
+class Lease(Struct, frozen=True, rename="camel"):
+    """An event that an agent process holds, with the epoch under which it was handed over."""
+
+    event_id: str
+    epoch: int
+    instance_key: str
+
+
+class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """First frame of every connection. `incarnation` is random per process; leases and calls survive a reconnect.
+
+    `started_ms` is CLOCK_BOOTTIME in milliseconds when the process began, to be compared with `firstSentMs`.
+    """
+
+    token: str
+    incarnation: str
+    versions: list[int] = field(default_factory=lambda: [PROTOCOL_VERSION])
+    leases: list[Lease] = []
+    calls: list[str] = []
+    awaiting: list[str] = []
+    pid: int | None = None
+    started_ms: int | None = None
+
+
+class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The broker's answer to `hello`.
+
+    `principal` is the address the broker knows this connection by, `credit` how many new `event` and `tool.call`
+    frames may be unanswered at once, `max_frame` the size limit in bytes, `spec` the launch specification
+    (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients.
+    """
+
+    version: int
+    principal: str
+    broker: str
+    credit: int
+    max_frame: int
+    instance_key: str | None = None
+    workdir: str | None = None
+    epoch: int | None = None
+    revision: str | None = None
+    spec: Raw = NO_PAYLOAD
+
+
+class Credit(Struct, frozen=True):
+    """A new credit window: how many new `event` and `tool.call` frames may be unanswered at once."""
+
+    window: int
+
+
+class ErrorPayload(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What an `error` frame carries; also the error of an answer. `retry_after_ms` only with E_OVERLOADED."""
+
+    code: str
+    message: str
+    suggestion: str | None = None
+    help_url: str | None = None
+    retry_after_ms: int | None = None
+    name: str | None = None
+
+
+class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """How a turn ended. `output` carries the ToolResult of an operator call, as the agent encoded it."""
+
+    turn_id: str
+    status: Literal["completed", "failed"]
+    response: str | None = None
+    finish_reason: str | None = None
+    error: ErrorPayload | None = None
+    output: Raw | None = None
+    steps: int = 0
+
+
+class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """The specification's AgentEvent. `created_at` is RFC 3339 in UTC. An answering event carries `answer`."""
+
+    id: str
+    type: str
+    created_at: str
+    input: Any = None
+    instance_key: str | None = None
+    source: Source | None = None
+    auth: Any = None
+    reply_to: ReplyTo | None = None
+    metadata: dict[str, Any] | None = None
+    answer: Answer | None = None
+
+
+class OperatorCall(Struct, rename="camel", omit_defaults=True):
+    """`input` of an `operator.call` event: one tool call, made through the operator agent's catalog."""
+
+    tool: str
+    args: Any
+
+
+class ToolCallPayload(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """Payload of `tool.call`. `args` is a JSON object, opened by the tool host and the handler only.
+
+    `message` (the assistant message that made the call) is sent once per message and tool host; later calls of the
+    same message name it by `message_id`.
+    """
+
+    args: Raw
+    turn_id: str
+    tool_call_id: str
+    message_id: str | None = None
+    message: Raw | None = None
+
+
+class ToolError(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """`error` of a ToolResult (RESULT-05)."""
+
+    message: str
+    name: str | None = None
+    code: str | None = None
+    suggestion: str | None = None
+    help_url: str | None = None
+
+
+class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """Payload of `tool.result` (RESULT-01). `output` is present, possibly nil, when status is `ok`."""
+
+    status: Literal["ok", "error", "pending"]
+    output: Raw | None = None
+    handle: str | None = None
+    error: ToolError | None = None
+
+
+class Shutdown(Struct, frozen=True, rename="camel"):
+    """Payload of `shutdown`: finish or give up within `grace_period_ms`, then answer `shutdown_ack` (IPC-07)."""
+
+    grace_period_ms: int
+    reason: Literal["restart", "config_change", "orchestrator_shutdown", "idle"]

@@ -1,0 +1,158 @@
+"""What a process is told to be: the launch specifications, handed over in `welcome`.
+
+The kernel computes them from a validated bundle (kernel/plan.py); agents and tool hosts receive only their own.
+Nothing here is read from a user's file: those structs are in resources.py.
+
+Source: design sections 2, 7, 8; sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Struct, field
+
+#: ERROR-04
+DEFAULT_ERROR_LIMIT: Final = 1000
+#: Swarm.spec.policy.maxStepsPerTurn
+DEFAULT_MAX_STEPS: Final = 32
+
+
+class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The model of one agent, resolved. `api_key` is a secret: never logged, never in an error."""
+
+    provider: Literal["anthropic", "openai", "embedded"]
+    model: str = ""
+    endpoint: str | None = None
+    api_key: str | None = None
+    params: dict[str, Any] = {}
+
+
+class ToolSource(Struct, frozen=True):
+    """Where a catalog item comes from (ITEM-06)."""
+
+    type: Literal["config", "extension", "mcp"]
+    name: str
+
+
+class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One tool as the model sees it, and what the agent needs to call it.
+
+    `parameters` is the export's JSON Schema, None when the export declares none (then arguments are not checked).
+    `aliases` maps a documented parameter alias to its canonical name.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    source: ToolSource = ToolSource("config", "")
+    error_message_limit: int = DEFAULT_ERROR_LIMIT
+    idempotent: bool = False
+    aliases: dict[str, str] = {}
+
+
+class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One agent. `catalog` are the names a step starts with, `registry` everything that can run."""
+
+    name: str
+    model: ModelSpec
+    registry: list[CatalogItem]
+    catalog: list[str]
+    state_dir: str
+    revision: str
+    system: str | None = None
+    max_steps_per_turn: int = DEFAULT_MAX_STEPS
+    allow_registry: list[str] = []
+    durability: Literal["power", "process"] = "power"
+
+
+class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """sandbox.md section 1. `cpu_seconds`, `wall_seconds` and `output_mb` count per call, the others per jail."""
+
+    memory_mb: int = 512
+    processes: int = 64
+    open_files: int = 256
+    file_mb: int = 256
+    disk_mb: int = 1024
+    files: int = 20000
+    cpu_seconds: int = 60
+    wall_seconds: int = 120
+    output_mb: int = 4
+
+
+class Filesystem(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Paths outside the workdir that a tool asks for."""
+
+    read: list[str] = []
+    write: list[str] = []
+
+
+class PythonSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A virtual environment whose packages the tool may import."""
+
+    venv: str | None = None
+
+
+class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tool asks for; the defaults are what it gets when it asks for nothing."""
+
+    isolation: Literal["shared", "instance", "call"] = "instance"
+    network: Any = "none"
+    filesystem: Filesystem = field(default_factory=Filesystem)
+    env: list[str] = []
+    permissions: list[Literal["agents", "restart"]] = []
+    python: PythonSpec = field(default_factory=PythonSpec)
+    limits: Limits = field(default_factory=Limits)
+    min_tier: Literal["full", "reduced"] = "full"
+
+
+class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One export as the tool host needs it."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    idempotent: bool = False
+    background: bool = False
+    aliases: dict[str, str] = {}
+
+
+class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One Tool resource as the tool host needs it. `entry` and `root` are absolute paths on the host.
+
+    `root` is the tool's own folder: the only part of the bundle that its jail sees.
+    """
+
+    name: str
+    entry: str
+    root: str
+    exports: list[ExportSpec]
+    error_message_limit: int = DEFAULT_ERROR_LIMIT
+    sandbox: SandboxSpec = field(default_factory=SandboxSpec)
+    bundled: bool = False
+
+
+class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One tool host. `max_jails` live at once (the least recently used idle one goes first)."""
+
+    tools: list[ToolSpec]
+    state_dir: str
+    revision: str
+    max_jails: int = 64
+    jail_idle_s: float = 60.0
+
+
+class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A whole validated bundle, ready to run: what the broker and the supervisor are started with.
+
+    `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail.
+    """
+
+    revision: str
+    bundle: str
+    state_dir: str
+    entry_agent: str
+    agents: dict[str, AgentSpec]
+    toolhost: ToolHostSpec
+    protected: list[str] = []
+    max_live_agents: int = 256
+    agent_idle_s: float = 300.0

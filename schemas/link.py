@@ -1,0 +1,328 @@
+"""The asyncio shell around peer.py: the one Python client of the bus, for agents, tool hosts, the CLI and programs.
+
+How it waits. libzmq's descriptor is edge-triggered, and every send or receive may swallow its edge. So: the reader
+drains until EAGAIN, or until its share of a wake-up is used and it schedules itself again; and every send schedules
+one more drain. Measured against `zmq.asyncio` this halves the time of a tool call (design section 4).
+
+How it learns of a new broker. The socket probes on every connection (an empty message), the broker answers
+E_HELLO_REQUIRED, and the peer says hello; nothing is sent while no broker is there (IMMEDIATE).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import zmq
+
+from schemas.codec import DECODE_ERRORS, MAX_FRAME_BYTES, decode, encode
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame, Lease, Welcome
+from schemas.peer import Deliver, Entry, Greet, Kind, Outcome, Peer, Refused, Reply, Settled, Welcomed
+
+#: How long libzmq waits before it tries a lost path again (milliseconds).
+RECONNECT_MS: Final = 20
+#: Messages libzmq may queue towards the broker; credit keeps us far below it.
+SEND_HWM: Final = 4096
+#: Messages libzmq may queue for us; the broker keeps what does not fit.
+RECEIVE_HWM: Final = 4096
+#: Frames handled in one wake-up, so that timers and other descriptors get their turn.
+FRAMES_PER_WAKEUP: Final = 128
+#: How often deadlines and unanswered hellos are looked at (seconds).
+TICK_S: Final = 0.2
+#: How soon a send that libzmq refused is tried again (seconds).
+RETRY_SEND_S: Final = 0.02
+
+
+def boottime_ms() -> int:
+    """CLOCK_BOOTTIME in milliseconds: the clock of `firstSentMs` and `startedMs`, the same for every process."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class Link:
+    """One connection to the broker, which survives the broker.
+
+    `on_frame` is called in the loop for every frame that is not an answer to something sent here; it must neither
+    block nor raise. `leases` and `calls` are asked at every hello: what this process holds. `closed` is done when
+    the link is over: with an exception when the broker refused it, else with None after `close`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        *,
+        on_frame: Callable[[Frame], None],
+        leases: Callable[[], list[Lease]] = list,
+        calls: Callable[[], list[str]] = list,
+        on_welcome: Callable[[Welcome], None] | None = None,
+        incarnation: str | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self._on_frame = on_frame
+        self._leases = leases
+        self._calls = calls
+        self._on_welcome = on_welcome
+        self._peer = Peer(token, incarnation or secrets.token_hex(6), pid=os.getpid(), started_ms=boottime_ms())
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fd = -1
+        self._drain_scheduled = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._welcomed: asyncio.Future[Welcome] | None = None
+        self.closed: asyncio.Future[None]
+        self.bad_frames = 0
+
+    # --- life
+
+    async def start(self, timeout_s: float = 10.0) -> Welcome:
+        """Connect and say hello. Raises GoondanError: the broker's refusal, or E_KERNEL_NOT_RUNNING in time."""
+        loop = self._loop = asyncio.get_running_loop()
+        self.closed = loop.create_future()
+        self._welcomed = loop.create_future()
+        context = self._context = zmq.Context(io_threads=1)
+        socket = self._socket = context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),
+            (zmq.PROBE_ROUTER, 1),
+            (zmq.RECONNECT_IVL, RECONNECT_MS),
+            (zmq.SNDHWM, SEND_HWM),
+            (zmq.RCVHWM, RECEIVE_HWM),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+        ):
+            socket.setsockopt(option, value)
+        socket.connect(self.endpoint)
+        self._fd = int(socket.getsockopt(zmq.FD))
+        loop.add_reader(self._fd, self._drain)
+        self._ticker = loop.call_later(TICK_S, self._tick)
+        self._schedule_drain()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._welcomed), timeout_s)
+        except TimeoutError:
+            await self.close(0)
+            raise fail("E_KERNEL_NOT_RUNNING", f"no welcome from {self.endpoint} within {timeout_s:g} s") from None
+        except GoondanError:
+            await self.close(0)
+            raise
+
+    async def close(self, linger_s: float = 1.0) -> None:
+        """End the link: queued bytes get `linger_s` seconds, unanswered frames raise E_LINK_CLOSED."""
+        socket, context, loop = self._socket, self._context, self._loop
+        if socket is None or context is None or loop is None:
+            return
+        self._socket = None
+        loop.remove_reader(self._fd)
+        for timer in (self._ticker, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._fail_all(self._peer.close())
+        socket.close(linger=int(linger_s * 1000))
+        # term waits for the linger in libzmq; the loop must not.
+        if linger_s > 0:
+            await loop.run_in_executor(None, context.term)
+        else:
+            context.term()
+        if not self.closed.done():
+            self.closed.set_result(None)
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.cancel()
+
+    @property
+    def welcome(self) -> Welcome:
+        """The newest welcome."""
+        if self._peer.welcome is None:
+            raise fail("E_LINK_CLOSED", "the link has not been welcomed yet")
+        return self._peer.welcome
+
+    @property
+    def ready(self) -> bool:
+        """Whether the broker knows us right now."""
+        return self._peer.phase == "ready"
+
+    @property
+    def incarnation(self) -> str:
+        """The random name of this process on the bus."""
+        return self._peer.incarnation
+
+    # --- sending
+
+    def send(self, frame: Frame) -> bool:
+        """Send without keeping a copy; False when it could not be handed to libzmq. A returned True is no receipt."""
+        if self._peer.phase != "ready":
+            return False
+        if not frame.id:
+            frame.id = self._peer.next_id()
+        return self._transmit(encode(frame))
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
+        return self._submit("post", frame)
+
+    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send a `tool.call` until its `tool.result` is here. Set `first_sent_ms` when it repeats an older call."""
+        if frame.first_sent_ms is None:
+            frame.first_sent_ms = boottime_ms()
+        return self._submit("call", frame)
+
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send an `event` with `reply_to` until its answering event is here, which is acknowledged at once."""
+        return self._submit("ask", frame)
+
+    def forget(self, frame_id: str) -> None:
+        """Stop sending a frame; its future is cancelled."""
+        entry = self._peer.forget(frame_id)
+        if entry is not None and not entry.waiter.done():
+            entry.waiter.cancel()
+
+    def _submit(self, kind: Kind, frame: Frame) -> asyncio.Future[Frame]:
+        loop = self._loop
+        if loop is None:
+            raise fail("E_LINK_CLOSED", "the link has not been started")
+        waiter: asyncio.Future[Frame] = loop.create_future()
+        data = self._peer.submit(kind, frame, waiter, loop.time())
+        if data is None:
+            if self._peer.phase == "ready":
+                self._flush()
+        elif not self._transmit(data):
+            self._peer.unsend(frame.id)
+            self._retry_soon()
+        return waiter
+
+    def _transmit(self, data: bytes) -> bool:
+        socket = self._socket
+        if socket is None:
+            return False
+        try:
+            socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            self._schedule_drain()
+            return False
+        self._schedule_drain()
+        return True
+
+    def _flush(self) -> None:
+        """Send what waits and may go."""
+        loop = self._loop
+        if loop is None or self._socket is None:
+            return
+        now = loop.time()
+        while (entry := self._peer.sendable(now)) is not None:
+            if not self._transmit(entry.data):
+                self._peer.unsend(entry.id)
+                self._retry_soon()
+                return
+
+    def _retry_soon(self) -> None:
+        if self._retry is None and self._loop is not None:
+            self._retry = self._loop.call_later(RETRY_SEND_S, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._flush()
+
+    # --- receiving
+
+    def _schedule_drain(self) -> None:
+        if not self._drain_scheduled and self._loop is not None:
+            self._drain_scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_scheduled = False
+        socket = self._socket
+        if socket is None:
+            return
+        receive, handle = socket.recv, self._handle
+        for _ in range(FRAMES_PER_WAKEUP):
+            try:
+                data = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            handle(data)
+            if self._socket is None:  # closed by what the frame caused
+                return
+        else:
+            self._schedule_drain()
+        if self._peer.has_waiting and self._peer.phase == "ready":
+            self._flush()
+
+    def _handle(self, data: bytes) -> None:
+        loop = self._loop
+        if loop is None or not data:
+            return
+        try:
+            outcome = self._peer.receive(decode(data), loop.time())
+        except (GoondanError, *DECODE_ERRORS):
+            self.bad_frames += 1
+            return
+        if outcome is not None:
+            self._perform(outcome, loop)
+
+    def _perform(self, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
+        if isinstance(outcome, Settled):
+            self._settle(outcome)
+        elif isinstance(outcome, Deliver):
+            self._on_frame(outcome.frame)
+        elif isinstance(outcome, Reply):
+            self._transmit(outcome.data)
+        elif isinstance(outcome, Greet):
+            self._transmit(self._peer.hello(self._leases(), self._calls(), loop.time()))
+        elif isinstance(outcome, Welcomed):
+            self._welcome(outcome.welcome)
+        elif isinstance(outcome, Refused):
+            self._refuse(outcome)
+
+    def _settle(self, settled: Settled) -> None:
+        waiter: asyncio.Future[Frame] = settled.entry.waiter
+        if settled.reply is not None:
+            self._transmit(settled.reply)
+        if waiter.done():
+            return
+        if settled.error is not None:
+            waiter.set_exception(GoondanError(settled.error))
+        elif settled.frame is not None:
+            waiter.set_result(settled.frame)
+
+    def _welcome(self, welcome: Welcome) -> None:
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.set_result(welcome)
+        if self._on_welcome is not None:
+            self._on_welcome(welcome)
+        self._flush()
+
+    def _refuse(self, refused: Refused) -> None:
+        error = GoondanError(refused.error)
+        self._fail_all(self._peer.close())
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.set_exception(error)
+            self.closed.set_result(None)
+        elif not self.closed.done():
+            self.closed.set_exception(error)
+
+    def _tick(self) -> None:
+        loop = self._loop
+        if loop is None or self._socket is None:
+            return
+        self._ticker = loop.call_later(TICK_S, self._tick)
+        settled, greet = self._peer.tick(loop.time())
+        for item in settled:
+            self._settle(item)
+        if greet:
+            self._transmit(self._peer.hello(self._leases(), self._calls(), loop.time()))
+        self._drain()
+
+    def _fail_all(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            waiter: asyncio.Future[Frame] = entry.waiter
+            if not waiter.done():
+                waiter.set_exception(fail("E_LINK_CLOSED", "the link was closed before the answer came"))
+                with suppress(BaseException):
+                    waiter.exception()  # nobody may be waiting any more; that is no news for the loop's log

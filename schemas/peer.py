@@ -1,0 +1,368 @@
+"""One end of a link, as a state machine: no socket, no clock, no tasks (link.py is its shell).
+
+States: `absent` (no welcome yet, or the broker was lost) -> `greeting` (hello sent) -> `ready` -> `closed`.
+
+Rules.
+- What must arrive is an Entry in the outbox, under its frame id, until it is answered. After every welcome all
+  entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
+- An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
+  its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`).
+- The broker asks for hello: a connection's first frame is libzmq's empty probe, the broker answers E_HELLO_REQUIRED
+  without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
+- Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.
+- E_OVERLOADED puts the entry back; it and everything later for the same target wait until the time it names.
+
+Source: delivery.md sections 1, 2, 4, 6; PROTOCOL.md "Connections".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from schemas.codec import encode, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import PROTOCOL_VERSION, Credit, ErrorPayload, Frame, Hello, Lease, Welcome
+
+Kind = Literal["post", "call", "ask"]
+Phase = Literal["absent", "greeting", "ready", "closed"]
+
+#: A peer that names a deadline waits this much longer for the other side's word before it gives its own (seconds).
+DEADLINE_GRACE_S: Final = 1.0
+#: How soon hello is said again when its answer stays out, or the principal is still busy (seconds).
+HELLO_RETRY_S: Final = 0.5
+#: A busy principal is usually a process that is just ending; after this long it is refused (seconds).
+BUSY_PATIENCE_S: Final = 10.0
+#: How long an overloaded target is left alone when the error does not say (seconds).
+DEFAULT_HOLD_S: Final = 0.1
+#: Window before the first welcome; nothing is sent then, so any positive number serves.
+_INITIAL_WINDOW: Final = 64
+
+
+class Entry:
+    """One frame that must be answered. `waiter` belongs to the shell (a future)."""
+
+    __slots__ = (
+        "call_id",
+        "correlation",
+        "costs_credit",
+        "data",
+        "expires",
+        "holds_credit",
+        "id",
+        "kind",
+        "sent",
+        "target",
+        "waiter",
+    )
+
+    def __init__(self, kind: Kind, frame: Frame, data: bytes, waiter: Any, expires: float | None) -> None:
+        self.kind: Kind = kind
+        self.id = frame.id
+        self.data = data
+        self.waiter = waiter
+        self.expires = expires
+        self.call_id = frame.call_id if kind == "call" else None
+        self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
+        # Only new work costs credit; acks, answers and control are always admitted.
+        self.costs_credit = kind != "post" or frame.type == "event"
+        self.holds_credit = False
+        self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
+        self.sent = False
+
+
+class Settled(Struct, frozen=True):
+    """An entry has its answer. `error` when the answer is an `error` frame (or none came in time)."""
+
+    entry: Any
+    frame: Frame | None
+    error: ErrorPayload | None = None
+    reply: bytes | None = None
+
+
+class Deliver(Struct, frozen=True):
+    """A frame for the user of the link."""
+
+    frame: Frame
+
+
+class Reply(Struct, frozen=True):
+    """Bytes to send now."""
+
+    data: bytes
+
+
+class Greet(Struct, frozen=True):
+    """The broker wants hello: send what `Peer.hello` makes."""
+
+
+class Welcomed(Struct, frozen=True):
+    """The link is ready; `Peer.sendable` now gives the whole outbox again."""
+
+    welcome: Welcome
+
+
+class Refused(Struct, frozen=True):
+    """The broker will not have us; the link is over."""
+
+    error: ErrorPayload
+
+
+Outcome = Settled | Deliver | Reply | Greet | Welcomed | Refused
+
+
+class Peer:
+    """The state of one link. `now` arguments are seconds on any steady clock."""
+
+    def __init__(self, token: str, incarnation: str, *, pid: int | None = None, started_ms: int | None = None) -> None:
+        self.phase: Phase = "absent"
+        self.incarnation = incarnation
+        self.welcome: Welcome | None = None
+        self.window = _INITIAL_WINDOW
+        self.in_use = 0
+        self._token = token
+        self._pid = pid
+        self._started_ms = started_ms
+        self._counter = 0
+        self._outbox: dict[str, Entry] = {}
+        self._by_call: dict[str, Entry] = {}
+        self._by_correlation: dict[str, Entry] = {}
+        self._waiting: deque[Entry] = deque()
+        self._held: dict[str, float] = {}
+        self._hello_id = ""
+        self._hello_at: float | None = None
+        self._busy_since: float | None = None
+
+    # --- outgoing
+
+    def next_id(self) -> str:
+        """A frame id, unique for this incarnation."""
+        self._counter += 1
+        return f"{self.incarnation}.{self._counter}"
+
+    def submit(self, kind: Kind, frame: Frame, waiter: Any, now: float) -> bytes | None:
+        """Take a frame into the outbox; the bytes to send at once, or None when it has to wait.
+
+        Raises FrameError when the frame is too large, GoondanError E_LINK_CLOSED when the link is over.
+        """
+        if self.phase == "closed":
+            raise GoondanError(error_payload("E_LINK_CLOSED", "the link is closed"))
+        if not frame.id:
+            frame.id = self.next_id()
+        data = encode(frame)
+        expires = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
+        entry = Entry(kind, frame, data, waiter, expires)
+        self._outbox[entry.id] = entry
+        if entry.call_id is not None:
+            self._by_call[entry.call_id] = entry
+        elif entry.correlation is not None:
+            self._by_correlation[entry.correlation] = entry
+        if self.phase != "ready" or self._waiting or self._held or not self._admit(entry):
+            self._waiting.append(entry)
+            return None
+        return data
+
+    def unsend(self, frame_id: str) -> None:
+        """The bytes that were given could not be sent: the entry waits, ahead of all others."""
+        entry = self._outbox.get(frame_id)
+        if entry is not None and entry.sent:
+            self._release(entry)
+            entry.sent = False
+            self._waiting.appendleft(entry)
+
+    def sendable(self, now: float) -> Entry | None:
+        """The next waiting entry that may be sent now, or None. It counts as sent; see `unsend`."""
+        if self.phase != "ready" or not self._waiting:
+            return None
+        if self._held:
+            self._held = {target: until for target, until in self._held.items() if until > now}
+        for at, entry in enumerate(self._waiting):
+            if entry.target in self._held:
+                continue
+            if not self._admit(entry):
+                return None
+            del self._waiting[at]
+            return entry
+        return None
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether `sendable` could give something, now or later."""
+        return bool(self._waiting)
+
+    def forget(self, frame_id: str) -> Entry | None:
+        """Take an entry out of the outbox without an answer."""
+        entry = self._outbox.pop(frame_id, None)
+        if entry is not None:
+            self._drop_index(entry)
+            self._release(entry)
+        return entry
+
+    def hello(self, leases: list[Lease], calls: list[str], now: float) -> bytes:
+        """The hello to send; the phase is `greeting` after it."""
+        self.phase = "greeting"
+        self._hello_at = now
+        self._hello_id = self.next_id()
+        body = Hello(
+            token=self._token,
+            incarnation=self.incarnation,
+            leases=leases,
+            calls=calls,
+            awaiting=list(self._by_correlation),
+            pid=self._pid,
+            started_ms=self._started_ms,
+        )
+        return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
+
+    # --- incoming
+
+    def receive(self, frame: Frame, now: float) -> Outcome | None:
+        """What to do about a frame; None when there is nothing to do."""
+        kind = frame.type
+        if kind == "tool.result" and frame.call_id is not None:
+            entry = self._by_call.pop(frame.call_id, None)
+            if entry is None:
+                return None  # a repeat, or the caller gave up
+            del self._outbox[entry.id]
+            self._release(entry)
+            return Settled(entry, frame)
+        if kind == "event" and frame.in_reply_to is not None:
+            return self._receive_answer(frame)
+        if kind in ("ack", "reply", "error", "welcome") and frame.in_reply_to is not None:
+            return self._receive_reply(frame, now)
+        if kind == "error":
+            error = from_raw(frame.payload, ErrorPayload)
+            if error.code == "E_HELLO_REQUIRED":
+                self.lost()
+                return Greet()
+            return Deliver(frame)
+        if kind == "ping":
+            return Reply(encode(Frame("pong", id=self.next_id(), in_reply_to=frame.id)))
+        if kind == "pong":
+            return None
+        if kind == "credit":
+            self.window = max(1, from_raw(frame.payload, Credit).window)
+            return None
+        return Deliver(frame)
+
+    def lost(self) -> None:
+        """The broker does not know us (any more): everything unanswered is to be sent again after the next welcome."""
+        if self.phase == "closed":
+            return
+        self.phase = "absent"
+        self.in_use = 0
+        for entry in self._outbox.values():
+            entry.sent = entry.holds_credit = False
+        self._waiting = deque(self._outbox.values())
+        self._held.clear()
+
+    def tick(self, now: float) -> tuple[list[Settled], bool]:
+        """Entries whose time is over, and whether hello is to be said again. Call a few times a second."""
+        expired = [entry for entry in self._outbox.values() if entry.expires is not None and entry.expires <= now]
+        settled = []
+        for entry in expired:
+            self.forget(entry.id)
+            code = "E_TOOL_TIMEOUT" if entry.kind == "call" else "E_AGENT_TIMEOUT"
+            settled.append(Settled(entry, None, error_payload(code, "no answer within the deadline")))
+        greet = self.phase == "greeting" and self._hello_at is not None and now - self._hello_at >= HELLO_RETRY_S
+        return settled, greet
+
+    def close(self) -> list[Entry]:
+        """End the link; the entries that will never be answered."""
+        self.phase = "closed"
+        entries = list(self._outbox.values())
+        self._outbox.clear()
+        self._by_call.clear()
+        self._by_correlation.clear()
+        self._waiting.clear()
+        return entries
+
+    # --- inside
+
+    def _receive_answer(self, frame: Frame) -> Outcome:
+        """An answering event: acknowledge it in any case, so that the broker need not keep it for us."""
+        ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
+        entry = self._by_correlation.pop(frame.in_reply_to or "", None)
+        if entry is None:
+            return Reply(encode(ack))
+        del self._outbox[entry.id]
+        self._release(entry)
+        return Settled(entry, frame, None, encode(ack))
+
+    def _receive_reply(self, frame: Frame, now: float) -> Outcome | None:
+        if frame.in_reply_to == self._hello_id:
+            return self._receive_greeting(frame, now)
+        entry = self._outbox.get(frame.in_reply_to or "")
+        if entry is None:
+            return None  # a repeat of an answer
+        if frame.type == "error":
+            error = from_raw(frame.payload, ErrorPayload)
+            if error.code == "E_HELLO_REQUIRED":
+                return None  # sent before hello: the welcome brings it back
+            if error.code == "E_OVERLOADED":
+                self._hold(entry, now + (error.retry_after_ms or DEFAULT_HOLD_S * 1000) / 1000)
+                return None
+            self.forget(entry.id)
+            return Settled(entry, None, error)
+        if entry.kind == "ask":
+            self._release(entry)  # accepted: it is the broker's now, and stays here until it is answered
+            return None
+        if entry.kind == "call":
+            return None
+        self.forget(entry.id)
+        return Settled(entry, frame)
+
+    def _receive_greeting(self, frame: Frame, now: float) -> Outcome | None:
+        if frame.type == "error":
+            error = from_raw(frame.payload, ErrorPayload)
+            self._busy_since = self._busy_since if self._busy_since is not None else now
+            if error.code == "E_PRINCIPAL_BUSY" and now - self._busy_since < BUSY_PATIENCE_S:
+                return None  # tick says hello again
+            self.phase = "closed"
+            return Refused(error)
+        if frame.type != "welcome":
+            return None
+        welcome = from_raw(frame.payload, Welcome)
+        if welcome.version != PROTOCOL_VERSION:
+            self.phase = "closed"
+            return Refused(error_payload("E_VERSION", f"the broker speaks version {welcome.version}"))
+        self._busy_since = None
+        self.welcome = welcome
+        self.window = max(1, welcome.credit)
+        self.phase = "ready"
+        return Welcomed(welcome)
+
+    def _admit(self, entry: Entry) -> bool:
+        if entry.costs_credit:
+            if self.in_use >= self.window:
+                return False
+            self.in_use += 1
+            entry.holds_credit = True
+        entry.sent = True
+        return True
+
+    def _release(self, entry: Entry) -> None:
+        """Give the entry's credit back, if it holds any."""
+        if entry.holds_credit:
+            entry.holds_credit = False
+            self.in_use -= 1
+
+    def _hold(self, entry: Entry, until: float) -> None:
+        self._release(entry)
+        entry.sent = False
+        self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
+        self._waiting.append(entry)
+        self._restore_order()
+
+    def _restore_order(self) -> None:
+        """Waiting entries in the order in which they came into the outbox (a dict keeps it)."""
+        waiting = {entry.id for entry in self._waiting}
+        self._waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
+
+    def _drop_index(self, entry: Entry) -> None:
+        if entry.call_id is not None:
+            self._by_call.pop(entry.call_id, None)
+        elif entry.correlation is not None:
+            self._by_correlation.pop(entry.correlation, None)

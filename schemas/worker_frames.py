@@ -1,0 +1,125 @@
+"""The worker protocol: tool host to jailed worker and back, over one inherited stream socket (fd 3).
+
+Each frame is a 4-byte little-endian length and that many bytes of msgpack: a map with a `type`. WORKER.md is the
+contract for other languages. Frames from a worker are hostile: the host checks length and depth before it decodes,
+forwards `output` as it came, and ends the jail at the first frame that breaks a rule.
+
+Source: design section 6; sandbox.md section 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from msgspec import Raw, Struct
+
+WORKER_PROTOCOL: Final = 1
+#: Descriptor on which a worker finds its socket.
+WORKER_FD: Final = 3
+#: One frame in either direction; a result's own limit (outputMb) is below it.
+MAX_WORKER_FRAME: Final = 8 << 20
+
+
+# --- host to worker -------------------------------------------------------------------------------------------------
+
+
+class Init(Struct, frozen=True, tag="init", rename="camel"):
+    """First frame: load the module at `entry`, report `ready` with the exports found. `env` joins the environment."""
+
+    protocol: int
+    tool: str
+    entry: str
+    env: dict[str, str]
+
+
+class Message(Struct, frozen=True, tag="message", rename="camel"):
+    """The assistant message that later calls name by `messageId`; sent once per jail and message."""
+
+    message_id: str
+    message: Raw
+
+
+class Call(Struct, frozen=True, tag="call", rename="camel", omit_defaults=True, kw_only=True):
+    """Run one export. `deadline_ms` is what is left; the host ends the jail when it passes."""
+
+    call_id: str
+    export: str
+    input: Raw
+    agent_name: str
+    instance_key: str
+    turn_id: str
+    tool_call_id: str
+    workdir: str
+    message_id: str | None = None
+    deadline_ms: int | None = None
+
+
+class Cancel(Struct, frozen=True, tag="cancel", rename="camel"):
+    """The caller gave up: stop the call if it can be stopped. A result may still follow."""
+
+    call_id: str
+
+
+class Exit(Struct, frozen=True, tag="exit"):
+    """No more calls: leave."""
+
+
+HostFrame = Init | Message | Call | Cancel | Exit
+
+
+# --- worker to host -------------------------------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The module is loaded; `exports` are the names in its `handlers`."""
+
+    protocol: int
+    exports: list[str]
+
+
+class LoadFailed(Struct, frozen=True, tag="load_failed"):
+    """The module could not be loaded or has no `handlers`; the worker exits."""
+
+    message: str
+
+
+class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A handler's exception: its class name and message, and what the attributes of the same names carried."""
+
+    name: str
+    message: str
+    code: str | None = None
+    suggestion: str | None = None
+    help_url: str | None = None
+
+
+class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=True, kw_only=True):
+    """The one result of a call."""
+
+    call_id: str
+    status: Literal["ok", "error", "pending"]
+    output: Raw | None = None
+    handle: str | None = None
+    error: WorkerError | None = None
+
+
+class Log(Struct, frozen=True, tag="log", rename="camel", omit_defaults=True, kw_only=True):
+    """One line of ctx.logger, or of what the tool printed. `call_id` is None outside a call."""
+
+    level: Literal["debug", "info", "warn", "error"]
+    message: str
+    call_id: str | None = None
+
+
+class Progress(Struct, frozen=True, tag="progress", rename="camel", omit_defaults=True, kw_only=True):
+    """Lossy news of a running call."""
+
+    call_id: str
+    done: float
+    total: float | None = None
+    message: str | None = None
+
+
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress
+AnyFrame = HostFrame | WorkerFrame
+Payload = Any
