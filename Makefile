@@ -1,0 +1,46 @@
+# Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
+# PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
+.PHONY: help setup run test check format bench requirements clean
+.DEFAULT_GOAL := help
+export PYTHON
+
+help:
+	@echo "make run           start the swarm of ./goondan.yaml (or the quickstart) and talk to it"
+	@echo "make test          all tests                     ARGS=\"tests/unit -k codec\" for some"
+	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
+	@echo "make format        rewrite the sources in the house style"
+	@echo "make bench         benchmarks beside their baselines"
+	@echo "make requirements  which requirements have a test  UPDATE=1 to record the covered ones"
+	@echo "make setup         only make .venv ready for development"
+	@echo "make clean         remove .venv and caches"
+
+setup:
+	@scripts/setup dev
+
+run:
+	@scripts/setup run
+	@exec .venv/bin/gdn run $(ARGS)
+
+test:
+	@scripts/setup dev
+	@exec scripts/test $(ARGS)
+
+check:
+	@scripts/setup dev
+	@exec .venv/bin/python scripts/check.py
+
+format:
+	@scripts/setup dev
+	@.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format .
+
+bench:
+	@scripts/setup dev
+	@exec .venv/bin/python -m bench $(ARGS)
+
+requirements:
+	@scripts/setup dev
+	@exec .venv/bin/python scripts/requirements.py $(if $(UPDATE),--update)
+
+clean:
+	rm -rf .venv .cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,135 @@
+"""Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
+
+`make_venv.py run|dev` installs the dependencies that pyproject.toml names, in the versions of constraints.txt, and
+makes the four packages importable and `gdn` callable. An environment that was made for another interpreter, machine
+or place, or whose making was interrupted, is thrown away and built anew. Standard library only; nothing outside the
+repository is changed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+#: What the environment was built for; compared as a whole.
+MADE_FOR = VENV / ".made-for"
+#: Present while pip works: what it leaves when it is killed cannot be told from a finished installation.
+INSTALLING = VENV / ".installing"
+#: `pip --python` exists from here on; an older pip is not asked.
+MIN_PIP = (22, 3)
+
+GDN = """\
+#!/bin/sh
+'''exec' {python} -P "$0" "$@"
+' '''
+import sys
+
+from kernel.cli import main
+
+sys.exit(main())
+"""
+
+
+def main(kind: str) -> None:
+    """Make .venv ready for `kind` ("run" or "dev"). Exits with a message when that is not possible."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = list(project["dependencies"])
+    if kind == "dev":
+        packages += project["optional-dependencies"]["dev"]
+    made_for = f"{sysconfig.get_config_var('SOABI')} {sys.base_prefix} {VENV}"
+    if not usable(made_for):
+        say(f"making .venv with {sys.executable} (Python {sys.version.split()[0]})")
+        build(made_for)
+    say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
+    INSTALLING.touch()
+    install(packages)
+    expose()
+    INSTALLING.unlink()
+
+
+def say(message: str) -> None:
+    """One line for the person who waits."""
+    print(f"setup: {message}", file=sys.stderr, flush=True)
+
+
+def usable(made_for: str) -> bool:
+    """Whether the present environment runs, was made for this interpreter and place, and is not half-installed."""
+    if INSTALLING.exists() or not MADE_FOR.is_file() or MADE_FOR.read_text() != made_for:
+        return False
+    try:
+        return subprocess.run([PYTHON, "-I", "-S", "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def build(made_for: str) -> None:
+    """A new, empty environment, without pip: the one of the base interpreter installs into it."""
+    if VENV.is_symlink() or VENV.is_file():
+        VENV.unlink()
+    elif VENV.exists():
+        shutil.rmtree(VENV)
+    venv.create(VENV, symlinks=True, with_pip=False)
+    MADE_FOR.write_text(made_for)
+
+
+def install(packages: list[str]) -> None:
+    """Install `packages` with one call of pip. Settings of the user that would send them elsewhere are left out."""
+    elsewhere = (
+        "PIP_USER",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_ROOT",
+        "PIP_REQUIRE_VIRTUALENV",
+        "PYTHONPATH",
+        "PYTHONHOME",
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    environment |= {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    command = [*pip(environment), "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), *packages]
+    if subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode != 0:
+        sys.exit("setup: pip could not install the packages; its message is above")
+
+
+def pip(environment: dict[str, str]) -> list[str]:
+    """The command that installs into .venv: the base interpreter's pip, or one put into .venv if there is none."""
+    if importlib.util.find_spec("pip") is not None:
+        import pip as base_pip
+
+        if tuple(int(part) for part in base_pip.__version__.split(".")[:2] if part.isdigit()) >= MIN_PIP:
+            return [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    result = subprocess.run(
+        [PYTHON, "-m", "ensurepip", "--default-pip"], env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        sys.exit(
+            f"setup: {sys.executable} has neither pip nor ensurepip\n"
+            "setup: install them (Debian, Ubuntu: apt install python3-venv) or name another Python: make run PYTHON=…"
+        )
+    return [str(PYTHON), "-m", "pip"]
+
+
+def expose() -> None:
+    """Put the repository on the environment's import path, and `gdn` into its bin: what an editable install does,
+    without a build and its download."""
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV), "platbase": str(VENV)}))
+    (site / "goondan-kernel.pth").write_text(f"{ROOT}\n")
+    quoted = "'" + str(PYTHON).replace("'", "'\"'\"'") + "'"
+    gdn = VENV / "bin" / "gdn"
+    gdn.write_text(GDN.format(python=quoted))
+    gdn.chmod(0o755)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev"):
+        sys.exit("usage: make_venv.py run|dev")
+    main(sys.argv[1])

@@ -1,0 +1,36 @@
+"""Fixtures and hooks of every test.
+
+`@pytest.mark.requirement("NAME-01", …)` says which entries of requirements.yaml a test proves; an id that is not in
+the list stops the run, so that a misspelt claim is not taken for a proof. `scripts/requirements.py` counts the claims.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    known = set(re.findall(r"^- id: (\S+)$", REQUIREMENTS.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    claims = {id_: item.nodeid for item in items for mark in item.iter_markers("requirement") for id_ in mark.args}
+    unknown = sorted(claims.keys() - known)
+    if unknown:
+        lines = [f"{id_} (claimed by {claims[id_]})" for id_ in unknown]
+        raise pytest.UsageError("no such requirement in tests/requirements.yaml: " + ", ".join(lines))
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A fresh directory with a short path, closed to others: ipc socket paths are limited to 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="gd", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""A tiny Anthropic-Messages and OpenAI-chat compatible server on loopback, so a real provider client can be driven without a model.
+
+Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
+"callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; anything else -> "echo: <text>".
+Streaming (stream: true) is answered as server-sent events. Prints its base URL first.
+"""
+
+import asyncio, json, sys, itertools
+
+ids = itertools.count(1)
+
+
+def last_user_text(messages):
+    for m in reversed(messages):
+        if m["role"] == "user":
+            c = m["content"]
+            if isinstance(c, str):
+                return c
+            t = [b["text"] for b in c if b.get("type") == "text"]
+            if t:
+                return t[-1]
+    return ""
+
+
+def tool_results_since_user(messages):
+    n = 0
+    text = None
+    for m in reversed(messages):
+        c = m["content"]
+        if m["role"] == "tool":
+            n += 1
+            text = text or c
+            continue
+        if isinstance(c, list) and any(b.get("type") == "tool_result" for b in c):
+            n += 1
+            if text is None:
+                r = [b for b in c if b.get("type") == "tool_result"][-1]["content"]
+                text = r if isinstance(r, str) else "".join(b.get("text", "") for b in r)
+            continue
+        if m["role"] == "user":
+            break
+    return n, text
+
+
+def decide(messages):
+    """-> ("text", str) or ("tools", [(name, args)])"""
+    text = last_user_text(messages).strip()
+    word, _, rest = text.partition(" ")
+    done, result = tool_results_since_user(messages)
+    if word == "call":
+        name, _, args = rest.partition(" ")
+        return ("tools", [(name, json.loads(args or "{}"))]) if done == 0 else ("text", f"done: {result}")
+    if word in ("callN", "steps"):
+        k, _, rest = rest.partition(" ")
+        name, _, args = rest.partition(" ")
+        k = int(k)
+        a = json.loads(args or "{}")
+        if word == "callN":
+            return ("tools", [(name, a)] * k) if done == 0 else ("text", f"done: {result}")
+        return ("tools", [(name, a)]) if done < k else ("text", f"done: {result}")
+    return "text", f"echo: {text}"
+
+
+def anthropic(body):
+    kind, what = decide(body["messages"])
+    if kind == "text":
+        content = [{"type": "text", "text": what}]
+        stop = "end_turn"
+    else:
+        content = [{"type": "tool_use", "id": f"toolu_{next(ids)}", "name": n, "input": a} for n, a in what]
+        stop = "tool_use"
+    msg = {
+        "id": f"msg_{next(ids)}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", "m"),
+        "content": content,
+        "stop_reason": stop,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 10, "output_tokens": 5},
+    }
+    if not body.get("stream"):
+        return "application/json", json.dumps(msg)
+    ev = []
+
+    def e(t, **d):
+        ev.append(f"event: {t}\ndata: {json.dumps({'type': t, **d})}\n\n")
+
+    e("message_start", message={**msg, "content": [], "stop_reason": None})
+    for i, b in enumerate(content):
+        if b["type"] == "text":
+            e("content_block_start", index=i, content_block={"type": "text", "text": ""})
+            for j in range(0, len(b["text"]), 8):
+                e("content_block_delta", index=i, delta={"type": "text_delta", "text": b["text"][j : j + 8]})
+        else:
+            e("content_block_start", index=i, content_block={**b, "input": {}})
+            e(
+                "content_block_delta",
+                index=i,
+                delta={"type": "input_json_delta", "partial_json": json.dumps(b["input"])},
+            )
+        e("content_block_stop", index=i)
+    e("message_delta", delta={"stop_reason": stop, "stop_sequence": None}, usage={"output_tokens": 5})
+    e("message_stop")
+    return "text/event-stream", "".join(ev)
+
+
+def openai(body):
+    kind, what = decide(body["messages"])
+    m = {"role": "assistant", "content": what if kind == "text" else None}
+    if kind == "tools":
+        m["tool_calls"] = [
+            {"id": f"call_{next(ids)}", "type": "function", "function": {"name": n, "arguments": json.dumps(a)}}
+            for n, a in what
+        ]
+    fin = "stop" if kind == "text" else "tool_calls"
+    base = {"id": f"chatcmpl-{next(ids)}", "created": 1, "model": body.get("model", "m")}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    if not body.get("stream"):
+        return "application/json", json.dumps(
+            {
+                **base,
+                "object": "chat.completion",
+                "choices": [{"index": 0, "message": m, "finish_reason": fin}],
+                "usage": usage,
+            }
+        )
+    out = []
+
+    def c(delta, f=None):
+        out.append(
+            "data: "
+            + json.dumps(
+                {
+                    **base,
+                    "object": "chat.completion.chunk",
+                    "choices": [{"index": 0, "delta": delta, "finish_reason": f}],
+                }
+            )
+            + "\n\n"
+        )
+
+    c({"role": "assistant", "content": ""})
+    if kind == "text":
+        for j in range(0, len(what), 8):
+            c({"content": what[j : j + 8]})
+    else:
+        for i, t in enumerate(m["tool_calls"]):
+            c({"tool_calls": [{"index": i, **t}]})
+    c({}, fin)
+    out.append("data: [DONE]\n\n")
+    return "text/event-stream", "".join(out)
+
+
+async def serve(r, w):
+    try:
+        while True:
+            head = await r.readuntil(b"\r\n\r\n")
+            lines = head.decode("latin1").split("\r\n")
+            path = lines[0].split()[1]
+            h = {k.lower(): v.strip() for k, _, v in (l.partition(":") for l in lines[1:])}
+            body = json.loads(await r.readexactly(int(h.get("content-length", 0))) or b"{}")
+            if path.endswith("/messages"):
+                ct, out = anthropic(body)
+            elif path.endswith("/chat/completions"):
+                ct, out = openai(body)
+            else:
+                ct, out = "application/json", json.dumps({"object": "list", "data": [{"id": "m"}]})
+            b = out.encode()
+            w.write(f"HTTP/1.1 200 OK\r\ncontent-type: {ct}\r\ncontent-length: {len(b)}\r\n\r\n".encode() + b)
+            await w.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass
+    finally:
+        w.close()
+
+
+async def main():
+    s = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    print(f"http://127.0.0.1:{s.sockets[0].getsockname()[1]}", flush=True)
+    await s.serve_forever()
+
+
+asyncio.run(main())
