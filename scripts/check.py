@@ -1,0 +1,123 @@
+"""Everything CI asks besides the tests: style, types, architecture, schema drift, layout, requirements.
+
+Runs every check, two at a time, prints one line each and the output of those that failed, and exits 1 if one did.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PACKAGES = ("schemas", "kernel", "agentproc", "toolhost")
+#: The longest module that one sitting can still review.
+MAX_MODULE_LINES = 700
+#: Names that say nothing; what would go there belongs beside its caller or in a module named after what it does.
+EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "misc"}
+# In brackets, so that this file names none itself.
+REGISTRY = re.compile(
+    r"py[p]i\.(?:org|python)|python[h]osted\.org|npm[j]s\.(?:org|com)|deb\.de[b]ian\.org|cra[t]es\.io|ghcr\.i[o]"
+)
+UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E)\b")
+#: Texts that are kept as they were written.
+AS_WRITTEN = {"LICENSE", "tests/requirements.yaml"}
+
+
+def tool(*command: str) -> Callable[[], str]:
+    """A check by another program: its output when it fails, else nothing."""
+
+    def run() -> str:
+        result = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        return "" if result.returncode == 0 else result.stdout or f"exit status {result.returncode}"
+
+    return run
+
+
+def files() -> Iterator[Path]:
+    """What belongs to the repository (also when it is not in git), relative to its root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode == 0:
+        names = [Path(name) for name in listing.stdout.split("\0") if name]
+    else:
+        names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
+        names = [
+            name for name in names if not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+        ]
+    return (name for name in sorted(set(names)) if (ROOT / name).is_file() and not (ROOT / name).is_symlink())
+
+
+def layout() -> str:
+    """Module sizes and names, unfinished work, registry hosts."""
+    problems = []
+    for name in files():
+        if str(name) in AS_WRITTEN:
+            continue
+        try:
+            lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # a recorded frame or another binary file
+        if name.suffix == ".py":
+            if len(lines) > MAX_MODULE_LINES:
+                problems.append(f"{name}: {len(lines)} lines, limit {MAX_MODULE_LINES}")
+            if EMPTY_NAMES & {name.stem, *name.parts[:-1]}:
+                problems.append(f"{name}: a module named after what it does, please")
+        for number, line in enumerate(lines, 1):
+            if REGISTRY.search(line):
+                problems.append(f"{name}:{number}: names a package registry's host")
+            if UNFINISHED.search(line):
+                problems.append(f"{name}:{number}: unfinished work; finish it, or write an issue")
+    return "\n".join(problems)
+
+
+def python(*arguments: str) -> Callable[[], str]:
+    """A check by a module or script of ours."""
+    return tool(sys.executable, *arguments)
+
+
+# The slowest first: it sets the time of the whole.
+CHECKS: dict[str, Callable[[], str]] = {
+    "types": tool(
+        str(BIN / "mypy"), *(part for package in (*PACKAGES, "tests", "scripts", "bench") for part in ("-p", package))
+    ),
+    "architecture": tool(str(BIN / "lint-imports"), "--cache-dir", ".cache/import-linter"),
+    "schemas": python("-m", "schemas.export", "--check"),
+    "requirements": python("scripts/requirements.py", "--quiet"),
+    "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
+    "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),
+    "layout": layout,
+}
+
+
+def main() -> int:
+    """Run all checks; 0 when every one is clean."""
+    failed = []
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        started = {name: pool.submit(timed, check) for name, check in CHECKS.items()}
+        for name, future in started.items():
+            seconds, output = future.result()
+            print(f"{name:<13} {'FAILED' if output else 'ok':<6} {seconds:5.1f} s", flush=True)
+            if output:
+                failed.append(name)
+                print("    " + output.strip().replace("\n", "\n    "), flush=True)
+    print("check: " + (f"failed: {', '.join(failed)}" if failed else "all clean"))
+    return 1 if failed else 0
+
+
+def timed(check: Callable[[], str]) -> tuple[float, str]:
+    """Seconds taken, and the check's output."""
+    start = time.monotonic()
+    output = check()
+    return time.monotonic() - start, output
+
+
+if __name__ == "__main__":
+    sys.exit(main())
