@@ -1,0 +1,224 @@
+"""Arguments of a tool call against the export's JSON Schema: aliases, the verdict, and the worded issues.
+
+Rules.
+- A documented alias is renamed to its canonical name before anything is checked, so schemas stay closed. When the
+  canonical name is there too, an equal value is dropped and a different one stays where it is: the schema refuses it.
+- The verdict is that of JSON Schema (draft 2020-12 unless `$schema` names another). Nothing is ever fetched.
+- Issues are worded only for invalid arguments: first what is missing, then what was not expected (in the key order
+  of JavaScript objects), then values, in the order of the schema's properties. A value of a wrong type has that one
+  issue.
+- Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
+
+Source: design sections 7 and 13; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jsonschema_rs
+
+from schemas.errors import fail, tool_error
+from schemas.frames import ToolError
+
+#: Issues named in one message; the rest is a count. More helps no model, and the message is cut anyway.
+MAX_ISSUES: Final = 5
+#: A worded issue is at most this long: a schema's own keywords (enum, pattern) can be of any length.
+MAX_ISSUE_CHARS: Final = 300
+#: Largest array index as JavaScript orders keys: such keys come first, by number.
+_MAX_INDEX_KEY: Final = 2**32 - 2
+#: Stands for the value in the library's own wording, so that no issue repeats what may be long or secret.
+_MASK: Final = "value"
+
+_Path = tuple[str | int, ...]
+
+
+class ArgumentChecker:
+    """The schema and aliases of one tool. Made at no cost; compiled at the first `apply`."""
+
+    __slots__ = ("_aliases", "_is_valid", "_parameters", "_validator")
+
+    def __init__(self, parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> None:
+        self._parameters = parameters
+        self._aliases = dict(aliases)
+        self._validator: Any = None
+        self._is_valid: Any = None
+
+    def apply(self, args: Any) -> tuple[dict[str, Any], list[str]]:
+        """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid).
+
+        `args` is never changed in place. Arguments that are no object are one issue; the returned ones are then {}.
+        Raises GoondanError E_CONFIG_SCHEMA when `parameters` is no JSON Schema.
+        """
+        if type(args) is not dict:
+            return {}, [f"args: expected object but got {json_type(args)}"]
+        if self._aliases:
+            args = rename_aliases(args, self._aliases)
+        if self._parameters is None:
+            return args, []
+        if self._is_valid is None:
+            self._compile()
+        try:
+            if self._is_valid(args):
+                return args, []
+            return args, self._issues(args)
+        except (ValueError, TypeError, RecursionError) as error:
+            return args, [f"args: not JSON: {_first_line(error)}"]  # a lone surrogate, a key that is no string, …
+
+    def _compile(self) -> None:
+        schema = self._parameters
+        if not isinstance(schema, dict):
+            raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {json_type(schema)}")
+        make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
+        try:
+            validator = make(schema, mask=_MASK, offline=True)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {_first_line(error)}") from None
+        self._validator = validator
+        self._is_valid = validator.is_valid
+
+    def _issues(self, args: dict[str, Any]) -> list[str]:
+        by_path: dict[_Path, list[Any]] = {}
+        for error in self._validator.iter_errors(args):
+            by_path.setdefault(tuple(error.instance_path), []).append(error)
+        issues: list[str] = []
+        _collect(args, self._parameters, (), by_path, self._parameters, issues)
+        return issues
+
+
+def compile_arguments(parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> ArgumentChecker:
+    """The checker of one tool. `parameters` None: any object is valid. `aliases` maps alias to canonical name."""
+    return ArgumentChecker(parameters, aliases)
+
+
+def invalid_arguments(tool: str, issues: list[str], parameters: dict[str, Any] | None) -> ToolError:
+    """The error result of a call whose arguments have `issues` (at least one). The message is not cut to any limit."""
+    listed = "; ".join(issues[:MAX_ISSUES])
+    rest = f"; +{len(issues) - MAX_ISSUES} more issues" if len(issues) > MAX_ISSUES else ""
+    schema = parameters if isinstance(parameters, dict) else {}
+    required, properties = schema.get("required"), schema.get("properties")
+    allowed = ", ".join(properties) if isinstance(properties, dict) else ""
+    needed = ", ".join(map(str, required)) if isinstance(required, list) else ""
+    return tool_error(
+        "E_TOOL_INVALID_ARGS",
+        f"Invalid arguments for tool '{tool}': {listed}{rest}",
+        name="ToolInputValidationError",
+        suggestion=(
+            "Check the input schema and write the arguments again. "
+            f"required=[{needed or '(none)'}], allowed=[{allowed or '(none)'}]"
+        ),
+    )
+
+
+def rename_aliases(args: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of `args` with canonical names; `args` itself when it uses no alias."""
+    if not any(alias in args for alias in aliases):
+        return args
+    renamed = dict(args)
+    for alias, canonical in aliases.items():
+        if alias not in renamed:
+            continue
+        if canonical not in renamed:
+            renamed[canonical] = renamed.pop(alias)
+        elif renamed[canonical] == renamed[alias] and json_type(renamed[canonical]) == json_type(renamed[alias]):
+            del renamed[alias]
+    return renamed
+
+
+def json_type(value: Any) -> str:
+    """The JSON type of `value` as issues name it; a number without fraction is an integer."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _collect(
+    value: Any, schema: Any, path: _Path, by_path: dict[_Path, list[Any]], root: Any, issues: list[str]
+) -> None:
+    """Word the errors at `path`, then those below it, children in the order of the schema's properties."""
+    here = by_path.pop(path, None)
+    if here is not None and not _word(value, path, here, root, issues):
+        return
+    if not by_path:
+        return
+    if isinstance(value, dict):
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        declared = properties if isinstance(properties, dict) else {}
+        for key in [*(k for k in declared if k in value), *(k for k in value if k not in declared)]:
+            _collect(value[key], declared.get(key), (*path, key), by_path, root, issues)
+    elif isinstance(value, list):
+        items = schema.get("items") if isinstance(schema, dict) else None
+        for index, item in enumerate(value):
+            _collect(item, items, (*path, index), by_path, root, issues)
+
+
+def _word(value: Any, path: _Path, errors: list[Any], root: Any, issues: list[str]) -> bool:
+    """Add the issues of one place; False when its type is wrong, which makes everything else about it moot."""
+    name = _spell(path)
+    kinds = {error.kind.name: error for error in reversed(errors)}
+    if "type" in kinds:
+        expected = "|".join(_types(kinds["type"], root))
+        issues.append(f"{name}: expected {expected} but got {json_type(value)}")
+        return False
+    issues += [f"{name}.{e.kind.property}: required property is missing" for e in errors if e.kind.name == "required"]
+    extra = [key for e in errors if e.kind.name in _UNEXPECTED for key in e.kind.unexpected]
+    issues += [f"{name}.{key}: unexpected property" for key in _javascript_order(dict.fromkeys(extra), value)]
+    for error in errors:
+        if error.kind.name == "enum":
+            options = ", ".join(json.dumps(o, ensure_ascii=False, separators=(",", ":")) for o in error.kind.options)
+            issues.append(_short(f"{name}: value must be one of [{options}]", len(name)))
+        elif error.kind.name != "required" and error.kind.name not in _UNEXPECTED:
+            issues.append(_short(f"{name}: {error.message}", len(name)))
+    return True
+
+
+_UNEXPECTED: Final = frozenset({"additionalProperties", "unevaluatedProperties"})
+
+
+def _types(error: Any, root: Any) -> list[str]:
+    """The types as the schema lists them (the library sorts them)."""
+    node = root
+    for step in error.schema_path:
+        try:
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            return list(error.kind.types)  # behind a $ref
+    if isinstance(node, str):
+        return [node]
+    return [str(item) for item in node] if isinstance(node, list) else list(error.kind.types)
+
+
+def _javascript_order(keys: Mapping[str, None], value: Any) -> list[str]:
+    """`keys` as JavaScript enumerates them: array indexes by number, then the others as they were written."""
+    written = [key for key in value if key in keys] if isinstance(value, dict) else list(keys)
+    indexes = sorted((key for key in written if _is_index(key)), key=int)
+    return indexes + [key for key in written if not _is_index(key)]
+
+
+def _is_index(key: str) -> bool:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        return False
+    return (key == "0" or key[0] != "0") and int(key) <= _MAX_INDEX_KEY
+
+
+def _spell(path: _Path) -> str:
+    return "args" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:MAX_ISSUE_CHARS]
+
+
+def _short(issue: str, name_chars: int) -> str:
+    limit = name_chars + MAX_ISSUE_CHARS
+    return issue if len(issue) <= limit else issue[: limit - 3] + "..."
