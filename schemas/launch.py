@@ -52,7 +52,10 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One agent. `catalog` are the names a step starts with, `registry` everything that can run."""
+    """One agent. `catalog` are the names a step starts with, `registry` everything that can run.
+
+    After `idle_s` seconds without an event the agent process asks whether it may leave.
+    """
 
     name: str
     model: ModelSpec
@@ -64,6 +67,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     max_steps_per_turn: int = DEFAULT_MAX_STEPS
     allow_registry: list[str] = []
     durability: Literal["power", "process"] = "power"
+    idle_s: float = 300.0
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

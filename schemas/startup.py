@@ -1,0 +1,85 @@
+"""What every process of the system does when it starts and is ready: name, parent, token, readiness.
+
+Source: delivery.md section 8 (parent-death signal, spawn only from the main thread), design section 2 (every process
+reports ready itself on a descriptor; tokens of children pass by descriptor).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+from schemas.errors import fail
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+#: The kernel keeps this many bytes of a thread's name.
+_MAX_NAME: Final = 15
+#: A token is some hundred bytes; more on the descriptor is no token.
+_MAX_TOKEN: Final = 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    # Pointers and numbers are both machine words; ctypes would pass a bare int as 32 bits.
+    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), f"prctl({option})")
+
+
+def set_process_name(name: str) -> None:
+    """The name that ps and /proc/PID/comm show; cut to 15 bytes."""
+    _prctl(_PR_SET_NAME, name.encode("utf-8", "replace")[:_MAX_NAME])
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int | None) -> None:
+    """Be killed when `parent_pid` ends; exits at once when it has ended already. None: started by hand, no parent.
+
+    Call it from the main thread, and see to it that the parent started this process from its own main thread: the
+    signal is sent when the parent's thread ends.
+    """
+    if parent_pid is None:
+        return
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(f"parent process {parent_pid} is gone")
+
+
+def report_ready(ready_fd: int | None) -> None:
+    """Say once that this process is ready: a newline on `ready_fd`, then close it. None: nobody asked."""
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, b"\n")
+    except BrokenPipeError:
+        pass  # whoever asked has stopped waiting
+    finally:
+        os.close(ready_fd)
+
+
+def read_token(token_fd: int | None, token_file: str | None) -> str:
+    """The launch token, from a descriptor (read to its end and closed) or a file.
+
+    Raises GoondanError E_USAGE when neither is given or nothing can be read. The message never holds the token.
+    """
+    if token_fd is None and token_file is None:
+        raise fail("E_USAGE", "a token is needed: --token-fd or --token-file")
+    try:
+        with open(token_fd if token_fd is not None else str(token_file), "rb") as source:
+            data = source.read(_MAX_TOKEN + 1)
+    except OSError as error:
+        raise fail("E_USAGE", f"the token cannot be read: {error.strerror}") from None
+    if not data.strip() or len(data) > _MAX_TOKEN or not data.isascii():
+        raise fail("E_USAGE", "what was given as token is none")
+    return data.decode("ascii").strip()
