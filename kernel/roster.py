@@ -1,0 +1,319 @@
+"""Which agents should run, and what to do about each that does not: decisions only.
+
+- What is wanted (the broker says) is kept apart from what runs (the supervisor observes), and every event ends in
+  comparing the two, so a lost or repeated event does no harm.
+- A launch has a number of its own, never used twice, so a late event about an earlier life is told apart.
+- An agent that dies before it was ready counts on its principal: at MAX_START_FAILURES the principal is given up and
+  the broker is told. Ordered deaths (a kill that the broker asked for, a retirement, a lost fork server) never count.
+
+Phases of a launch: asked (at the fork server) -> starting (its pid is known) -> ready; from any of them leaving (it
+was told to go) or dying (it was killed), and then it is gone.
+
+Source: delivery.md sections 3, 6, 8.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from kernel.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
+from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
+
+#: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED (delivery.md section 3).
+MAX_START_FAILURES: Final = 5
+#: Agents that may be between "asked for" and "ready" at once: more only slow each other down on few cores.
+MAX_STARTING: Final = 32
+#: An agent that may leave and does not is killed after this time (seconds).
+LEAVE_LIMIT_S: Final = 10.0
+
+AgentPhase = Literal["asked", "starting", "ready", "leaving", "dying"]
+
+
+class Agent(Struct):
+    """One launch of one principal.
+
+    `born`: its pid is known. `ordered`: its end was asked for and counts nothing. `since`: when the phase began.
+    """
+
+    principal: Principal
+    launch: int
+    since: float
+    phase: AgentPhase = "asked"
+    born: bool = False
+    ordered: bool = False
+    was_ready: bool = False
+
+
+class History(Struct):
+    """What a principal has behind it, while it is wanted or runs."""
+
+    failures: int = 0  # starts in a row that never became ready
+    crashes: int = 0  # unordered deaths in a row after it was ready
+    restarts: int = 0
+    last_exit: str | None = None
+
+
+class Spawn(Struct, frozen=True):
+    """Ask the fork server for this agent."""
+
+    principal: Principal
+    launch: int
+
+
+class KillAgent(Struct, frozen=True):
+    """SIGKILL to the agent; its exit is reported when it is observed."""
+
+    launch: int
+
+
+class TerminateAgent(Struct, frozen=True):
+    """SIGTERM to the agent."""
+
+    launch: int
+
+
+class Tell(Struct, frozen=True):
+    """Report to the broker."""
+
+    message: Exited | SpawnFailed
+
+
+AgentAction = Spawn | KillAgent | TerminateAgent | Tell
+
+
+class Roster:
+    """Agents: wanted against running.
+
+    Every method is an event and returns the actions it leads to, in the order in which they are to be done. `now` is
+    seconds of a clock that never goes back.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: set[Principal] = set()
+        self.live: dict[Principal, Agent] = {}
+        self.histories: dict[Principal, History] = {}
+        self._by_launch: dict[int, Agent] = {}
+        self._pending: dict[Principal, None] = {}  # wanted, not live, may start now; in order
+        self._delayed: dict[Principal, float] = {}  # wanted, not live, may start at this time
+        self._starting = 0
+        self._launches = 0
+        self._can_spawn = False
+        self._stopping = False
+
+    # --- what the broker says
+
+    def want(self, principals: list[Principal], *, full: bool, now: float) -> list[AgentAction]:
+        """The wanted set (`full`) or an addition to it. A running agent that is not wanted is idle: left alone."""
+        chosen = {p for p in principals if p.role == "agent"}
+        if full:
+            for gone in self.wanted - chosen:
+                self._unwant(gone)
+        # In the broker's order, not the set's: first come, first started.
+        for principal in principals:
+            if principal in chosen and principal not in self.wanted and not self._stopping:
+                self.wanted.add(principal)
+                if principal not in self.live:
+                    self._pending[principal] = None
+        return self._fill(now)
+
+    def retire(self, principal: Principal, launch: int, now: float) -> list[AgentAction]:
+        """The broker let this launch go. Its exit may have been seen before these words: then nobody follows it."""
+        self._unwant(principal)
+        agent = self._by_launch.get(launch)
+        if agent is None or agent.principal != principal:
+            return []
+        agent.ordered = True
+        if agent.phase not in ("leaving", "dying"):
+            self._enter(agent, "leaving", now)
+        return self._fill(now)
+
+    def kill(self, principal: Principal, launch: int, now: float) -> list[AgentAction]:
+        """The broker wants this launch dead; the principal stays wanted if it is."""
+        agent = self._by_launch.get(launch)
+        if agent is None or agent.principal != principal:
+            # Gone already: the report crossed the order. Said again, because the broker is waiting for it.
+            return [Tell(Exited(principal, launch, "was not running", True))]
+        return [*self._condemn(agent, now), *self._fill(now)]
+
+    # --- what the supervisor observes
+
+    def fork_server(self, *, up: bool, now: float) -> list[AgentAction]:
+        """Whether spawning is possible. Requests that a dead fork server leaves unanswered are void.
+
+        An agent that it had forked without telling may still say hello; its launch has been reported as ended, so
+        the broker refuses it, and the supervisor kills children that it does not know.
+        """
+        self._can_spawn = up
+        if up:
+            return self._fill(now)
+        actions: list[AgentAction] = []
+        for agent in [agent for agent in self.live.values() if not agent.born]:
+            agent.ordered = True
+            actions += self._gone(agent, "the fork server was lost", now)
+        return actions
+
+    def spawned(self, launch: int, now: float) -> list[AgentAction]:
+        """The agent has a pid. What it was told to do before it had one, it is told now."""
+        agent = self._by_launch.get(launch)
+        if agent is None or agent.born:
+            return []
+        agent.born = True
+        if agent.phase == "asked":
+            self._enter(agent, "starting", now)
+            return []
+        return [KillAgent(launch) if agent.phase == "dying" else TerminateAgent(launch)]
+
+    def refused(self, launch: int, cause: str, now: float) -> list[AgentAction]:
+        """The fork server could not start it."""
+        agent = self._by_launch.get(launch)
+        return self._gone(agent, cause, now) if agent is not None else []
+
+    def ready(self, launch: int, now: float) -> list[AgentAction]:
+        """The agent said that it is ready."""
+        agent = self._by_launch.get(launch)
+        if agent is None or agent.was_ready:
+            return []
+        agent.was_ready = True
+        history = self.histories.get(agent.principal)
+        if history is not None:
+            history.failures = 0
+        if agent.phase == "starting":
+            self._enter(agent, "ready", now)
+        return self._fill(now)
+
+    def exited(self, launch: int, cause: str, now: float, *, clean: bool = False) -> list[AgentAction]:
+        """The agent's end was observed. `clean`: with exit status 0, as after a retirement."""
+        agent = self._by_launch.get(launch)
+        return self._gone(agent, cause, now, clean=clean) if agent is not None else []
+
+    def tick(self, now: float) -> list[AgentAction]:
+        """Time has passed: restarts that are due, starts and departures that take too long."""
+        for principal in [p for p, due in self._delayed.items() if due <= now]:
+            del self._delayed[principal]
+            self._pending[principal] = None
+        actions: list[AgentAction] = []
+        for agent in self.live.values():
+            history = self.histories.get(agent.principal)
+            if agent.phase == "ready" and history is not None and history.crashes and now - agent.since >= HEALTHY_S:
+                history.crashes = 0
+            elif agent.phase == "starting" and now - agent.since >= START_LIMIT_S:
+                # Killed, but not ordered: a start that hangs is a start that failed.
+                self._enter(agent, "dying", now)
+                actions.append(KillAgent(agent.launch))
+            elif agent.phase == "leaving" and not self._stopping and now - agent.since >= LEAVE_LIMIT_S:
+                actions += self._condemn(agent, now)
+        return actions + self._fill(now)
+
+    def next_due(self) -> float | None:
+        """When `tick` is to be called for a restart; None if none is due."""
+        return min(self._delayed.values(), default=None)
+
+    def stop(self, now: float) -> list[AgentAction]:
+        """Nothing starts any more, and what runs is asked to leave."""
+        self._stopping = True
+        for principal in list(self.wanted):
+            self._unwant(principal)
+        actions: list[AgentAction] = []
+        for agent in self.live.values():
+            agent.ordered = True
+            if agent.phase != "dying":
+                self._enter(agent, "leaving", now)
+                if agent.born:  # else when its pid is known
+                    actions.append(TerminateAgent(agent.launch))
+        return actions
+
+    def kill_all(self, now: float) -> list[AgentAction]:
+        """The time for leaving is over."""
+        actions: list[AgentAction] = []
+        for agent in list(self.live.values()):
+            actions += self._condemn(agent, now)
+        return actions
+
+    # --- questions
+
+    def inventory(self) -> Inventory:
+        """What runs, for a broker that has just started or come back."""
+        return Inventory([Running(agent.principal, agent.launch) for agent in self.live.values()])
+
+    def find(self, launch: int) -> Agent | None:
+        """The live agent of a launch."""
+        return self._by_launch.get(launch)
+
+    def waits(self, principal: Principal) -> bool:
+        """Whether it is wanted and has no process."""
+        return principal in self._pending or principal in self._delayed
+
+    def audit(self, now: float) -> tuple[list[Principal], list[AgentAction]]:
+        """The backstop: what is wanted and neither runs nor waits. Finding any is a bug, which this repairs."""
+        missed = [p for p in self.wanted if p not in self.live and p not in self._pending and p not in self._delayed]
+        for principal in missed:
+            self._pending[principal] = None
+        return missed, self._fill(now)
+
+    # --- inside
+
+    def _fill(self, now: float) -> list[AgentAction]:
+        actions: list[AgentAction] = []
+        while self._can_spawn and not self._stopping and self._pending and self._starting < MAX_STARTING:
+            principal = next(iter(self._pending))
+            del self._pending[principal]
+            self._launches += 1
+            agent = Agent(principal, self._launches, now)
+            self.live[principal] = self._by_launch[agent.launch] = agent
+            self._starting += 1
+            self.histories.setdefault(principal, History())
+            actions.append(Spawn(principal, agent.launch))
+        return actions
+
+    def _enter(self, agent: Agent, phase: AgentPhase, now: float) -> None:
+        self._starting += (phase in ("asked", "starting")) - (agent.phase in ("asked", "starting"))
+        agent.phase, agent.since = phase, now
+
+    def _condemn(self, agent: Agent, now: float) -> list[AgentAction]:
+        agent.ordered = True
+        if agent.phase == "dying":
+            return []
+        self._enter(agent, "dying", now)
+        return [KillAgent(agent.launch)] if agent.born else []
+
+    def _unwant(self, principal: Principal) -> None:
+        self.wanted.discard(principal)
+        self._pending.pop(principal, None)
+        self._delayed.pop(principal, None)
+        if principal not in self.live:
+            self.histories.pop(principal, None)
+
+    def _gone(self, agent: Agent, cause: str, now: float, *, clean: bool = False) -> list[AgentAction]:
+        """A launch has ended: report it, and decide when the next one is due, if it is wanted."""
+        principal = agent.principal
+        self._enter(agent, "dying", now)
+        del self.live[principal]
+        del self._by_launch[agent.launch]
+        actions: list[AgentAction] = [Tell(Exited(principal, agent.launch, cause, agent.ordered))]
+        history = self.histories.setdefault(principal, History())
+        history.last_exit = cause
+        if principal not in self.wanted:
+            del self.histories[principal]
+            return actions + self._fill(now)
+        history.restarts += 1
+        wait = 0.0
+        if agent.ordered:
+            pass
+        elif agent.was_ready:
+            history.crashes += 1
+            # A clean exit is a retirement whose order is still on its way: give it the time to arrive.
+            wait = max(backoff(history.crashes), FIRST_BACKOFF_S if clean else 0.0)
+        else:
+            history.failures += 1
+            wait = backoff(history.failures)
+            if history.failures >= MAX_START_FAILURES:
+                actions.append(Tell(SpawnFailed(principal, history.failures, cause)))
+                self._unwant(principal)
+                return actions + self._fill(now)
+        if wait:
+            self._delayed[principal] = now + wait
+        else:
+            self._pending[principal] = None
+        return actions + self._fill(now)
