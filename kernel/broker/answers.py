@@ -1,0 +1,34 @@
+"""The answers that the broker gives in an agent's place: expired, dead, could not be started. Pure.
+
+Source: delivery.md sections 3 and 6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Raw
+
+from schemas.codec import to_raw
+from schemas.frames import AgentEvent, Answer, ErrorPayload
+
+if TYPE_CHECKING:
+    from kernel.broker.mailbox import Event
+
+#: The broker has no clock of the world here, and nobody needs one: the event's own times are in its trace.
+_NO_TIME = "1970-01-01T00:00:00Z"
+
+
+def failure_answer(event: Event, error: ErrorPayload) -> Raw:
+    """The payload of an answering event for a turn that never ended (AgentEvent of type `agent.response`)."""
+    answer = Answer(turn_id="", status="failed", finish_reason="error", error=error)
+    return to_raw(
+        AgentEvent(
+            id=event.answer_id,
+            type="agent.response",
+            created_at=_NO_TIME,
+            instance_key=event.instance.key,
+            metadata={"inReplyTo": event.id},
+            answer=answer,
+        )
+    )

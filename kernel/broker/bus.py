@@ -1,0 +1,82 @@
+"""What all parts of the broker share: the state, and the bytes to send. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kernel.broker.calls import Calls
+from kernel.broker.mailbox import Event, Instance, Mailbox, Staged
+from kernel.broker.presence import Connection, Presence
+from schemas.address import instance_workdir
+from schemas.codec import encode_value, to_raw
+from schemas.control import Kill, Principal, Retire, Wanted
+from schemas.frames import ErrorPayload, Frame
+from schemas.launch import KernelPlan
+
+#: New events and tool calls that one peer may have unanswered.
+CREDIT = 256
+#: What a peer is forgiven above its credit before it is refused: frames that crossed a change of the window.
+CREDIT_SLACK = 64
+#: How long a refused sender should wait (milliseconds).
+RETRY_AFTER_MS = 100
+#: Ids longer than this are refused where they enter: they are kept.
+MAX_ID = 256
+
+
+class Bus:
+    """The broker's state and its outgoing side.
+
+    `out` collects (socket class, routing id, bytes) and `staged` decisions for the journal; the loop empties both.
+    """
+
+    def __init__(self, plan: KernelPlan, secret: bytes, *, broker_id: str, started_ms: int, first_epoch: int) -> None:
+        self.plan = plan
+        self.broker_id = broker_id
+        self.started_ms = started_ms
+        self.out: list[tuple[int, bytes, bytes]] = []
+        self.staged: list[Staged] = []
+        self.counters: Counter[str] = Counter()
+        self.presence = Presence(secret)
+        self.mailbox = Mailbox(first_epoch)
+        self.calls = Calls()
+        #: The supervisor's connection, if one is there.
+        self.control: Connection | None = None
+        #: The kernel is stopping: nothing new is taken or handed out.
+        self.closing = False
+        self._last_id = 0
+
+    def next_id(self) -> str:
+        """A frame id of the broker's own."""
+        self._last_id += 1
+        return f"{self.broker_id}.{self._last_id}"
+
+    def instance(self, agent: str, key: str) -> Instance:
+        """The instance of that name, made if it is new."""
+        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, agent, key))
+
+    def send(self, connection: Connection, frame: Frame) -> None:
+        """Queue a frame of the broker's own; it gets an id."""
+        frame.id = self.next_id()
+        self.out.append((connection.cls, connection.ident, encode_value(frame)))
+
+    def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
+        """Tell a sender that its frame about `event` was taken."""
+        self.send(connection, Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted"))
+
+    def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:
+        """Answer `frame` with an error. Errors are never answered, so two sides cannot play ping-pong with them."""
+        reply = Frame("error", id=self.next_id(), payload=to_raw(info))
+        if frame is not None:
+            reply.in_reply_to = frame.id[:MAX_ID] or None
+            reply.call_id = frame.call_id[:MAX_ID] if frame.call_id else None
+        self.out.append((cls, ident, encode_value(reply)))
+
+    def tell_supervisor(self, message: Wanted | Retire | Kill) -> None:
+        """News for the supervisor; at its next connect it gets the whole picture anyway."""
+        if self.control is not None:
+            self.send(self.control, Frame("runtime.event", payload=to_raw(message)))
+
+
+def principal_of(instance: Instance) -> Principal:
+    """How the supervisor knows an instance."""
+    return Principal("agent", instance.agent, instance.key)

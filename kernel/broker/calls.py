@@ -1,0 +1,83 @@
+"""Open tool calls: who waits for which, and which wait for a tool host. Pure.
+
+A call is here from the agent's `tool.call` until its result, or until its event ends. The tool host keeps the result
+itself until the agent has stored it, so nothing of the outcome is kept here.
+
+Source: delivery.md section 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schemas.frames import Frame
+
+if TYPE_CHECKING:
+    from kernel.broker.mailbox import Instance
+    from kernel.broker.presence import Connection
+
+
+class Call:
+    """One open call. `deadline` is seconds on the broker's clock; `data` is kept only while no host has it."""
+
+    __slots__ = ("caller", "data", "deadline", "host", "id", "instance", "lost", "tool")
+
+    def __init__(self, call_id: str, instance: Instance, frame: Frame, now: float) -> None:
+        self.id = call_id
+        self.instance = instance
+        self.tool = frame.tool or ""
+        self.deadline = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000
+        self.host: Connection | None = None
+        self.caller: Connection | None = None
+        self.data = b""
+        #: Its tool host ended while its agent was away.
+        self.lost = False
+
+
+class Calls:
+    """All open calls."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Call] = {}
+        self._waiting: dict[str, Call] = {}
+        self.get = self._calls.get
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: Call) -> None:
+        """Open a call (again)."""
+        self._calls[call.id] = call
+
+    def wait(self, call: Call, data: bytes) -> None:
+        """No tool host is there: keep the frame until one comes."""
+        call.data = data
+        self._waiting[call.id] = call
+
+    def take_waiting(self) -> list[Call]:
+        """The calls that waited for a host, in order."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        return waiting
+
+    def expired(self, now: float) -> list[Call]:
+        """Calls that waited for a host past their deadline."""
+        return [call for call in self._waiting.values() if call.deadline is not None and call.deadline <= now]
+
+    def remove(self, call: Call) -> None:
+        """Close a call on every list."""
+        self._calls.pop(call.id, None)
+        if call.data:
+            self._waiting.pop(call.id, None)
+        if call.host is not None:
+            call.host.calls.discard(call.id)
+        if call.caller is not None:
+            call.caller.calls.discard(call.id)
+
+    def of(self, connection: Connection) -> list[Call]:
+        """The calls an agent connection waits for."""
+        return [call for call_id in connection.calls if (call := self._calls.get(call_id)) is not None]
+
+    def of_host(self, host: Connection) -> list[Call]:
+        """The calls a tool host runs."""
+        return [call for call_id in list(host.calls) if (call := self._calls.get(call_id)) is not None]

@@ -1,0 +1,305 @@
+"""Events: accepted, handed over under a lease, answered. Pure.
+
+Rules.
+- Accepted means journaled: the ack and the first delivery come from `settled`, never from `event`.
+- A repeat of an event id is acknowledged again, and answered again if its answer is there; it is never a second event.
+- `done` carries the turn's answer: the event's end and its answer are one journal record.
+- Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits.
+
+Source: delivery.md sections 3, 4, 6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Raw
+
+from kernel.broker.answers import failure_answer
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
+from kernel.broker.presence import AGENTS, Connection
+from kernel.broker.tool_calls import ToolCalls
+from schemas.address import is_instance_key
+from schemas.codec import encode_value
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame, Hello, Source
+
+if TYPE_CHECKING:
+    from kernel.broker.processes import Processes
+
+#: Agents that may wait for each other in a row; a longer chain is taken for a loop.
+MAX_CHAIN: Final = 32
+
+
+class Events:
+    """The event side of the broker. `processes` is set once both exist."""
+
+    processes: Processes
+
+    def __init__(self, bus: Bus, tool_calls: ToolCalls) -> None:
+        self._bus = bus
+        self._mailbox = bus.mailbox
+        self._tool_calls = tool_calls
+
+    # --- in
+
+    def event(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`event` from a client or an agent: a new one, or a repeat."""
+        instance = self._target(connection, frame)
+        event_id = frame.event_id
+        if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
+            message = f"an event needs an eventId of 1 to {MAX_ID} characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        known = self._mailbox.events.get(event_id)
+        if known is not None:
+            self._repeat(known, connection, frame, instance)
+            return
+        self._admit(connection, instance, event_id, len(memoryview(frame.payload)))
+        event = Event(
+            event_id,
+            instance,
+            sender=connection.sender,
+            from_=_name(connection),
+            payload=frame.payload,
+            source=_source(connection),
+            reply_to=frame.reply_to,
+            chain=_chain(connection, frame, instance),
+            auth=_auth(connection, frame),
+            workdir=frame.workdir,
+            trace_id=frame.trace_id,
+            deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
+        )
+        event.asker = connection
+        event.waiting_acks.append((connection, frame.id))
+        self._mailbox.stage(event)
+        self._bus.staged.append(Staged("accept", event))
+        self._bus.counters["events"] += 1
+
+    def _target(self, connection: Connection, frame: Frame) -> Instance:
+        agent, key = frame.to or "", frame.instance_key or ""
+        agents, operator = self._bus.plan.agents, connection.claims.operator
+        if agent not in agents or (agent == OPERATOR_AGENT and not operator):
+            known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
+            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}"))
+        if not is_instance_key(key):
+            message = "instanceKey must be 1 to 256 characters without control characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if frame.workdir is not None and not operator:
+            raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
+        if self._bus.closing:
+            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
+        return self._bus.instance(agent, key)
+
+    def _admit(self, connection: Connection, instance: Instance, event_id: str, size: int) -> None:
+        """Refuse when full, and then everything later from the same sender until the first refused one is back."""
+        target = (instance.agent, instance.key)
+        first_refused = connection.refused.get(target)
+        if (first_refused is None or first_refused == event_id) and self._mailbox.room(instance, size):
+            connection.refused.pop(target, None)
+            return
+        connection.refused.setdefault(target, event_id)
+        self._bus.counters["overloaded"] += 1
+        message = f"the mailbox of {instance.address} takes no more events now"
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+
+    def _repeat(self, event: Event, connection: Connection, frame: Frame, instance: Instance) -> None:
+        if event.sender is None:  # adopted after a restart: the first who repeats it is its sender
+            event.sender = connection.sender
+            event.from_ = _name(connection)
+        if event.sender != connection.sender or event.instance is not instance:
+            message = "the event id is in use for another sender or another instance"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        event.asker = connection
+        if event.reply_to is None:
+            event.reply_to = frame.reply_to
+        if event.state == "staged":
+            event.waiting_acks.append((connection, frame.id))
+            return
+        self._bus.ack(connection, frame.id, event)
+        if event.finished:
+            self._send_answer(event)
+
+    def settled(self, item: Staged, now: float) -> None:
+        """The journal has it."""
+        event = item.event
+        if item.kind == "accept":
+            self._mailbox.accept(event)
+            for connection, frame_id in event.waiting_acks:
+                self._bus.ack(connection, frame_id, event)
+            event.waiting_acks.clear()
+        else:
+            if not event.finished:
+                self._tool_calls.drop(event)
+                self._mailbox.finish(event, item.state, item.answer)
+                self._bus.counters["answers"] += 1
+                self._send_answer(event)
+            if isinstance(item.conn, Connection):
+                self._bus.ack(item.conn, item.frame_id, event)
+        self.dispatch(event.instance, now)
+
+    # --- leases
+
+    def dispatch(self, instance: Instance, now: float) -> None:
+        """Hand the next event over, or have a process started that it can be handed to."""
+        if instance.leased is not None or self._bus.closing:
+            return
+        while instance.queue and (deadline := instance.queue[0].deadline) is not None and deadline <= now:
+            self._expire(instance.queue[0])
+        if not instance.queue:
+            instance.idle_since = now
+            return
+        connection = instance.conn
+        if connection is None or instance.leaving:
+            self.processes.want(instance)
+            return
+        event = instance.queue[0]
+        self._mailbox.lease(event, now)
+        frame = Frame(
+            "event",
+            from_=event.from_,
+            to=instance.agent,
+            instance_key=instance.key,
+            event_id=event.id,
+            reply_to=event.reply_to,
+            chain=event.chain,
+            epoch=instance.epoch,
+            trace_id=event.trace_id,
+            deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
+            source=event.source,
+            auth=event.auth,
+            workdir=event.workdir or instance.workdir,
+            payload=event.payload,
+        )
+        self._bus.send(connection, frame)
+
+    def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
+        """Bring the lease that a process says it holds together with the one that is known here.
+
+        After a restart of a broker without a durable journal none is known: the process is believed then, since its
+        token names the instance and no other process can hold it. A lease known here that the process does not name
+        was never delivered.
+        """
+        held = {lease.event_id: lease for lease in hello.leases}
+        if instance.leased is not None and instance.leased.id not in held:
+            self._mailbox.give_back(instance)
+        for event_id, lease in held.items():
+            event = self._mailbox.events.get(event_id)
+            if event is None:
+                event = Event(event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD)
+                self._mailbox.stage(event)
+                self._mailbox.accept(event)
+            if event.instance is not instance or event.finished or event.state == "staged":
+                continue
+            if event.state == "accepted" and instance.leased is None:
+                instance.queue.remove(event)
+                instance.queue.appendleft(event)
+                self._mailbox.lease(event, now)
+            instance.epoch = max(instance.epoch, lease.epoch)
+
+    def agent_ack(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`ack` from an agent."""
+        instance = connection.instance
+        if instance is None:
+            return
+        if frame.stage == "result":
+            self._tool_calls.stored(instance, frame)
+            return
+        if frame.stage == "done" and frame.event_id in instance.answers:
+            del instance.answers[frame.event_id]
+            return
+        event = self._mailbox.events.get(frame.event_id or "")
+        if frame.stage != "renew" and event is not None and event.instance is instance and event.finished:
+            self._bus.ack(connection, frame.id, event)  # a repeat: it was heard the first time
+            return
+        if event is None or instance.leased is not event or frame.epoch != instance.epoch:
+            message = f"event {(frame.event_id or '')[:100]!r} is not held under epoch {frame.epoch}"
+            raise GoondanError(error_payload("E_LEASE_LOST", message))
+        if frame.stage == "renew":
+            event.lease_until = now + LEASE_S
+        elif frame.stage == "done":
+            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "done"))
+        elif frame.stage == "failed":
+            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "failed"))
+        elif frame.stage == "release":
+            self._mailbox.give_back(instance)
+            self._bus.ack(connection, frame.id, event)
+        else:
+            raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
+
+    # --- out
+
+    def _send_answer(self, event: Event) -> None:
+        asker = event.asker
+        if event.reply_to is None or event.answer is None or asker is None:
+            return
+        agent, key = event.instance.agent, event.instance.key
+        frame = Frame(
+            "event",
+            from_=agent,
+            instance_key=key,
+            event_id=event.answer_id,
+            in_reply_to=event.reply_to.correlation_id,
+            trace_id=event.trace_id,
+            source=Source("agent", agent, key),
+            payload=event.answer,
+        )
+        asking = asker.instance
+        if asking is None:
+            self._bus.send(asker, frame)
+            return
+        frame.id = self._bus.next_id()
+        data = asking.answers[event.answer_id] = encode_value(frame)
+        if asking.conn is not None:
+            self._bus.out.append((AGENTS, asking.conn.ident, data))
+
+    def repeat_answers(self, instance: Instance, connection: Connection) -> None:
+        """An agent is back: what its lane of answers still holds."""
+        for data in instance.answers.values():
+            self._bus.out.append((AGENTS, connection.ident, data))
+
+    def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
+        """End an event in its agent's place: the sender gets an answer all the same."""
+        answer: Raw = failure_answer(event, error_payload(code, message))
+        self._tool_calls.drop(event)
+        self._mailbox.finish(event, state, answer)
+        self._bus.counters[f"events_{state}"] += 1
+        self._send_answer(event)
+
+    def _expire(self, event: Event) -> None:
+        self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
+
+    def tick(self, instance: Instance, now: float) -> None:
+        """Queued events end at their deadline."""
+        for event in [e for e in instance.queue if e.deadline is not None and e.deadline <= now]:
+            self._expire(event)
+
+
+def _name(connection: Connection) -> str:
+    return connection.instance.agent if connection.instance is not None else connection.address
+
+
+def _source(connection: Connection) -> Source:
+    if connection.instance is not None:
+        return Source("agent", connection.instance.agent, connection.instance.key)
+    return Source("client", "operator" if connection.claims.operator else "client")
+
+
+def _chain(connection: Connection, frame: Frame, target: Instance) -> list[str] | None:
+    """Who waits for whom, ending with the sender. A request that would close a circle is refused."""
+    instance = connection.instance
+    if instance is None:
+        return None
+    before = instance.leased.chain if instance.leased is not None else None
+    chain = [*(before or []), instance.address]
+    if frame.reply_to is not None and (target.address in chain or len(chain) > MAX_CHAIN):
+        raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
+    return chain
+
+
+def _auth(connection: Connection, frame: Frame) -> Raw | None:
+    """On whose behalf: an operator may say it, an agent passes on what its own event said."""
+    if connection.instance is not None:
+        leased = connection.instance.leased
+        return leased.auth if leased is not None else None
+    return frame.auth if connection.claims.operator else None

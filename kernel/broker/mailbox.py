@@ -1,0 +1,262 @@
+"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; routing.py drives it.
+
+States of an event: `staged` (not yet in the journal) -> `accepted` -> `leased` -> `done` | `failed`, or from any of
+the first three `expired` (deadline passed before it was handed over) or `dead` (given up).
+
+Rules.
+- First in, first out per instance, one lease at a time; an event that comes back goes to the front.
+- The epoch of an instance grows whenever a holder is lost, so that what the old holder still says is recognised.
+- An attempt counts only if the holder died without having made a new tool call since it was handed the event.
+- A finished event is kept, with its answer, for as long as its sender may still repeat it.
+
+Source: delivery.md section 3; design section 3.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Raw, Struct
+
+from schemas.frames import ReplyTo, Source
+
+if TYPE_CHECKING:
+    from kernel.broker.presence import Connection
+
+State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead"]
+FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dead"})
+
+#: Deliveries without progress after which an event is a dead letter (delivery.md section 3).
+MAX_ATTEMPTS: Final = 5
+#: A holder that says nothing for this long is taken for hung: generous, since turns renew every 10 s (seconds).
+LEASE_S: Final = 60.0
+#: Events that may wait for one instance; more are refused with E_OVERLOADED.
+MAX_QUEUED: Final = 10_000
+#: Payload bytes of unfinished events that the whole mailbox holds; more are refused with E_OVERLOADED.
+MAX_MAILBOX_BYTES: Final = 256 << 20
+#: Finished events that are kept for repeats, by number and by bytes of payload and answer.
+MAX_FINISHED: Final = 20_000
+MAX_FINISHED_BYTES: Final = 64 << 20
+
+
+class Event:
+    """One accepted (or staged) event. Times are seconds on the broker's clock."""
+
+    __slots__ = (
+        "answer",
+        "answer_id",
+        "asker",
+        "attempts",
+        "auth",
+        "calls",
+        "chain",
+        "deadline",
+        "from_",
+        "id",
+        "instance",
+        "lease_until",
+        "payload",
+        "progressed",
+        "reply_to",
+        "sender",
+        "source",
+        "state",
+        "trace_id",
+        "waiting_acks",
+        "workdir",
+    )
+
+    def __init__(
+        self,
+        event_id: str,
+        instance: Instance,
+        *,
+        sender: str | None,
+        from_: str | None,
+        payload: Raw,
+        source: Source | None = None,
+        reply_to: ReplyTo | None = None,
+        chain: list[str] | None = None,
+        auth: Raw | None = None,
+        workdir: str | None = None,
+        trace_id: str | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self.id = event_id
+        self.instance = instance
+        #: The principal that may repeat it; None after a restart until somebody does.
+        self.sender = sender
+        self.from_ = from_
+        self.payload = payload
+        self.source = source
+        self.reply_to = reply_to
+        self.chain = chain
+        self.auth = auth
+        self.workdir = workdir
+        self.trace_id = trace_id
+        self.deadline = deadline
+        self.state: State = "staged"
+        self.attempts = 0
+        self.progressed = False
+        self.calls: set[str] = set()
+        self.lease_until = 0.0
+        self.answer: Raw | None = None
+        self.answer_id = event_id + ":answer"
+        #: The connection that waits for the answer right now.
+        self.asker: Connection | None = None
+        #: Frames to acknowledge once the event is journaled: (connection, frame id).
+        self.waiting_acks: list[tuple[Connection, str]] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will never be handed over again."""
+        return self.state in FINISHED
+
+    @property
+    def size(self) -> int:
+        """Bytes it holds in memory, near enough to budget by."""
+        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
+
+
+class Instance:
+    """One (agent, instance key): its queue, its lease, its process."""
+
+    __slots__ = (
+        "agent",
+        "answers",
+        "conn",
+        "epoch",
+        "host",
+        "idle_since",
+        "key",
+        "leased",
+        "leaving",
+        "queue",
+        "requested",
+        "workdir",
+    )
+
+    def __init__(self, agent: str, key: str, workdir: str, epoch: int) -> None:
+        self.agent = agent
+        self.key = key
+        self.workdir = workdir
+        self.epoch = epoch
+        self.queue: deque[Event] = deque()
+        #: Answers to this instance's own requests: answer id -> encoded frame, until acknowledged (the second lane).
+        self.answers: dict[str, bytes] = {}
+        self.leased: Event | None = None
+        self.conn: Connection | None = None
+        self.host: Connection | None = None
+        #: The supervisor has been asked to start it.
+        self.requested = False
+        #: Its process is on its way out: nothing more is handed to it.
+        self.leaving = False
+        self.idle_since = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a process must run for it."""
+        return bool(self.queue or self.leased or self.answers)
+
+    @property
+    def address(self) -> str:
+        """How it is named in a call chain."""
+        return f"{self.agent}/{self.key}"
+
+
+class Staged(Struct, frozen=True):
+    """A decision that takes effect when the journal has it: an accepted event, or a finished one with its answer."""
+
+    kind: Literal["accept", "finish"]
+    event: Event
+    conn: object = None
+    frame_id: str = ""
+    answer: Raw | None = None
+    state: Literal["done", "failed"] = "done"
+
+
+class Mailbox:
+    """All instances and events, with the budgets."""
+
+    def __init__(self, first_epoch: int) -> None:
+        self.instances: dict[tuple[str, str], Instance] = {}
+        self.events: dict[str, Event] = {}
+        self.bytes = 0
+        self._first_epoch = first_epoch
+        self._finished: deque[Event] = deque()
+        self._finished_bytes = 0
+
+    def instance(self, agent: str, key: str, workdir: str) -> Instance:
+        """The instance of that name, made if it is new. `workdir` is used then."""
+        found = self.instances.get((agent, key))
+        if found is None:
+            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self._first_epoch)
+        return found
+
+    def room(self, instance: Instance, size: int) -> bool:
+        """Whether another event of `size` bytes may be accepted."""
+        return len(instance.queue) < MAX_QUEUED and self.bytes + size <= MAX_MAILBOX_BYTES
+
+    def stage(self, event: Event) -> None:
+        """Hold the place of an event while the journal writes it."""
+        self.events[event.id] = event
+        self.bytes += event.size
+
+    def accept(self, event: Event) -> None:
+        """The journal has it: queue it."""
+        event.state = "accepted"
+        event.instance.queue.append(event)
+
+    def lease(self, event: Event, now: float) -> None:
+        """Hand the first queued event over."""
+        instance = event.instance
+        instance.queue.remove(event) if instance.queue[0] is not event else instance.queue.popleft()
+        instance.leased = event
+        event.state = "leased"
+        event.progressed = False
+        event.lease_until = now + LEASE_S
+
+    def give_back(self, instance: Instance) -> None:
+        """The leased event was not delivered, or was released: to the front again, nothing counted."""
+        event = instance.leased
+        if event is not None:
+            instance.leased = None
+            event.state = "accepted"
+            instance.queue.appendleft(event)
+
+    def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
+        """The holder is gone: new epoch, event to the front. Returns the event if its attempts are used up."""
+        instance.epoch += 1
+        event = instance.leased
+        if event is None:
+            return None
+        if counts and not event.progressed:
+            event.attempts += 1
+        self.give_back(instance)
+        return event if event.attempts >= MAX_ATTEMPTS else None
+
+    def finish(self, event: Event, state: State, answer: Raw | None) -> None:
+        """End an event, whatever its state was; keep it for repeats."""
+        instance = event.instance
+        if instance.leased is event:
+            instance.leased = None
+        elif event.state == "accepted":
+            instance.queue.remove(event)
+        self.bytes -= event.size
+        event.state = state
+        event.answer = answer
+        event.payload = Raw(b"\xc0")  # nobody reads it again
+        event.calls.clear()
+        self._finished.append(event)
+        self._finished_bytes += event.size
+        while self._finished and (len(self._finished) > MAX_FINISHED or self._finished_bytes > MAX_FINISHED_BYTES):
+            old = self._finished.popleft()
+            self._finished_bytes -= old.size
+            self.events.pop(old.id, None)
+
+    def forget_idle(self, instance: Instance) -> None:
+        """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""
+        if not instance.wanted and instance.conn is None and not instance.requested:
+            self.instances.pop((instance.agent, instance.key), None)
+            self._first_epoch = max(self._first_epoch, instance.epoch + 1)

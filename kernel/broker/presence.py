@@ -1,0 +1,155 @@
+"""Who is connected, and for whom each connection may speak. Pure: identities and tokens in, connections out.
+
+Rules.
+- Authority is the token; its class must be the class of the socket that it came in on.
+- A principal (an agent instance, a tool host, the supervisor) has one live connection. The same incarnation may
+  come back over a new connection; another one is E_PRINCIPAL_BUSY while the first lives, unless its launch number
+  is higher: the supervisor starts a launch only after it saw the one before end.
+- The token of a launch that has ended is refused.
+
+Source: delivery.md section 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from schemas.errors import GoondanError, fail
+from schemas.frames import PROTOCOL_VERSION, Hello
+from schemas.tokens import Claims, TokenClass, verify
+
+if TYPE_CHECKING:
+    from kernel.broker.mailbox import Instance
+
+#: The broker's sockets, by class; a connection's `cls` is an index into this.
+CLASSES: Final[tuple[TokenClass, ...]] = ("control", "agent", "toolhost", "client")
+CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
+
+#: Connected clients; more are refused, so that a loop of `gdn send` cannot fill the broker.
+MAX_CLIENTS: Final = 4096
+
+
+class Connection:
+    """One welcomed connection."""
+
+    __slots__ = (
+        "address",
+        "allowed",
+        "calls",
+        "claims",
+        "cls",
+        "ident",
+        "incarnation",
+        "instance",
+        "last_seen",
+        "pid",
+        "refused",
+        "started_ms",
+    )
+
+    def __init__(self, cls: int, ident: bytes, address: str, claims: Claims, hello: Hello, now: float) -> None:
+        self.cls = cls
+        self.ident = ident
+        self.address = address
+        self.claims = claims
+        self.incarnation = hello.incarnation
+        self.started_ms = hello.started_ms or 0
+        self.pid = hello.pid
+        self.last_seen = now
+        #: Agents: the instance it serves, and the tools it may call.
+        self.instance: Instance | None = None
+        self.allowed: frozenset[str] = frozenset()
+        #: Agents: calls it waits for. Tool hosts: calls it runs.
+        self.calls: set[str] = set()
+        #: target -> event id that was refused for overload first: later ones for it wait until that one is back.
+        self.refused: dict[tuple[str, str], str] = {}
+
+    @property
+    def sender(self) -> str:
+        """The principal whose frame and event ids are compared: all operator clients are one."""
+        if self.cls == CLIENTS:
+            return "client"
+        return self.address
+
+
+class Presence:
+    """All connections."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        #: By socket: routing id -> connection.
+        self.connections: tuple[dict[bytes, Connection], ...] = ({}, {}, {}, {})
+        self.principals: dict[str, Connection] = {}
+        self._ended: dict[str, int] = {}
+        self._clients = 0
+
+    def greet(self, cls: int, ident: bytes, hello: Hello, now: float) -> tuple[Connection, Connection | None]:
+        """Admit a hello: the connection, and the one that it replaces (same or earlier process), if any.
+
+        Raises GoondanError: E_VERSION, E_TOKEN_INVALID, E_CLASS_MISMATCH, E_PRINCIPAL_BUSY, E_OVERLOADED. With
+        E_PRINCIPAL_BUSY the caller should find out whether the other connection is still there.
+        """
+        if PROTOCOL_VERSION not in hello.versions:
+            raise fail("E_VERSION", f"version {PROTOCOL_VERSION} is spoken here, the peer speaks {hello.versions[:8]}")
+        claims = verify(self._secret, hello.token)
+        if claims.cls != CLASSES[cls]:
+            raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")
+        address = self._address(claims)
+        if claims.launch and claims.launch <= self._ended.get(address, 0):
+            raise fail("E_TOKEN_INVALID", f"launch {claims.launch} of {address} has ended")
+        if cls == CLIENTS and len(self.connections[CLIENTS]) >= MAX_CLIENTS:
+            raise fail("E_OVERLOADED", f"{MAX_CLIENTS} clients are connected")
+        old = self.principals.get(address)
+        if old is not None and old.incarnation != hello.incarnation and claims.launch <= old.claims.launch:
+            raise fail("E_PRINCIPAL_BUSY", f"{address} is connected from another process")
+        if old is not None:
+            self.connections[cls].pop(old.ident, None)
+        connection = Connection(cls, ident, address, claims, hello, now)
+        self.connections[cls][ident] = connection
+        if cls != CLIENTS:
+            self.principals[address] = connection
+        return connection, old
+
+    def holder(self, cls: int, hello: Hello) -> Connection | None:
+        """The connection that makes the principal of this hello busy."""
+        try:
+            return self.principals.get(self._address(verify(self._secret, hello.token)))
+        except GoondanError:
+            return None
+
+    def drop(self, connection: Connection) -> None:
+        """Forget a connection."""
+        known = self.connections[connection.cls]
+        if known.get(connection.ident) is connection:
+            del known[connection.ident]
+        if self.principals.get(connection.address) is connection:
+            del self.principals[connection.address]
+
+    def end_launch(self, address: str, launch: int) -> Connection | None:
+        """A launch has ended: its token is void. Returns its connection, already dropped."""
+        self._ended[address] = max(launch, self._ended.get(address, 0))
+        connection = self.principals.get(address)
+        if connection is None or connection.claims.launch > launch:
+            return None
+        self.drop(connection)
+        return connection
+
+    def _address(self, claims: Claims) -> str:
+        if claims.cls == "agent":
+            return agent_address(claims.agent or "", claims.instance_key or "")
+        if claims.cls == "toolhost":
+            return toolhost_address(claims.agent or "1")
+        if claims.cls == "control":
+            return "supervisor"
+        self._clients += 1
+        return f"client/{self._clients}"
+
+
+def agent_address(agent: str, instance_key: str) -> str:
+    """The principal of an agent instance. Agent names hold no slash; instance keys may."""
+    return f"agent/{agent}/{instance_key}"
+
+
+def toolhost_address(name: str) -> str:
+    """The principal of a tool host."""
+    return f"toolhost/{name}"

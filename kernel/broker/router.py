@@ -1,0 +1,248 @@
+"""The broker's first look at every frame: is it a frame, who sent it, may they. Pure.
+
+The loop hands every part it receives to `Router.receive`, sends `bus.out`, journals `bus.staged`, and gives the
+staged decisions back to `settle` once they are durable. Only header fields are read.
+
+Source: delivery.md sections 1 and 2; design section 4 ("Rules").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kernel.broker.bus import CREDIT, Bus
+from kernel.broker.events import Events
+from kernel.broker.mailbox import Staged
+from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection
+from kernel.broker.processes import Processes
+from kernel.broker.tool_calls import ToolCalls
+from schemas.codec import MAX_FRAME_BYTES, FrameError, decode, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Shutdown, Welcome
+from schemas.launch import AgentSpec
+
+Handler = Callable[[Connection, Frame, float], None]
+
+
+class Router:
+    """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self._tool_calls = ToolCalls(bus)
+        self._events = Events(bus, self._tool_calls)
+        self._processes = self._events.processes = Processes(bus, self._events, self._tool_calls)
+        self._connections = bus.presence.connections
+        self._specs = {name: to_raw(spec) for name, spec in bus.plan.agents.items()}
+        self._host_spec = to_raw(bus.plan.toolhost)
+        self._allowed = {name: _allowed_tools(spec) for name, spec in bus.plan.agents.items()}
+        every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
+        tools, events = self._tool_calls, self._events
+        self._handlers: dict[int, dict[str, Handler]] = {
+            CONTROL: {**every, "runtime.event": self._processes.control_event},
+            AGENTS: {
+                **every,
+                "tool.call": tools.call,
+                "tool.cancel": tools.cancel,
+                "ack": events.agent_ack,
+                "event": events.event,
+                "bye": self._bye,
+                "shutdown_ack": self._ignore,
+                "runtime.event": self._ignore,
+            },
+            TOOLS: {
+                **every,
+                "tool.result": tools.result,
+                "tool.progress": tools.progress,
+                "bye": self._bye,
+                "shutdown_ack": self._ignore,
+                "runtime.event": self._ignore,
+            },
+            CLIENTS: {**every, "event": events.event, "ack": self._ignore, "admin": self._admin, "bye": self._bye},
+        }
+
+    # --- entry points of the loop
+
+    def receive(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
+        """One message part from the socket of class `cls`. Nothing that a peer can send makes it raise."""
+        connection = self._connections[cls].get(ident)
+        try:
+            frame = decode(data) if data else None
+        except FrameError as error:
+            self.bus.counters["frames_bad"] += 1
+            self.bus.error(cls, ident, error.info, None)
+            return
+        if connection is None:
+            self._stranger(cls, ident, frame, now)
+            return
+        if frame is None:
+            return
+        handler = self._handlers[cls].get(frame.type)
+        if handler is None:
+            self._unexpected(connection, frame, now)
+            return
+        connection.last_seen = now
+        try:
+            handler(connection, frame, now)
+        except GoondanError as error:
+            self.bus.counters["frames_refused"] += 1
+            self.bus.error(cls, ident, error.info, frame)
+
+    def settle(self, staged: list[Staged], now: float) -> None:
+        """The journal has these decisions: act on them, in order."""
+        for item in staged:
+            self._events.settled(item, now)
+
+    def unreachable(self, cls: int, ident: bytes, now: float) -> None:
+        """libzmq has no peer of that routing id."""
+        connection = self._connections[cls].get(ident)
+        if connection is not None:
+            if cls == CONTROL:
+                self.bus.control = None
+            self._processes.unreachable(connection, now)
+
+    def tick(self, now: float) -> None:
+        """Deadlines, hung holders, quiet peers. Call a few times a second."""
+        for instance in list(self.bus.mailbox.instances.values()):
+            if instance.queue:
+                self._events.tick(instance, now)
+        self._tool_calls.tick(now)
+        self._processes.tick(now)
+
+    def shut_down(self, grace_ms: int) -> None:
+        """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
+        self.bus.closing = True
+        payload = to_raw(Shutdown(grace_ms, "orchestrator_shutdown"))
+        for cls in (AGENTS, TOOLS):
+            for connection in self._connections[cls].values():
+                self.bus.send(connection, Frame("shutdown", payload=payload))
+
+    # --- hello
+
+    def _stranger(self, cls: int, ident: bytes, frame: Frame | None, now: float) -> None:
+        """A connection that has not said hello: it may say it, and is asked to after anything else."""
+        if frame is not None and frame.type == "error":
+            return
+        if frame is None or frame.type != "hello":
+            self.bus.counters["hello_required"] += 1
+            info = error_payload("E_HELLO_REQUIRED", "this connection has not said hello")
+            self.bus.error(cls, ident, info, frame)
+            return
+        try:
+            self._greet(cls, ident, frame, now)
+        except GoondanError as error:
+            self.bus.counters["hello_refused"] += 1
+            self.bus.error(cls, ident, error.info, frame)
+
+    def _greet(self, cls: int, ident: bytes, frame: Frame, now: float) -> None:
+        hello = from_raw(frame.payload, Hello)
+        presence = self.bus.presence
+        try:
+            connection, old = presence.greet(cls, ident, hello, now)
+        except GoondanError as error:
+            holder = presence.holder(cls, hello) if error.info.code == "E_PRINCIPAL_BUSY" else None
+            if holder is not None:
+                self.bus.send(holder, Frame("ping"))  # the loop drops it if it is not there any more
+            raise
+        if cls == AGENTS and connection.claims.agent not in self.bus.plan.agents:
+            presence.drop(connection)
+            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
+        self.bus.counters["hello_" + CLASSES[cls]] += 1
+        if cls == AGENTS:
+            self._welcome_agent(connection, old, hello, frame, now)
+        elif cls == TOOLS:
+            self._welcome(connection, frame, spec=self._host_spec)
+            self._tool_calls.host_here(connection, old)
+        else:
+            self._welcome(connection, frame)
+            if cls == CONTROL:
+                self.bus.control = connection
+                self.bus.tell_supervisor(self._processes.wanted())
+
+    def _welcome_agent(
+        self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float
+    ) -> None:
+        agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
+        instance = self.bus.instance(agent, key)
+        if old is not None and old.incarnation != connection.incarnation:
+            instance.conn = None
+            self.bus.mailbox.lose_holder(instance, counts=True)
+        connection.allowed = self._allowed[agent]
+        self._processes.here(instance, connection, now)
+        self._events.adopt(instance, hello, now)
+        self._welcome(
+            connection,
+            frame,
+            instance_key=key,
+            workdir=instance.workdir,
+            epoch=instance.epoch,
+            spec=self._specs[agent],
+        )
+        self._events.repeat_answers(instance, connection)
+        self._events.dispatch(instance, now)
+
+    def _welcome(self, connection: Connection, hello: Frame, **more: Any) -> None:
+        body = Welcome(
+            version=PROTOCOL_VERSION,
+            principal=connection.address,
+            broker=self.bus.broker_id,
+            credit=CREDIT,
+            max_frame=MAX_FRAME_BYTES,
+            revision=self.bus.plan.revision,
+            **more,
+        )
+        self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
+
+    def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
+        if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it anew
+            del self._connections[connection.cls][connection.ident]
+            self._stranger(connection.cls, connection.ident, frame, now)
+        elif frame.type != "error":
+            self.bus.counters["frames_refused"] += 1
+            info = error_payload("E_FRAME_TYPE", f"no frame of type {frame.type[:40]!r} is taken on this socket")
+            self.bus.error(connection.cls, connection.ident, info, frame)
+
+    # --- the rest
+
+    def _bye(self, connection: Connection, frame: Frame, now: float) -> None:
+        """A peer asks to leave: granted when nothing would be left behind."""
+        instance = connection.instance
+        if instance is not None and (instance.wanted or connection.calls):
+            raise GoondanError(error_payload("E_FORBIDDEN", "there is work for this instance"))
+        self.bus.send(connection, Frame("reply", in_reply_to=frame.id))
+        if instance is not None:
+            self._processes.leave(instance, connection)
+        elif connection.cls == TOOLS:
+            self._tool_calls.host_lost(connection)
+        else:
+            self.bus.presence.drop(connection)
+
+    def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`{op: "stats"}`: counters and sizes."""
+        if from_raw(frame.payload, dict).get("op") != "stats":
+            raise GoondanError(error_payload("E_FRAME_INVALID", "admin knows the op `stats`"))
+        mailbox = self.bus.mailbox
+        body = {
+            "broker": self.bus.broker_id,
+            "counters": dict(self.bus.counters),
+            "connections": {name: len(self._connections[cls]) for cls, name in enumerate(CLASSES)},
+            "instances": len(mailbox.instances),
+            "events": len(mailbox.events),
+            "mailboxBytes": mailbox.bytes,
+            "openCalls": len(self.bus.calls),
+        }
+        self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _ping(self, connection: Connection, frame: Frame, now: float) -> None:
+        self.bus.send(connection, Frame("pong", in_reply_to=frame.id))
+
+    def _ignore(self, connection: Connection, frame: Frame, now: float) -> None:
+        """A sign of life, or news that has no listener."""
+
+
+def _allowed_tools(spec: AgentSpec) -> frozenset[str]:
+    """The upper bound of what an agent may ever call: what it declares, and what its policy opens."""
+    opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
+    return frozenset(spec.catalog) | opened
