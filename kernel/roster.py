@@ -309,7 +309,8 @@ class Roster:
             history.failures += 1
             wait = backoff(history.failures)
             if history.failures >= MAX_START_FAILURES:
-                actions.append(Tell(SpawnFailed(principal, history.failures, cause)))
+                # First: on the news of the exit alone the broker would want it again.
+                actions.insert(0, Tell(SpawnFailed(principal, history.failures, cause)))
                 self._unwant(principal)
                 return actions + self._fill(now)
         if wait:

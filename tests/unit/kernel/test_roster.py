@@ -67,8 +67,8 @@ def test_an_agent_that_cannot_start_is_given_up_after_five() -> None:
         spawns += A in made.live
     assert spawns == MAX_START_FAILURES
     assert last == [
-        Tell(Exited(A, MAX_START_FAILURES, "exit 1")),
         Tell(SpawnFailed(A, MAX_START_FAILURES, "exit 1")),
+        Tell(Exited(A, MAX_START_FAILURES, "exit 1")),
     ]
     assert made.histories == {}
     assert made.want([A], full=False, now=now) == [Spawn(A, MAX_START_FAILURES + 1)]

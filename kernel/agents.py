@@ -1,0 +1,245 @@
+"""Agents as processes: performs what the roster decides, and tells the roster what happened.
+
+An agent is asked of the fork server and comes to us as an adopted child. With each request goes the writing end of a
+pipe on which the agent says that it was welcomed. Its token is made here, for this launch only.
+
+Source: delivery.md section 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
+from kernel.spawn import Child, Exit, Readiness, Reaper
+from schemas.control import Exited, Principal, SpawnFailed
+from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
+
+#: Replies read in one wake-up, so that other descriptors get their turn.
+REPLIES_PER_WAKEUP: Final = 64
+
+_log = logging.getLogger("supervisor")
+
+
+class Agents:
+    """All agent processes of the kernel.
+
+    `mint` makes the token of a launch, `log_path` names its log, `tell` reports to the broker.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reaper: Reaper,
+        *,
+        endpoint: str,
+        mint: Callable[[Principal, int], str],
+        log_path: Callable[[Principal], str],
+        tell: Callable[[Exited | SpawnFailed], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.roster = Roster()
+        self._loop = loop
+        self._reaper = reaper
+        self._endpoint = endpoint
+        self._mint = mint
+        self._log_path = log_path
+        self._tell = tell
+        self._on_change = on_change
+        self._children: dict[int, Child] = {}
+        self._readiness: dict[int, Readiness] = {}
+        self._socket: socket.socket | None = None
+        self._unsent: deque[tuple[bytes, int]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- the fork server
+
+    def fork_server_up(self, channel: socket.socket) -> None:
+        """A fork server listens at the other end of `channel`."""
+        self._socket = channel
+        self._loop.add_reader(channel, self._replies)
+        self.perform(self.roster.fork_server(up=True, now=self._loop.time()))
+
+    def fork_server_down(self) -> None:
+        """It is gone, and with it every request that it had not answered."""
+        channel, self._socket = self._socket, None
+        if channel is not None:
+            # Its last answers may still be in the buffer: those agents exist.
+            self._read(channel)
+            self._loop.remove_reader(channel)
+            self._loop.remove_writer(channel)
+            channel.close()
+        self._unsent.clear()
+        self.perform(self.roster.fork_server(up=False, now=self._loop.time()))
+        self._reaper.sweep_soon()
+
+    def _replies(self) -> None:
+        if self._socket is not None and not self._read(self._socket):
+            self._loop.remove_reader(self._socket)  # its end; the reaper reports the death
+
+    def _read(self, channel: socket.socket) -> bool:
+        """Handle what has come; False at the end of the stream."""
+        for _ in range(REPLIES_PER_WAKEUP):
+            try:
+                packet = channel.recv(MAX_PACKET)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not packet:
+                return False
+            try:
+                self._answered(decode_reply(packet))
+            except msgspec.DecodeError as error:
+                _log.error("the fork server sent no reply: %s", error)
+        return True
+
+    def _answered(self, reply: ForkReply) -> None:
+        now = self._loop.time()
+        launch = reply.seq
+        if reply.pid is None:
+            _log.error("launch %d was refused by the fork server: %s", launch, reply.error)
+            self._forget(launch)
+            self.perform(self.roster.refused(launch, reply.error or "refused by the fork server", now))
+            return
+        if self.roster.find(launch) is None:
+            self._reaper.sweep_soon()  # nobody expects it any more: an unknown child
+            return
+        child = self._reaper.watch(reply.pid, lambda seen: self._exited(launch, seen), leads_group=False)
+        if child is None:
+            self._forget(launch)
+            self.perform(self.roster.exited(launch, "it ended before it was ours", now))
+            return
+        self._children[launch] = child
+        self.perform(self.roster.spawned(launch, now))
+
+    def _request(self, principal: Principal, launch: int) -> None:
+        request = ForkRequest(
+            seq=launch,
+            agent=principal.name,
+            instance_key=principal.instance_key or "",
+            endpoint=self._endpoint,
+            token=self._mint(principal, launch),
+            parent_pid=os.getpid(),
+            log_path=self._log_path(principal),
+        )
+        readiness = self._readiness[launch] = Readiness(self._loop, lambda: self._ready(launch))
+        self._unsent.append((encode_packet(request), launch))
+        del readiness
+        self._send()
+
+    def _send(self) -> None:
+        channel = self._socket
+        while self._unsent and channel is not None:
+            packet, launch = self._unsent[0]
+            readiness = self._readiness.get(launch)
+            if readiness is None or readiness.write_fd < 0:
+                self._unsent.popleft()  # the launch is over already
+                continue
+            try:
+                socket.send_fds(channel, [packet], [readiness.write_fd])
+            except BlockingIOError:
+                self._loop.add_writer(channel, self._send)
+                return
+            except OSError:
+                return  # it died; fork_server_down follows
+            readiness.handed_over()
+            self._unsent.popleft()
+        if channel is not None:
+            self._loop.remove_writer(channel)
+
+    # --- what happens to agents
+
+    def _ready(self, launch: int) -> None:
+        self._readiness.pop(launch, None)
+        self.perform(self.roster.ready(launch, self._loop.time()))
+
+    def _exited(self, launch: int, seen: Exit) -> None:
+        agent = self.roster.find(launch)
+        if agent is not None and not (agent.ordered or seen.clean):
+            _log.warning("agent %s/%s ended: %s", agent.principal.name, agent.principal.instance_key, seen.cause)
+        self._children.pop(launch, None)
+        report = self._forget(launch)
+        cause = f"{seen.cause}: {report}" if report else seen.cause
+        self.perform(self.roster.exited(launch, cause, self._loop.time(), clean=seen.clean))
+        self._on_change()
+
+    def _forget(self, launch: int) -> str | None:
+        """Stop listening to a launch; what it said about its failed start."""
+        readiness = self._readiness.pop(launch, None)
+        if readiness is None:
+            return None
+        report = readiness.report
+        readiness.close()
+        return report.message if report is not None else None
+
+    # --- performing
+
+    def perform(self, actions: list[AgentAction]) -> None:
+        """Do what the roster decided."""
+        for action in actions:
+            match action:
+                case Spawn(principal, launch):
+                    self._request(principal, launch)
+                case KillAgent(launch):
+                    self._child(launch, Child.kill)
+                case TerminateAgent(launch):
+                    self._child(launch, Child.terminate)
+                case Tell(message):
+                    if isinstance(message, SpawnFailed):
+                        _log.error("agent %s is given up: %s", message.principal.name, message.message)
+                    self._tell(message)
+        self._schedule()
+
+    def _child(self, launch: int, do: Callable[[Child], None]) -> None:
+        child = self._children.get(launch)
+        if child is not None:
+            do(child)
+
+    def _schedule(self) -> None:
+        due = self.roster.next_due()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = self._loop.call_at(due, self.tick)
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self.perform(self.roster.tick(self._loop.time()))
+
+    def audit(self) -> None:
+        """The backstop against lost events; it should never find work."""
+        self.tick()
+        missed, actions = self.roster.audit(self._loop.time())
+        if missed:
+            _log.error("the backstop found %d wanted agents that nobody had started: %s", len(missed), missed[:3])
+        self.perform(actions)
+
+    def stop(self) -> None:
+        """Ask every agent to leave."""
+        self.perform(self.roster.stop(self._loop.time()))
+
+    def kill_all(self) -> None:
+        """End every agent."""
+        self.perform(self.roster.kill_all(self._loop.time()))
+
+    # --- questions
+
+    @property
+    def alive(self) -> bool:
+        """Whether any agent process lives, or may."""
+        return bool(self.roster.live)
+
+    def pid(self, launch: int) -> int | None:
+        """The process of a launch, once it is known."""
+        child = self._children.get(launch)
+        return child.pid if child is not None else None

@@ -1,0 +1,99 @@
+"""The supervisor's connection to the broker: what runs and what ended goes out, what is wanted comes in.
+
+It survives the broker: the link says hello again to a new one, and after every welcome the whole inventory is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from schemas.codec import DECODE_ERRORS, to_raw
+from schemas.control import Exited, Inventory, Kill, Retire, SpawnFailed, ToSupervisor, Wanted
+from schemas.errors import GoondanError
+from schemas.frames import Frame, Welcome
+from schemas.link import Link
+
+#: A link that the broker refused is made anew after this time (seconds).
+RECONNECT_S: Final = 0.5
+#: How long one attempt waits for the welcome (seconds); the broker said that it is ready before.
+WELCOME_S: Final = 10.0
+
+_log = logging.getLogger("supervisor")
+_decode = msgspec.msgpack.Decoder(ToSupervisor).decode
+
+
+class ControlLink:
+    """`on_message` gets what the broker says, `inventory` is asked at every welcome, `on_first` is called once."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        *,
+        on_message: Callable[[Wanted | Retire | Kill], None],
+        inventory: Callable[[], Inventory],
+        on_first: Callable[[], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._token = token
+        self._on_message = on_message
+        self._inventory = inventory
+        self._on_first: Callable[[], None] | None = on_first
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Connect, and stay connected. Further calls change nothing."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            link = Link(self._endpoint, self._token, on_frame=self._frame, on_welcome=self._welcomed)
+            self._link = link
+            try:
+                await link.start(WELCOME_S)
+                await link.closed
+                return  # closed by us
+            except GoondanError as error:
+                _log.error("the control link was refused: %s", error)
+            await link.close(0)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def end(self) -> None:
+        """Let the last reports out and close."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._link is not None:
+            await self._link.close(0.1)
+            self._link = None
+
+    def tell(self, message: Exited | SpawnFailed | Inventory) -> None:
+        """Report to the broker, if there is one.
+
+        Nothing is kept for a broker that is away: the inventory that its successor gets says what these reports
+        would have said.
+        """
+        if self._link is not None:
+            self._link.send(Frame("runtime.event", payload=to_raw(message)))
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self.tell(self._inventory())
+        if self._on_first is not None:
+            first, self._on_first = self._on_first, None
+            first()
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.type != "runtime.event":
+            return
+        try:
+            message = _decode(frame.payload)
+        except DECODE_ERRORS as error:
+            _log.error("the broker sent no control message: %s", error)
+            return
+        self._on_message(message)

@@ -1,0 +1,195 @@
+"""Broker, tool host and fork server as processes: performs what their state machines decide.
+
+Source: delivery.md sections 3, 8; design section 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from kernel.lifecycle import (
+    Begin,
+    Down,
+    End,
+    GiveUp,
+    KillProcess,
+    Later,
+    Service,
+    ServiceAction,
+    ServiceEvent,
+    StartProcess,
+    TerminateProcess,
+    Up,
+    step_service,
+)
+from kernel.spawn import Child, Exit, Readiness, Reaper, command, open_log, start_failure, start_program
+from schemas.frames import ErrorPayload
+
+_log = logging.getLogger("supervisor")
+
+
+class Launch(msgspec.Struct, kw_only=True):
+    """One start of a program. `pass_fds` are given to it and closed here after the start."""
+
+    module: str
+    arguments: list[str]
+    env: Mapping[str, str]
+    pass_fds: list[int]
+
+
+class Observer(Protocol):
+    """Who is told what the services do."""
+
+    def prepare(self, role: str, run: int) -> Launch:
+        """How to start this service now."""
+
+    def service_up(self, role: str) -> None:
+        """It is ready."""
+
+    def service_down(self, role: str, run: int, exit_cause: str) -> None:
+        """Its process is gone. Another one may have been started already."""
+
+    def service_failed(self, role: str, error: ErrorPayload) -> None:
+        """It cannot be started, and the kernel with it."""
+
+
+class Services:
+    """The processes that must always run."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        reaper: Reaper,
+        observer: Observer,
+        *,
+        roles: tuple[str, ...],
+        log_path: Callable[[str], str],
+        inherited_fds: tuple[int, ...],
+    ) -> None:
+        self.state = {role: Service(role) for role in roles}
+        self.since: dict[str, float] = dict.fromkeys(roles, 0.0)
+        self._loop = loop
+        self._reaper = reaper
+        self._observer = observer
+        self._log_path = log_path
+        self._inherited_fds = inherited_fds
+        self._children: dict[str, Child] = {}
+        self._readiness: dict[str, Readiness] = {}
+        self._reports: dict[str, ErrorPayload] = {}
+        self._ending = False
+
+    def begin(self) -> None:
+        """Start everything."""
+        for role in self.state:
+            self._feed(role, Begin())
+
+    def end_restarts(self) -> None:
+        """From now on nothing that ends is started again."""
+        self._ending = True
+
+    def terminate(self, role: str) -> None:
+        """Ask a service to leave."""
+        self._feed(role, End())
+
+    def kill(self, role: str) -> None:
+        """End a service; without `end_restarts` another one follows."""
+        child = self._children.get(role)
+        if child is not None:
+            child.kill()
+
+    def alive(self, role: str) -> bool:
+        """Whether its process lives."""
+        return role in self._children
+
+    def pid(self, role: str) -> int | None:
+        """Its process, if one lives."""
+        child = self._children.get(role)
+        return child.pid if child is not None else None
+
+    # --- inside
+
+    def _feed(self, role: str, event: ServiceEvent) -> None:
+        before = self.state[role]
+        self.state[role], actions = step_service(before, event)
+        if self.state[role].phase != before.phase or self.state[role].run != before.run:
+            self.since[role] = self._loop.time()
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: ServiceAction) -> None:
+        match action:
+            case StartProcess(role, run):
+                self._start(role, run)
+            case KillProcess(role):
+                self.kill(role)
+            case TerminateProcess(role):
+                child = self._children.get(role)
+                if child is not None:
+                    child.terminate()
+            case Later(role, seconds, event):
+                self._loop.call_later(seconds, self._feed, role, event)
+            case GiveUp(role, cause):
+                error = self._reports.get(role) or start_failure(role, cause, self._log_path(role))
+                self._observer.service_failed(role, error)
+
+    def _start(self, role: str, run: int) -> None:
+        self._reports.pop(role, None)
+        readiness = Readiness(self._loop, lambda: self._up(role, run))
+        given: list[int] = []
+        try:
+            launch = self._observer.prepare(role, run)
+            given = launch.pass_fds
+            log = open_log(self._log_path(role))
+            given.append(log)
+            ready = ["--ready-fd", str(readiness.write_fd), "--parent-pid", str(os.getpid())]
+            pid = start_program(
+                command(launch.module, [*launch.arguments, *ready]),
+                env=launch.env,
+                output_fd=log,
+                pass_fds=[*launch.pass_fds[:-1], readiness.write_fd, *self._inherited_fds],
+            )
+        except OSError as error:
+            readiness.close()
+            _log.error("%s could not be started: %s", role, error.strerror)
+            # Not from inside the step that asked for it.
+            self._loop.call_soon(self._down, role, run, Down(run, f"could not be started: {error.strerror}"))
+            return
+        finally:
+            for fd in given:
+                os.close(fd)
+        readiness.handed_over()
+        self._readiness[role] = readiness
+        child = self._reaper.watch(pid, lambda seen: self._exited(role, run, seen), leads_group=True)
+        if child is None:  # it is our child and nobody else waits for it
+            raise AssertionError(f"{role}, pid {pid}, cannot be watched")
+        self._children[role] = child
+
+    def _up(self, role: str, run: int) -> None:
+        self._readiness.pop(role, None)
+        self._feed(role, Up(run))
+        self._observer.service_up(role)
+
+    def _exited(self, role: str, run: int, seen: Exit) -> None:
+        self._children.pop(role, None)
+        readiness = self._readiness.pop(role, None)
+        report = readiness.report if readiness is not None else None
+        if readiness is not None:
+            readiness.close()
+        if report is not None:
+            self._reports[role] = report
+        cause = f"{seen.cause}: {report.message}" if report is not None else seen.cause
+        if not self._ending:
+            _log.warning("%s ended: %s", role, cause)
+        self._down(role, run, Down(run, cause, final=report is not None))
+
+    def _down(self, role: str, run: int, event: Down) -> None:
+        if self._ending:
+            self._feed(role, End())
+        self._observer.service_down(role, run, event.cause)
+        self._feed(role, event)
