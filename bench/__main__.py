@@ -1,0 +1,56 @@
+"""`python -m bench`: run the benchmarks, print a table, write bench/results.json."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from bench.compare import Benchmark, machine, run, table
+
+RESULTS = Path(__file__).parent / "results.json"
+#: In this order; each module has one BENCHMARK.
+MODULES = ("round_trip",)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what was asked for; 0 also when a goal is missed, because a slow machine is no broken program."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks beside their baselines.")
+    parser.add_argument("names", nargs="*", choices=[[], *MODULES], metavar="NAME", help="which ones (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often every side runs (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement (default: %(default)s)")
+    options = parser.parse_args(arguments)
+
+    facts = machine()
+    results = {}
+    for name in options.names or MODULES:
+        benchmark: Benchmark = importlib.import_module(f"bench.{name}").BENCHMARK
+        rows = run(benchmark, options.rounds, options.seconds, lambda line: print(line, file=sys.stderr, flush=True))
+        print(table(benchmark, rows), flush=True)
+        results[name] = {
+            row.metric.name: {
+                "unit": row.metric.unit,
+                "medians": row.medians,
+                "runs": row.runs,
+                "target": row.target,
+                "met": row.met,
+            }
+            for row in rows
+        }
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    report = {
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": facts,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "benchmarks": results,
+    }
+    RESULTS.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""What a benchmark is, how its sides take turns, and how the figures are summed up.
+
+A machine gets slower and faster over minutes, so sides are never run one after the other in blocks: every round runs
+each side once, and what is compared are the medians over the rounds. Figures of one machine say little about another;
+ratios within one run do.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: One run of one side: metric name -> figure. The argument is how long to measure, in seconds.
+Side = Callable[[float], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a metric should reach: a number, or that factor of the baseline `of` in the same run."""
+
+    value: float
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure that every side of a benchmark returns. `unit` is for the table."""
+
+    name: str
+    unit: str
+    better: Literal["higher", "lower"]
+    goal: Goal | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`sides`: ours first, then the baselines, by name."""
+
+    name: str
+    what: str
+    sides: Mapping[str, Side]
+    metrics: Sequence[Metric]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric over all rounds. `target` is the goal as a number, `met` None when there is none."""
+
+    metric: Metric
+    runs: Mapping[str, Sequence[float]]
+    medians: Mapping[str, float]
+    target: float | None
+    met: bool | None
+
+
+def run(benchmark: Benchmark, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row]:
+    """Run every side `rounds` times, taking turns; `tell` is given a line of progress before each run."""
+    figures: dict[str, list[Mapping[str, float]]] = {side: [] for side in benchmark.sides}
+    for number in range(rounds):
+        for name, side in benchmark.sides.items():
+            tell(f"{benchmark.name}: {name}, round {number + 1} of {rounds}")
+            figures[name].append(side(seconds))
+    return [summarize(metric, figures) for metric in benchmark.metrics]
+
+
+def summarize(metric: Metric, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> Row:
+    """Medians, and whether ours (the first side) reaches the goal. A side that lacks the metric is left out."""
+    runs = {side: [one[metric.name] for one in many if metric.name in one] for side, many in figures.items()}
+    medians = {side: statistics.median(values) for side, values in runs.items() if values}
+    ours = medians[next(iter(figures))]
+    target = None
+    if metric.goal is not None:
+        target = metric.goal.value * (1.0 if metric.goal.of is None else medians[metric.goal.of])
+    met = None if target is None else (ours >= target if metric.better == "higher" else ours <= target)
+    return Row(metric, runs, medians, target, met)
+
+
+def table(benchmark: Benchmark, rows: Sequence[Row]) -> str:
+    """The rows for a person: one line each, ours, the goal, and every baseline with its ratio."""
+    ours, *baselines = benchmark.sides
+    lines = [f"{benchmark.name}: {benchmark.what}"]
+    for row in rows:
+        cells = [f"  {row.metric.name:<22} {row.medians[ours]:>12,.1f} {row.metric.unit:<6}"]
+        if row.target is not None:
+            sign = "≥" if row.metric.better == "higher" else "≤"
+            cells.append(f"goal {sign} {row.target:,.1f} {'met' if row.met else 'MISSED'}".ljust(26))
+        cells += [
+            f"{side} {row.medians[side]:,.1f} (× {row.medians[ours] / row.medians[side]:.2f})"
+            for side in baselines
+            if row.medians.get(side)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def machine() -> dict[str, Any]:
+    """The facts without which a figure means nothing."""
+    return {
+        "cpu": field("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": field("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": sys.version.split()[0],
+        "load": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def field(path: str, name: str) -> str:
+    """The first `name: value` line of a file of /proc, or "unknown"."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "unknown")
+    except OSError:
+        return "unknown"

@@ -1,0 +1,95 @@
+"""One round trip through the broker, beside libzmq's own proxy and beside no middle at all.
+
+The broker does its whole work on the way: token and lease, the agent's declaration, call bookkeeping, re-encoding.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from bench.compare import Benchmark, Goal, Metric
+from bench.peers import AGENT, INSTANCE, hello, open_socket
+from schemas.codec import encode
+from schemas.frames import Frame
+from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+
+
+@contextmanager
+def peer(role: str, *arguments: str, token: str = "") -> Iterator[subprocess.Popen[str]]:
+    """One program of bench.peers, ended when the block ends."""
+    command = [sys.executable, "-m", "bench.peers", role, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(token + "\n")
+            process.stdin.close()
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line a program prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    if not text:
+        raise SystemExit(f"{process.args!r} ended without its line")
+    return text
+
+
+def figures(process: subprocess.Popen[str]) -> Mapping[str, float]:
+    """What the caller measured."""
+    return {name: float(value) for name, value in json.loads(line(process)).items()}
+
+
+def direct(seconds: float) -> Mapping[str, float]:
+    """Caller and echo, joined by one ipc socket: what no middle can beat."""
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
+        endpoint = f"ipc://{folder}/d"
+        line(stack.enter_context(peer("echo", endpoint, "--bind")))
+        return figures(stack.enter_context(peer("caller", endpoint, str(seconds))))
+
+
+def proxied(seconds: float) -> Mapping[str, float]:
+    """zmq.proxy in a process of its own between them."""
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
+        front, back = f"ipc://{folder}/f", f"ipc://{folder}/b"
+        line(stack.enter_context(peer("proxy", front, back)))
+        line(stack.enter_context(peer("echo", back)))
+        return figures(stack.enter_context(peer("caller", front, str(seconds))))
+
+
+def brokered(seconds: float) -> Mapping[str, float]:
+    """The broker between them. A client's event gives the caller the lease that its calls need."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
+        endpoint = {cls: f"ipc://{folder}/{name}" for cls, name in SOCKETS.items()}
+        line(stack.enter_context(peer("broker", folder, token=secret.hex())))
+        line(stack.enter_context(peer("echo", endpoint["toolhost"], token=mint(secret, Claims("toolhost")))))
+        agent = mint(secret, Claims("agent", agent=AGENT, instance_key=INSTANCE))
+        caller = stack.enter_context(peer("caller", endpoint["agent"], str(seconds), token=agent))
+        client = open_socket(endpoint["client"], bind=False)
+        hello(client, mint(secret, Claims("client", operator=True)))
+        client.send(encode(Frame("event", id="e.1", event_id="event-1", to=AGENT, instance_key=INSTANCE)))
+        try:
+            return figures(caller)
+        finally:
+            client.close()
+
+
+BENCHMARK = Benchmark(
+    name="round_trip",
+    what="a 256-byte call to another process and its result back; 64 in flight for the rate, one for the times",
+    sides={"broker": brokered, "zmq.proxy": proxied, "direct pair": direct},
+    metrics=[
+        Metric("rate", "/s", "higher", Goal(1.2, of="zmq.proxy")),
+        Metric("p50", "µs", "lower", Goal(1.1, of="zmq.proxy")),
+        Metric("p99", "µs", "lower"),
+    ],
+)
