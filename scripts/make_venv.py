@@ -50,9 +50,10 @@ def main(kind: str) -> None:
     if not usable(made_for):
         say(f"making .venv with {sys.executable} (Python {sys.version.split()[0]})")
         build(made_for)
-    say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
     INSTALLING.touch()
-    install(packages)
+    if packages:
+        say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
+        install(packages)
     expose()
     INSTALLING.unlink()
 

@@ -65,7 +65,8 @@ def claims_of(source: str, path: str) -> tuple[list[Claim], list[str]]:
         owner = decorated.get(id(node))
         if owner is not None and not owner.name.startswith(("test", "Test")):
             problems.append(f"{where}: `{owner.name}` is no test, so it proves nothing")
-        elif not node.args:
+            continue
+        if not node.args:
             problems.append(f"{where}: a requirement mark without an id")
         for argument in node.args:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
