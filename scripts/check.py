@@ -88,7 +88,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "types": tool(
         str(BIN / "mypy"), *(part for package in (*PACKAGES, "tests", "scripts", "bench") for part in ("-p", package))
     ),
-    "architecture": tool(str(BIN / "lint-imports"), "--cache-dir", ".cache/import-linter"),
+    "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
     "schemas": python("-m", "schemas.export", "--check"),
     "requirements": python("scripts/requirements.py", "--quiet"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
