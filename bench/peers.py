@@ -1,9 +1,8 @@
-"""The two ends of the round-trip benchmark, and what is put between them.
+"""The two ends of the round-trip benchmark, and libzmq's own proxy to put between them.
 
     python -m bench.peers echo ENDPOINT [--bind]        answers every tool.call with a tool.result
     python -m bench.peers caller ENDPOINT SECONDS       keeps calls in flight, prints its figures as JSON
     python -m bench.peers proxy FRONTEND BACKEND        zmq.proxy between a ROUTER and a DEALER
-    python -m bench.peers broker RUN_DIR                the broker, with one agent that may call one tool
 
 The ends are the same programs whatever stands between them, so that only the middle differs. They do as little as
 they can: frames are patched, not encoded, and searched, not decoded. With a token on stdin they say hello first; the
@@ -16,17 +15,11 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import zmq
 
-from kernel.broker.bus import Bus
-from kernel.broker.journal import MemoryJournal
-from kernel.broker.loop import BrokerLoop
-from kernel.broker.router import Router
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import Frame, Hello, ToolCallPayload, ToolResult, Welcome
-from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
 
 #: Size of a call as the caller sends it (bytes).
 FRAME_BYTES = 256
@@ -39,7 +32,7 @@ MARK = b"bench/"
 DIGITS = 8
 #: Numbers repeat after this many calls, as many as a long turn makes; the broker keeps the ids of a running turn.
 NUMBERS = 4096
-AGENT, INSTANCE, TOOL = "caller", "bench", "bench__echo"
+TOOL = "bench__echo"
 
 Socket = zmq.Socket[bytes]
 
@@ -176,32 +169,6 @@ def open_socket(endpoint: str, bind: bool) -> Socket:
     return socket
 
 
-def broker(run_dir: str, secret: bytes) -> None:
-    """The broker's own router and loop, with a plan of one agent."""
-    agent = AgentSpec(
-        name=AGENT,
-        model=ModelSpec(provider="embedded"),
-        registry=[CatalogItem(name=TOOL)],
-        catalog=[TOOL],
-        state_dir=run_dir,
-        revision="bench",
-    )
-    plan = KernelPlan(
-        revision="bench",
-        bundle=run_dir,
-        state_dir=run_dir,
-        entry_agent=AGENT,
-        agents={AGENT: agent},
-        toolhost=ToolHostSpec(tools=[], state_dir=run_dir, revision="bench"),
-    )
-    started_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-    bus = Bus(plan, secret, broker_id="bench", started_ms=started_ms, first_epoch=1)
-    loop = BrokerLoop(Router(bus), MemoryJournal(), Path(run_dir))
-    loop.bind()
-    print("ready", flush=True)
-    loop.run()
-
-
 def proxy(frontend: str, backend: str) -> None:
     """libzmq's C proxy, which looks at nothing."""
     context: zmq.Context[Socket] = zmq.Context()
@@ -213,12 +180,9 @@ def proxy(frontend: str, backend: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Dispatch. One line on stdin: a peer's token, the broker's secret in hexadecimal, or nothing."""
+    """Dispatch. One line on stdin: the peer's token, or nothing."""
     role, endpoint, *rest = arguments
     token = sys.stdin.readline().strip() or None
-    if role == "broker":
-        broker(endpoint, bytes.fromhex(token or ""))
-        return
     if role == "echo":
         echo(endpoint, "--bind" in rest, token)
     elif role == "caller":

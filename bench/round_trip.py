@@ -6,7 +6,6 @@ The broker does its whole work on the way: token and lease, the agent's declarat
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -14,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from bench.compare import Benchmark, Goal, Metric
-from bench.peers import AGENT, INSTANCE, hello, open_socket
+from bench.peers import TOOL, hello, open_socket
+from bench.programs import AGENT, INSTANCE, broker
 from schemas.codec import encode
 from schemas.frames import Frame
-from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+from schemas.launch import CatalogItem
 
 
 @contextmanager
@@ -66,16 +66,12 @@ def proxied(seconds: float) -> Mapping[str, float]:
 
 
 def brokered(seconds: float) -> Mapping[str, float]:
-    """The broker between them. A client's event gives the caller the lease that its calls need."""
-    secret = secrets.token_bytes(SECRET_BYTES)
-    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
-        endpoint = {cls: f"ipc://{folder}/{name}" for cls, name in SOCKETS.items()}
-        line(stack.enter_context(peer("broker", folder, token=secret.hex())))
-        line(stack.enter_context(peer("echo", endpoint["toolhost"], token=mint(secret, Claims("toolhost")))))
-        agent = mint(secret, Claims("agent", agent=AGENT, instance_key=INSTANCE))
-        caller = stack.enter_context(peer("caller", endpoint["agent"], str(seconds), token=agent))
-        client = open_socket(endpoint["client"], bind=False)
-        hello(client, mint(secret, Claims("client", operator=True)))
+    """`python -m kernel.broker` between them. A client's event gives the caller the lease that its calls need."""
+    with broker([CatalogItem(name=TOOL)]) as bus, ExitStack() as stack:
+        line(stack.enter_context(peer("echo", bus.endpoint("toolhost"), token=bus.token("toolhost"))))
+        caller = stack.enter_context(peer("caller", bus.endpoint("agent"), str(seconds), token=bus.token("agent")))
+        client = open_socket(bus.endpoint("client"), bind=False)
+        hello(client, bus.token("client"))
         client.send(encode(Frame("event", id="e.1", event_id="event-1", to=AGENT, instance_key=INSTANCE)))
         try:
             return figures(caller)

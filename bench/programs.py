@@ -1,0 +1,115 @@
+"""The kernel's own programs, started the way its supervisor starts them, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
+from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, TokenClass, mint
+
+#: The only agent of a benchmark's plan, and the instance that is used.
+AGENT, INSTANCE = "caller", "bench"
+#: A program that is not ready by then never will be (seconds).
+READY_S = 10.0
+
+
+@dataclass(frozen=True)
+class Bus:
+    """A running broker: where it listens, and what signs its tokens."""
+
+    run_dir: Path
+    secret: bytes
+    pid: int
+
+    def endpoint(self, cls: TokenClass) -> str:
+        """The ZeroMQ endpoint of a class."""
+        return f"ipc://{self.run_dir}/{SOCKETS[cls]}"
+
+    def token(self, cls: TokenClass) -> str:
+        """A token of a class; for agents, that of INSTANCE of AGENT."""
+        if cls == "agent":
+            return mint(self.secret, Claims("agent", agent=AGENT, instance_key=INSTANCE))
+        return mint(self.secret, Claims(cls, operator=cls == "client"))
+
+
+def plan_of(folder: str, items: list[CatalogItem], tools: list[ToolSpec]) -> KernelPlan:
+    """A plan with one agent whose catalog is `items`."""
+    agent = AgentSpec(
+        name=AGENT,
+        model=ModelSpec(provider="embedded"),
+        registry=items,
+        catalog=[item.name for item in items],
+        state_dir=folder,
+        revision="bench",
+    )
+    return KernelPlan(
+        revision="bench",
+        bundle=folder,
+        state_dir=folder,
+        entry_agent=AGENT,
+        agents={AGENT: agent},
+        toolhost=ToolHostSpec(tools=tools, state_dir=folder, revision="bench"),
+    )
+
+
+@contextmanager
+def running(module: str, *arguments: str, files: dict[str, bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m module` until the block ends. `files`: option -> what its descriptor gives to read."""
+    with ExitStack() as stack:
+        ready_r, ready_w = os.pipe()
+        stack.callback(os.close, ready_r)
+        command = [sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_w)]
+        passed = [ready_w]
+        for option, content in files.items():
+            fd = os.memfd_create(option)
+            os.write(fd, content)
+            os.lseek(fd, 0, os.SEEK_SET)
+            command += [option, str(fd)]
+            passed.append(fd)
+        process = subprocess.Popen(command, pass_fds=passed)
+        stack.callback(end, process)
+        for fd in passed:
+            os.close(fd)
+        if not select.select([ready_r], [], [], READY_S)[0] or os.read(ready_r, 1) != b"\n":
+            raise SystemExit(f"{module} did not become ready")
+        yield process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a program to end, then see to it."""
+    process.terminate()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def broker(items: list[CatalogItem], tools: list[ToolSpec] | None = None) -> Iterator[Bus]:
+    """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own."""
+    secret = secrets.token_bytes(SECRET_BYTES)
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
+        plan = msgspec.msgpack.encode(plan_of(folder, items, tools or []))
+        files = {"--plan-fd": plan, "--secret-fd": secret}
+        with running("kernel.broker", "--run-dir", folder, files=files) as process:
+            yield Bus(Path(folder), secret, process.pid)
+
+
+@contextmanager
+def tool_host(bus: Bus) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m toolhost` on that bus."""
+    token = bus.token("toolhost").encode()
+    with running("toolhost", "--endpoint", bus.endpoint("toolhost"), files={"--token-fd": token}) as process:
+        yield process
