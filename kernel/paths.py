@@ -1,0 +1,126 @@
+"""Where things are: the bundle, the state of its workspace, and the runtime directory with the sockets.
+
+A bundle's identity is its place: `X` and `X/goondan.yaml` are the same workspace and the same kernel, whatever the
+spelling. The state lies under `$GOONDAN_STATE_ROOT` (default `~/.goondan`), the sockets under
+`$XDG_RUNTIME_DIR/goondan/` or `/tmp/goondan-<uid>/`; kernels with different state roots never meet, so the runtime
+directory is named after both. Only names are made here; kernel/rundir.py creates and checks the runtime directory.
+
+Source: design sections 10 and 11; requirement STATE-07.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from schemas.errors import fail
+
+BUNDLE_FILE: Final = "goondan.yaml"
+#: Characters of a digest in a path: enough against accidents, short enough for socket paths.
+DIGEST_CHARS: Final = 16
+#: Longest path of a socket (sockaddr_un holds 108 bytes with the final zero).
+MAX_SOCKET_PATH: Final = 107
+#: The longest name of a socket in a runtime directory.
+LONGEST_SOCKET: Final = "supervisor.sock"
+
+
+def find_bundle(given: str | None, *, cwd: str | None = None) -> str:
+    """The absolute path of the bundle that a command means: `given`, else ./goondan.yaml, else the quickstart.
+
+    Links are resolved. Raises GoondanError E_CONFIG_NOT_FOUND when there is none.
+    """
+    base = cwd if cwd is not None else os.getcwd()
+    if given is not None:
+        if not given or "\0" in given:
+            raise fail("E_CONFIG_NOT_FOUND", "the bundle's path is empty or holds a zero byte")
+        path = os.path.realpath(os.path.join(base, os.path.expanduser(given)))
+        if not os.path.exists(path):
+            raise fail("E_CONFIG_NOT_FOUND", f"{given}: no such file or directory")
+        return path
+    here = os.path.join(base, BUNDLE_FILE)
+    if os.path.exists(here):
+        return os.path.realpath(here)
+    for folder in quickstart_folders():
+        path = os.path.join(folder, BUNDLE_FILE)
+        if os.path.isfile(path):
+            return os.path.realpath(path)
+    raise fail("E_CONFIG_NOT_FOUND", f"there is no {BUNDLE_FILE} in {base}, and the quickstart is not installed")
+
+
+def quickstart_folders() -> list[str]:
+    """Where the quickstart bundle can be: in the source tree, or where an installation puts it."""
+    source_tree = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [
+        os.path.join(source_tree, "examples", "quickstart"),
+        os.path.join(sys.prefix, "share", "goondan-kernel", "examples", "quickstart"),
+    ]
+
+
+def identity(bundle: str) -> str:
+    """What names a bundle's workspace: its directory for `goondan.yaml` and for directories, else the file itself."""
+    path = os.path.realpath(bundle)
+    return os.path.dirname(path) if os.path.basename(path) == BUNDLE_FILE and not os.path.isdir(path) else path
+
+
+def digest(bundle: str, *also: str) -> str:
+    """The short digest that stands for a bundle in paths."""
+    parts = "\0".join((identity(bundle), *also))
+    return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest()[:DIGEST_CHARS]
+
+
+def state_root(env: Mapping[str, str] | None = None) -> str:
+    """`$GOONDAN_STATE_ROOT`, else `~/.goondan`; absolute. Raises GoondanError E_STATE without a home directory."""
+    variables = os.environ if env is None else env
+    given = variables.get("GOONDAN_STATE_ROOT")
+    if given:
+        return os.path.abspath(os.path.expanduser(given))
+    root = os.path.expanduser("~/.goondan")
+    if root.startswith("~"):
+        raise fail("E_STATE", "there is no home directory for ~/.goondan", suggestion="Set GOONDAN_STATE_ROOT.")
+    return os.path.abspath(root)
+
+
+def state_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
+    """Where the workspace of `bundle` keeps its state."""
+    return os.path.join(state_root(env), "workspaces", digest(bundle))
+
+
+def run_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
+    """The runtime directory of the kernel of `bundle`: under XDG_RUNTIME_DIR where that is usable, else under /tmp.
+
+    Raises GoondanError E_RUN_DIR when no place gives socket paths of at most 107 bytes.
+    """
+    variables = os.environ if env is None else env
+    name = digest(bundle, os.path.realpath(state_root(env)))
+    candidates: list[str] = []
+    runtime = variables.get("XDG_RUNTIME_DIR", "")
+    if runtime and _is_private(runtime):
+        candidates.append(os.path.join(runtime, "goondan", name))
+    candidates.append(f"/tmp/goondan-{os.geteuid()}/{name}")
+    for path in candidates:
+        if len(os.fsencode(os.path.join(path, LONGEST_SOCKET))) <= MAX_SOCKET_PATH:
+            return path
+    raise fail("E_RUN_DIR", f"socket paths in {candidates[-1]} would be longer than {MAX_SOCKET_PATH} bytes")
+
+
+def prepare_private(path: str) -> None:
+    """Make a directory and those above it, closed to others. Raises GoondanError E_STATE."""
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+
+
+def _is_private(path: str) -> bool:
+    """Whether a directory that the environment names is absolute, ours, and closed to others."""
+    if not os.path.isabs(path):
+        return False
+    try:
+        state = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o077
