@@ -96,7 +96,7 @@ def install(packages: list[str]) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
     environment |= {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    command = [*pip(environment), "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), *packages]
+    command = [*pip(environment), "install", "-qq", "--constraint", str(ROOT / "constraints.txt"), *packages]
     if subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode != 0:
         sys.exit("setup: pip could not install the packages; its message is above")
 
