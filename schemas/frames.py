@@ -12,9 +12,15 @@ Source: design section 4; PROTOCOL.md; requirements IPC-01 to IPC-08.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
+
+if TYPE_CHECKING:
+    OptionalRaw = Raw | None
+else:
+    # msgspec takes Raw out of a union and would then accept nothing but nil; the default stays None.
+    OptionalRaw = Raw
 
 PROTOCOL_VERSION: Final = 1
 #: msgpack nil: the payload of a frame that carries none.
@@ -98,7 +104,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True):
     parent_span_id: str | None = field(default=None, name="parentSpanId")
     deadline_ms: int | None = field(default=None, name="deadlineMs")
     source: Source | None = None
-    auth: Raw | None = None
+    auth: OptionalRaw = None
     workdir: str | None = None
     calls: list[str] | None = None
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
@@ -177,7 +183,7 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     response: str | None = None
     finish_reason: str | None = None
     error: ErrorPayload | None = None
-    output: Raw | None = None
+    output: OptionalRaw = None
     steps: int = 0
 
 
@@ -214,7 +220,7 @@ class ToolCallPayload(Struct, rename="camel", omit_defaults=True, kw_only=True):
     turn_id: str
     tool_call_id: str
     message_id: str | None = None
-    message: Raw | None = None
+    message: OptionalRaw = None
 
 
 class ToolError(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -231,7 +237,7 @@ class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """Payload of `tool.result` (RESULT-01). `output` is present, possibly nil, when status is `ok`."""
 
     status: Literal["ok", "error", "pending"]
-    output: Raw | None = None
+    output: OptionalRaw = None
     handle: str | None = None
     error: ToolError | None = None
 

@@ -9,9 +9,15 @@ Source: design section 6; sandbox.md section 5.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct
+
+if TYPE_CHECKING:
+    OptionalRaw = Raw | None
+else:
+    # msgspec takes Raw out of a union and would then accept nothing but nil; the default stays None.
+    OptionalRaw = Raw
 
 WORKER_PROTOCOL: Final = 1
 #: Descriptor on which a worker finds its socket.
@@ -23,13 +29,20 @@ MAX_WORKER_FRAME: Final = 8 << 20
 # --- host to worker -------------------------------------------------------------------------------------------------
 
 
-class Init(Struct, frozen=True, tag="init", rename="camel"):
-    """First frame: load the module at `entry`, report `ready` with the exports found. `env` joins the environment."""
+class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
+    """First frame: load the module at `entry`, report `ready` with the exports found. `env` joins the environment.
+
+    `import_paths` are folders of modules the tool may import, first first. `output_limit` is how many bytes a result's
+    `output` may have. `jailed`: the worker has a pid namespace to itself, so it may end what its calls leave behind.
+    """
 
     protocol: int
     tool: str
     entry: str
     env: dict[str, str]
+    import_paths: list[str] = []
+    output_limit: int = 1 << 20
+    jailed: bool = False
 
 
 class Message(Struct, frozen=True, tag="message", rename="camel"):
@@ -40,7 +53,11 @@ class Message(Struct, frozen=True, tag="message", rename="camel"):
 
 
 class Call(Struct, frozen=True, tag="call", rename="camel", omit_defaults=True, kw_only=True):
-    """Run one export. `deadline_ms` is what is left; the host ends the jail when it passes."""
+    """Run one export. `deadline_ms` is what is left; the host ends the jail when it passes.
+
+    `call_id` is the host's name for the call in this jail, unique there; `tool_call_id` is the model's. `background`:
+    processes that the call leaves behind may live on.
+    """
 
     call_id: str
     export: str
@@ -52,6 +69,7 @@ class Call(Struct, frozen=True, tag="call", rename="camel", omit_defaults=True, 
     workdir: str
     message_id: str | None = None
     deadline_ms: int | None = None
+    background: bool = False
 
 
 class Cancel(Struct, frozen=True, tag="cancel", rename="camel"):
@@ -98,7 +116,7 @@ class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=Tr
 
     call_id: str
     status: Literal["ok", "error", "pending"]
-    output: Raw | None = None
+    output: OptionalRaw = None
     handle: str | None = None
     error: WorkerError | None = None
 
