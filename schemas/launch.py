@@ -136,13 +136,17 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool host. `max_jails` live at once (the least recently used idle one goes first)."""
+    """One tool host. `max_jails` live at once (the least recently used idle one goes first).
+
+    `protected` are absolute paths that stay read-only in every jail (KernelPlan.protected).
+    """
 
     tools: list[ToolSpec]
     state_dir: str
     revision: str
     max_jails: int = 64
     jail_idle_s: float = 60.0
+    protected: list[str] = []
 
 
 class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
