@@ -54,7 +54,7 @@ def main(kind: str) -> None:
     if packages:
         say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
         install(packages)
-    expose()
+    expose(project["name"], project["version"])
     INSTALLING.unlink()
 
 
@@ -119,11 +119,17 @@ def pip(environment: dict[str, str]) -> list[str]:
     return [str(PYTHON), "-m", "pip"]
 
 
-def expose() -> None:
-    """Put the repository on the environment's import path, and `gdn` into its bin: what an editable install does,
-    without a build and its download."""
+def expose(name: str, version: str) -> None:
+    """Put the repository on the environment's import path, its name and version into the list of what is installed,
+    and `gdn` into bin: what an editable install does, without a build and its download."""
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV), "platbase": str(VENV)}))
-    (site / "goondan-kernel.pth").write_text(f"{ROOT}\n")
+    (site / f"{name}.pth").write_text(f"{ROOT}\n")
+    for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+        shutil.rmtree(old)
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "INSTALLER").write_text("make\n")
     quoted = "'" + str(PYTHON).replace("'", "'\"'\"'") + "'"
     gdn = VENV / "bin" / "gdn"
     gdn.write_text(GDN.format(python=quoted))

@@ -14,6 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROJECT = """
+[project]
+name = "goondan-kernel"
+version = "0.9.0"
+dependencies = []
+[project.optional-dependencies]
+dev = []
+"""
 CLI = "import sys\n\n\ndef main():\n    print('gdn', sys.argv[1:], sys.stdin.read())\n    return 3\n"
 
 
@@ -25,7 +33,7 @@ class Clone:
         (path / "scripts").mkdir(parents=True)
         for name in ("Makefile", "scripts/setup", "scripts/make_venv.py"):
             shutil.copy(ROOT / name, path / name)
-        self.write("pyproject.toml", "[project]\ndependencies = []\n[project.optional-dependencies]\ndev = []\n")
+        self.write("pyproject.toml", PROJECT)
         self.write("constraints.txt", "")
         self.write("kernel/cli.py", CLI)
 
@@ -96,6 +104,15 @@ def test_changed_packages_are_installed_without_a_new_environment(clone: Clone) 
     assert clone.make("setup").returncode == 0
     assert (clone.path / ".venv/.ready-dev").read_text() != stamp
     assert clone.made() == before
+
+
+def test_version_that_is_installed_is_the_one_of_the_sources(clone: Clone) -> None:
+    ask = "import importlib.metadata as m; print([d.version for d in m.distributions(name='goondan-kernel')])"
+    for version in ("0.9.0", "1.0.0"):
+        clone.write("pyproject.toml", PROJECT.replace("0.9.0", version))
+        clone.make("setup")
+        answer = subprocess.run([clone.python, "-c", ask], capture_output=True, text=True, check=True)
+        assert answer.stdout == f"['{version}']\n"
 
 
 def test_environment_is_made_anew_when_its_interpreter_is_gone(clone: Clone) -> None:
