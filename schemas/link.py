@@ -89,6 +89,8 @@ class Link:
         self._welcomed = loop.create_future()
         context = self._context = zmq.Context(io_threads=1)
         socket = self._socket = context.socket(zmq.DEALER)
+        # Unguessable, so that nobody can take or forge it; not a leading zero, which libzmq keeps for itself.
+        socket.setsockopt(zmq.ROUTING_ID, b"g" + secrets.token_bytes(15))
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IMMEDIATE, 1),

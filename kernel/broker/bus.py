@@ -35,6 +35,8 @@ class Bus:
         self.started_ms = started_ms
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
+        #: Bugs of ours that were survived; the loop writes them to the log.
+        self.faults: list[Exception] = []
         self.counters: Counter[str] = Counter()
         self.presence = Presence(secret)
         self.mailbox = Mailbox(first_epoch)

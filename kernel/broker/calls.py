@@ -10,25 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schemas.frames import Frame
-
 if TYPE_CHECKING:
-    from kernel.broker.mailbox import Instance
+    from kernel.broker.mailbox import Event
     from kernel.broker.presence import Connection
 
 
 class Call:
     """One open call. `deadline` is seconds on the broker's clock; `data` is kept only while no host has it."""
 
-    __slots__ = ("caller", "data", "deadline", "host", "id", "instance", "lost", "tool")
+    __slots__ = ("data", "deadline", "event", "host", "id", "lost", "tool")
 
-    def __init__(self, call_id: str, instance: Instance, frame: Frame, now: float) -> None:
+    def __init__(self, call_id: str, event: Event, tool: str | None, deadline_ms: int | None, now: float) -> None:
         self.id = call_id
-        self.instance = instance
-        self.tool = frame.tool or ""
-        self.deadline = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000
+        self.event = event
+        self.tool = tool
+        self.deadline = None if deadline_ms is None else now + deadline_ms / 1000
         self.host: Connection | None = None
-        self.caller: Connection | None = None
         self.data = b""
         #: Its tool host ended while its agent was away.
         self.lost = False
@@ -38,7 +35,7 @@ class Calls:
     """All open calls."""
 
     def __init__(self) -> None:
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
         self.get = self._calls.get
 
@@ -46,8 +43,10 @@ class Calls:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """Open a call (again)."""
+        """Open a call."""
         self._calls[call.id] = call
+        call.event.calls.add(call.id)
+        call.event.open_calls += 1
 
     def wait(self, call: Call, data: bytes) -> None:
         """No tool host is there: keep the frame until one comes."""
@@ -61,23 +60,16 @@ class Calls:
         return waiting
 
     def expired(self, now: float) -> list[Call]:
-        """Calls that waited for a host past their deadline."""
+        """Calls that have waited for a host past their deadline."""
         return [call for call in self._waiting.values() if call.deadline is not None and call.deadline <= now]
 
     def remove(self, call: Call) -> None:
-        """Close a call on every list."""
-        self._calls.pop(call.id, None)
+        """Close an open call."""
+        del self._calls[call.id]
+        call.event.open_calls -= 1
         if call.data:
             self._waiting.pop(call.id, None)
-        if call.host is not None:
-            call.host.calls.discard(call.id)
-        if call.caller is not None:
-            call.caller.calls.discard(call.id)
-
-    def of(self, connection: Connection) -> list[Call]:
-        """The calls an agent connection waits for."""
-        return [call for call_id in connection.calls if (call := self._calls.get(call_id)) is not None]
 
     def of_host(self, host: Connection) -> list[Call]:
         """The calls a tool host runs."""
-        return [call for call_id in list(host.calls) if (call := self._calls.get(call_id)) is not None]
+        return [call for call in self._calls.values() if call.host is host]

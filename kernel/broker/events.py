@@ -124,7 +124,8 @@ class Events:
         """The journal has it."""
         event = item.event
         if item.kind == "accept":
-            self._mailbox.accept(event)
+            if event.state == "staged":
+                self._mailbox.accept(event)
             for connection, frame_id in event.waiting_acks:
                 self._bus.ack(connection, frame_id, event)
             event.waiting_acks.clear()
@@ -189,13 +190,14 @@ class Events:
                 event = Event(event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD)
                 self._mailbox.stage(event)
                 self._mailbox.accept(event)
-            if event.instance is not instance or event.finished or event.state == "staged":
+            if event.instance is not instance or event.finished or instance.leased is not None:
                 continue
-            if event.state == "accepted" and instance.leased is None:
-                instance.queue.remove(event)
-                instance.queue.appendleft(event)
-                self._mailbox.lease(event, now)
-            instance.epoch = max(instance.epoch, lease.epoch)
+            if event.state == "staged":  # its sender was quicker than the holder; the journal follows
+                self._mailbox.accept(event)
+            instance.queue.remove(event)
+            instance.queue.appendleft(event)
+            self._mailbox.lease(event, now)
+            instance.epoch = lease.epoch
 
     def agent_ack(self, connection: Connection, frame: Frame, now: float) -> None:
         """`ack` from an agent."""

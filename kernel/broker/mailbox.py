@@ -56,6 +56,7 @@ class Event:
         "id",
         "instance",
         "lease_until",
+        "open_calls",
         "payload",
         "progressed",
         "reply_to",
@@ -99,7 +100,9 @@ class Event:
         self.state: State = "staged"
         self.attempts = 0
         self.progressed = False
+        #: Every callId it has made, and how many of them are open.
         self.calls: set[str] = set()
+        self.open_calls = 0
         self.lease_until = 0.0
         self.answer: Raw | None = None
         self.answer_id = event_id + ":answer"
@@ -209,9 +212,9 @@ class Mailbox:
         event.instance.queue.append(event)
 
     def lease(self, event: Event, now: float) -> None:
-        """Hand the first queued event over."""
+        """Hand over `event`, which is the first in its queue."""
         instance = event.instance
-        instance.queue.remove(event) if instance.queue[0] is not event else instance.queue.popleft()
+        instance.queue.popleft()
         instance.leased = event
         event.state = "leased"
         event.progressed = False

@@ -12,10 +12,11 @@ Source: delivery.md section 2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from schemas.errors import GoondanError, fail
-from schemas.frames import PROTOCOL_VERSION, Hello
+from schemas.frames import PROTOCOL_VERSION, Frame, Hello
 from schemas.tokens import Claims, TokenClass, verify
 
 if TYPE_CHECKING:
@@ -29,15 +30,18 @@ CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
 MAX_CLIENTS: Final = 4096
 
 
+Handler = Callable[["Connection", Frame, float], None]
+
+
 class Connection:
     """One welcomed connection."""
 
     __slots__ = (
         "address",
         "allowed",
-        "calls",
         "claims",
         "cls",
+        "handlers",
         "ident",
         "incarnation",
         "instance",
@@ -56,11 +60,11 @@ class Connection:
         self.started_ms = hello.started_ms or 0
         self.pid = hello.pid
         self.last_seen = now
+        #: What this connection may send, by frame type.
+        self.handlers: dict[str, Handler] = {}
         #: Agents: the instance it serves, and the tools it may call.
         self.instance: Instance | None = None
         self.allowed: frozenset[str] = frozenset()
-        #: Agents: calls it waits for. Tool hosts: calls it runs.
-        self.calls: set[str] = set()
         #: target -> event id that was refused for overload first: later ones for it wait until that one is back.
         self.refused: dict[tuple[str, str], str] = {}
 

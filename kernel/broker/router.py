@@ -1,29 +1,37 @@
 """The broker's first look at every frame: is it a frame, who sent it, may they. Pure.
 
-The loop hands every part it receives to `Router.receive`, sends `bus.out`, journals `bus.staged`, and gives the
-staged decisions back to `settle` once they are durable. Only header fields are read.
+The loop hands every part it receives to `Router.receive` or, from unknown routing ids, to `Router.stranger`; it
+sends `bus.out`, journals `bus.staged`, and gives the staged decisions back to `settle` once they are durable. Only
+header fields are read.
 
 Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
 from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.events import Events
 from kernel.broker.mailbox import Staged
-from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection
+from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.tool_calls import ToolCalls
-from schemas.codec import MAX_FRAME_BYTES, FrameError, decode, from_raw, to_raw
+from schemas.codec import (
+    DECODE_ERRORS,
+    MAX_FRAME_BYTES,
+    FrameError,
+    decode,
+    decode_frame,
+    describe_decode_error,
+    encode,
+    from_raw,
+    to_raw,
+)
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Shutdown, Welcome
 from schemas.launch import AgentSpec
-
-Handler = Callable[[Connection, Frame, float], None]
 
 
 class Router:
@@ -65,21 +73,14 @@ class Router:
 
     # --- entry points of the loop
 
-    def receive(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
-        """One message part from the socket of class `cls`. Nothing that a peer can send makes it raise."""
-        connection = self._connections[cls].get(ident)
+    def receive(self, connection: Connection, data: bytes, now: float) -> None:
+        """One frame of a welcomed connection. Nothing that a peer can send makes it raise."""
         try:
-            frame = decode(data) if data else None
-        except FrameError as error:
-            self.bus.counters["frames_bad"] += 1
-            self.bus.error(cls, ident, error.info, None)
+            frame = decode_frame(data)
+            handler = connection.handlers.get(frame.type)
+        except DECODE_ERRORS as error:
+            self._bad(connection.cls, connection.ident, data, error)
             return
-        if connection is None:
-            self._stranger(cls, ident, frame, now)
-            return
-        if frame is None:
-            return
-        handler = self._handlers[cls].get(frame.type)
         if handler is None:
             self._unexpected(connection, frame, now)
             return
@@ -88,6 +89,32 @@ class Router:
             handler(connection, frame, now)
         except GoondanError as error:
             self.bus.counters["frames_refused"] += 1
+            self.bus.error(connection.cls, connection.ident, error.info, frame)
+        except Exception as error:
+            # A bug of ours must cost the frame that met it, not the bus.
+            self.bus.faults.append(error)
+            message = f"the broker failed on a frame of type {frame.type[:40]!r}"
+            self.bus.error(connection.cls, connection.ident, error_payload("E_INTERNAL", message), frame)
+
+    def stranger(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
+        """One message part from a connection that has not said hello: it may say it, or is asked to."""
+        try:
+            frame = decode(data) if data else None
+        except FrameError as error:
+            self.bus.counters["frames_bad"] += 1
+            self.bus.error(cls, ident, error.info, None)
+            return
+        if frame is not None and frame.type == "error":
+            return
+        if frame is None or frame.type != "hello":
+            self.bus.counters["hello_required"] += 1
+            info = error_payload("E_HELLO_REQUIRED", "this connection has not said hello")
+            self.bus.error(cls, ident, info, frame)
+            return
+        try:
+            self._greet(cls, ident, frame, now)
+        except GoondanError as error:
+            self.bus.counters["hello_refused"] += 1
             self.bus.error(cls, ident, error.info, frame)
 
     def settle(self, staged: list[Staged], now: float) -> None:
@@ -121,21 +148,6 @@ class Router:
 
     # --- hello
 
-    def _stranger(self, cls: int, ident: bytes, frame: Frame | None, now: float) -> None:
-        """A connection that has not said hello: it may say it, and is asked to after anything else."""
-        if frame is not None and frame.type == "error":
-            return
-        if frame is None or frame.type != "hello":
-            self.bus.counters["hello_required"] += 1
-            info = error_payload("E_HELLO_REQUIRED", "this connection has not said hello")
-            self.bus.error(cls, ident, info, frame)
-            return
-        try:
-            self._greet(cls, ident, frame, now)
-        except GoondanError as error:
-            self.bus.counters["hello_refused"] += 1
-            self.bus.error(cls, ident, error.info, frame)
-
     def _greet(self, cls: int, ident: bytes, frame: Frame, now: float) -> None:
         hello = from_raw(frame.payload, Hello)
         presence = self.bus.presence
@@ -150,6 +162,7 @@ class Router:
             presence.drop(connection)
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
         self.bus.counters["hello_" + CLASSES[cls]] += 1
+        connection.handlers = self._handlers[cls]
         if cls == AGENTS:
             self._welcome_agent(connection, old, hello, frame, now)
         elif cls == TOOLS:
@@ -195,10 +208,17 @@ class Router:
         )
         self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
 
+    def _bad(self, cls: int, ident: bytes, data: bytes, error: Exception) -> None:
+        """No frame: answered, unless it is an empty part (libzmq's probe)."""
+        if data:
+            self.bus.counters["frames_bad"] += 1
+            message = f"not a frame: {describe_decode_error(error)}"
+            self.bus.error(cls, ident, error_payload("E_FRAME_INVALID", message), None)
+
     def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
         if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it anew
             del self._connections[connection.cls][connection.ident]
-            self._stranger(connection.cls, connection.ident, frame, now)
+            self.stranger(connection.cls, connection.ident, encode(frame), now)
         elif frame.type != "error":
             self.bus.counters["frames_refused"] += 1
             info = error_payload("E_FRAME_TYPE", f"no frame of type {frame.type[:40]!r} is taken on this socket")
@@ -209,7 +229,7 @@ class Router:
     def _bye(self, connection: Connection, frame: Frame, now: float) -> None:
         """A peer asks to leave: granted when nothing would be left behind."""
         instance = connection.instance
-        if instance is not None and (instance.wanted or connection.calls):
+        if instance is not None and instance.wanted:
             raise GoondanError(error_payload("E_FORBIDDEN", "there is work for this instance"))
         self.bus.send(connection, Frame("reply", in_reply_to=frame.id))
         if instance is not None:

@@ -13,6 +13,7 @@ Source: delivery.md section 5; sandbox.md section 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -41,64 +42,67 @@ class ToolCalls:
         """`tool.call` from an agent."""
         instance = connection.instance
         call_id = frame.call_id
-        if instance is None or not call_id or len(call_id) > MAX_ID:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
-        event = instance.leased
-        if event is None or event.id != frame.event_id or instance.epoch != frame.epoch:
+        event = instance.leased if instance is not None else None
+        if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
             raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
-        if frame.tool not in connection.allowed:
-            message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
-            raise GoondanError(error_payload("E_FORBIDDEN", message))
-        if frame.workdir is not None:
-            raise GoondanError(error_payload("E_FORBIDDEN", "an agent may not name a workdir"))
-        if len(connection.calls) > CREDIT + CREDIT_SLACK:
-            self._bus.counters["overloaded"] += 1
-            info = error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS)
-            raise GoondanError(info)
-        known = self._calls.get(call_id)
-        if known is not None and known.instance is not instance:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
-        if call_id not in event.calls:
-            event.calls.add(call_id)
-            event.progressed = True
+        if frame.tool not in connection.allowed or frame.workdir is not None:
+            raise _forbidden(instance, frame)
+        calls = event.calls
+        if call_id in calls:
+            call = self._repeat(event, call_id, frame, now)
+        else:
+            call = self._new_call(connection, event, call_id, frame, now)
         frame.from_ = instance.agent
         frame.to = None
         frame.instance_key = instance.key
         frame.workdir = event.workdir or instance.workdir
         frame.chain = event.chain
-        frame.source = None
-        frame.auth = None
-        call = known or Call(call_id, instance, frame, now)
-        call.caller = connection
-        connection.calls.add(call_id)
-        self._calls.add(call)
-        self._forward(call, frame, repeated=known is not None)
-
-    def _forward(self, call: Call, frame: Frame, *, repeated: bool) -> None:
-        if call.lost:
-            self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
-            return
-        host = call.host or self._host_for(call.instance)
+        frame.source = frame.auth = None
+        host = call.host or instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
             return
-        sent = frame.first_sent_ms
-        if not repeated and sent is not None and sent < self._bus.started_ms and sent < host.started_ms:
-            # From before both of us: it may have run in a tool host that is gone.
-            self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "broker and tool host were restarted during the call")
+        if call.lost or self._may_have_run(call, frame, host):
+            self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
             return
         call.host = host
-        host.calls.add(call.id)
         self._out.append((TOOLS, host.ident, encode_value(frame)))
+
+    def _new_call(self, connection: Connection, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
+        if not call_id or len(call_id) > MAX_ID:
+            raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
+        if event.open_calls > CREDIT + CREDIT_SLACK:
+            self._bus.counters["overloaded"] += 1
+            info = error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS)
+            raise GoondanError(info)
+        if self._calls.get(call_id) is not None:
+            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
+        event.progressed = True
+        call = Call(call_id, event, frame.tool, frame.deadline_ms, now)
+        self._calls.add(call)
+        return call
+
+    def _repeat(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
+        """The same call again: after a reconnect, or by the agent's next process."""
+        call = self._calls.get(call_id or "")
+        if call is None:  # its result was passed on, and lost on the way: the host has kept it
+            call = Call(call_id or "", event, frame.tool, frame.deadline_ms, now)
+            self._calls.add(call)
+        return call
+
+    def _may_have_run(self, call: Call, frame: Frame, host: Connection) -> bool:
+        """Whether an earlier tool host could have had the call: it is older than this broker and this host."""
+        sent = frame.first_sent_ms
+        return call.host is None and sent is not None and sent < self._bus.started_ms and sent < host.started_ms
 
     def result(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.result` from a tool host."""
-        call = self._calls.get(frame.call_id or "")
+        call = self._calls.get(frame.call_id)
         if call is None or call.host is not connection:
             self._bus.counters["results_stray"] += 1
             return  # late (the caller gave up, the event ended) or foreign: nobody waits for it
         self._calls.remove(call)
-        instance = call.instance
+        instance = call.event.instance
         target = instance.conn
         if target is None:
             return  # the host keeps the result until the agent is back and asks again
@@ -111,16 +115,16 @@ class ToolCalls:
     def progress(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.progress` from a tool host: lossy, only for a call that runs there."""
         call = self._calls.get(frame.call_id or "")
-        if call is not None and call.host is connection and call.instance.conn is not None:
+        if call is not None and call.host is connection and call.event.instance.conn is not None:
             frame.from_ = connection.address
-            frame.to = call.instance.agent
-            frame.instance_key = call.instance.key
-            self._bus.send(call.instance.conn, frame)
+            frame.to = call.event.instance.agent
+            frame.instance_key = call.event.instance.key
+            self._bus.send(call.event.instance.conn, frame)
 
     def cancel(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.cancel` from an agent; the result says whether it came in time."""
         call = self._calls.get(frame.call_id or "")
-        if call is None or call.instance is not connection.instance:
+        if call is None or call.event.instance is not connection.instance:
             return
         if call.host is None:
             self.fail(call, "E_CANCELLED", "the call was cancelled before it started")
@@ -137,7 +141,6 @@ class ToolCalls:
     def host_here(self, connection: Connection, old: Connection | None) -> None:
         """A tool host was welcomed; `old` is the connection it replaces."""
         if old is not None and old.incarnation == connection.incarnation:
-            connection.calls = old.calls
             for call in self._calls.of_host(old):
                 call.host = connection
         elif old is not None:
@@ -145,8 +148,7 @@ class ToolCalls:
         if old is not None:
             self._unbind(old)
         for call in self._calls.take_waiting():
-            call.host = call.instance.host = connection
-            connection.calls.add(call.id)
+            call.host = call.event.instance.host = connection
             self._out.append((TOOLS, connection.ident, call.data))
             call.data = b""
 
@@ -156,7 +158,7 @@ class ToolCalls:
         self._unbind(host)
         for call in self._calls.of_host(host):
             call.host = None
-            if call.instance.conn is None:
+            if call.event.instance.conn is None:
                 call.lost = True  # its agent is told when it asks again
             else:
                 self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
@@ -169,7 +171,8 @@ class ToolCalls:
     def _host_for(self, instance: Instance) -> Connection | None:
         """The tool host of an instance: the same one while it lives, so that the instance's jails stay warm."""
         if instance.host is None and self._hosts:
-            instance.host = min(self._hosts.values(), key=lambda host: (len(host.calls), host.address))
+            load = Counter(i.host.address for i in self._bus.mailbox.instances.values() if i.host is not None)
+            instance.host = min(self._hosts.values(), key=lambda host: (load[host.address], host.address))
         return instance.host
 
     def _unbind(self, host: Connection) -> None:
@@ -182,16 +185,16 @@ class ToolCalls:
     def fail(self, call: Call, code: str, message: str) -> None:
         """End a call with an error result of the broker's own."""
         self._calls.remove(call)
-        target = call.instance.conn
+        target = call.event.instance.conn
         if target is not None:
             error = _tool_error(error_payload(code, f"{call.tool}: {message}"))
-            frame = Frame("tool.result", call_id=call.id, to=call.instance.agent)
+            frame = Frame("tool.result", call_id=call.id, to=call.event.instance.agent)
             frame.payload = to_raw({"status": "error", "error": error})
             self._bus.send(target, frame)
 
     def drop(self, event: Event) -> None:
         """The event has ended: what it still has open is cancelled."""
-        for call_id in event.calls:
+        for call_id in event.calls if event.open_calls else ():
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)
@@ -202,6 +205,13 @@ class ToolCalls:
         """Calls that wait for a tool host end at their deadline."""
         for call in self._calls.expired(now):
             self.fail(call, "E_TOOL_TIMEOUT", "no tool host took the call before its deadline")
+
+
+def _forbidden(instance: Instance, frame: Frame) -> GoondanError:
+    if frame.workdir is not None:
+        return GoondanError(error_payload("E_FORBIDDEN", "an agent may not name a workdir"))
+    message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
+    return GoondanError(error_payload("E_FORBIDDEN", message))
 
 
 def _tool_error(info: ErrorPayload) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""`python -m kernel.broker`: the broker as a program, under a supervisor or by hand.
+
+Under the supervisor the plan and the kernel's secret come on descriptors. By hand, `--bundle` loads the bundle, takes
+the kernel's lock itself and writes `client.token` and `kernel.secret` into the runtime directory; tokens for agents
+and tool hosts are then made with `python -m kernel.broker.token`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from kernel.broker.bus import Bus
+from kernel.broker.journal import MemoryJournal
+from kernel.broker.loop import BrokerLoop, clock
+from kernel.broker.router import Router
+from schemas.errors import GoondanError, fail
+from schemas.launch import KernelPlan
+from schemas.startup import die_with_parent, report_ready, set_process_name
+from schemas.tokens import SECRET_BYTES
+
+#: Descriptors the broker may open: one per peer and some.
+_WANTED_DESCRIPTORS = 65536
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
+    options = _parse(arguments)
+    try:
+        set_process_name("gdn-broker")
+        die_with_parent(options.parent_pid)
+        _raise_descriptor_limit()
+        if options.bundle is not None:
+            from kernel.broker.standalone import prepare
+
+            plan, secret, run_dir = prepare(options.bundle, options.run_dir)
+        else:
+            plan, secret, run_dir = _from_descriptors(options)
+        broker_id = secrets.token_hex(4)
+        bus = Bus(
+            plan,
+            secret,
+            broker_id=broker_id,
+            started_ms=int(clock() * 1000),
+            # Epochs must be higher than any that an instance has seen, and no journal remembers them yet.
+            first_epoch=int(time.time() * 1000),
+        )
+        loop = BrokerLoop(Router(bus), MemoryJournal(), run_dir)
+        loop.bind()
+    except GoondanError as error:
+        return _failed(error, options.ready_fd)
+    except OSError as error:
+        return _failed(fail("E_RUN_DIR", f"the broker cannot listen: {error}"), options.ready_fd)
+    report_ready(options.ready_fd)
+    if options.bundle is not None:
+        print(f"broker ready in {run_dir}", file=sys.stderr)
+    try:
+        loop.run()
+    finally:
+        loop.close()
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kernel.broker", description="The Goondan broker.")
+    parser.add_argument("--bundle", help="load this bundle and be a kernel's broker by hand")
+    parser.add_argument("--run-dir", help="where the sockets are made")
+    parser.add_argument("--plan-fd", type=int, help="descriptor of the plan (msgpack)")
+    parser.add_argument("--secret-fd", type=int, help="descriptor of the kernel's secret")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that gets a newline when the sockets are bound")
+    parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    options = parser.parse_args(arguments)
+    if options.bundle is None and None in (options.run_dir, options.plan_fd, options.secret_fd):
+        parser.error("give --bundle, or all of --run-dir, --plan-fd and --secret-fd")
+    return options
+
+
+def _from_descriptors(options: argparse.Namespace) -> tuple[KernelPlan, bytes, Path]:
+    try:
+        with open(options.plan_fd, "rb") as source:
+            plan = msgspec.msgpack.decode(source.read(), type=KernelPlan)
+        with open(options.secret_fd, "rb") as source:
+            secret = source.read()
+    except (OSError, msgspec.DecodeError) as error:
+        raise fail("E_USAGE", f"the plan or the secret cannot be read: {error}") from None
+    if len(secret) < SECRET_BYTES:
+        raise fail("E_USAGE", f"the secret has {len(secret)} bytes, {SECRET_BYTES} are needed")
+    return plan, secret, Path(options.run_dir)
+
+
+def _failed(error: GoondanError, ready_fd: int | None) -> int:
+    """Say why on the ready descriptor, where somebody waits, else to the person."""
+    report = msgspec.json.encode({"error": error.info})
+    if ready_fd is not None:
+        os.write(ready_fd, report + b"\n")
+    print(f"{error.info.code}: {error.info.message}\n{error.info.suggestion or ''}", file=sys.stderr)
+    return 1
+
+
+def _raise_descriptor_limit() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
