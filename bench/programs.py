@@ -64,14 +64,19 @@ def plan_of(folder: str, items: list[CatalogItem], tools: list[ToolSpec]) -> Ker
 
 
 @contextmanager
-def running(module: str, *arguments: str, files: dict[str, bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m module` until the block ends. `files`: option -> what its descriptor gives to read."""
+def running(
+    module: str, *arguments: str, files: dict[str, bytes] | None = None, keep: list[int] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m module` until the block ends.
+
+    `files`: option -> what its descriptor gives to read. `keep`: descriptors that go over to it, closed here.
+    """
     with ExitStack() as stack:
         ready_r, ready_w = os.pipe()
         stack.callback(os.close, ready_r)
         command = [sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_w)]
-        passed = [ready_w]
-        for option, content in files.items():
+        passed = [ready_w, *(keep or [])]
+        for option, content in (files or {}).items():
             fd = os.memfd_create(option)
             os.write(fd, content)
             os.lseek(fd, 0, os.SEEK_SET)

@@ -1,0 +1,193 @@
+"""How long an agent process takes to be there, and how much memory is its own.
+
+The broker is played by a socket in this process: what is timed is the agent, from the request for it to the hello that
+its welcome answers. The baseline starts the same agent by exec, as `python -m agentproc`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+from bench.compare import Benchmark, Goal, Metric
+from bench.programs import AGENT, plan_of, running
+from schemas.codec import decode, encode, to_raw
+from schemas.errors import error_payload
+from schemas.forkserver import ForkRequest, decode_reply, encode_packet
+from schemas.frames import AgentEvent, Frame, Welcome
+from schemas.startup import become_subreaper
+
+#: Agents per run.
+AGENTS = 12
+#: An agent that has not answered by then never will (milliseconds).
+PATIENCE_MS = 10_000
+
+#: Starts agent number n on an endpoint; its pid.
+Start = Callable[[int, str], int]
+
+
+class Broker:
+    """As much of a broker as one agent at a time needs."""
+
+    def __init__(self, folder: str) -> None:
+        self.endpoint = f"ipc://{folder}/agents.sock"
+        self._folder = folder
+        self._socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(self.endpoint)
+        self._spec = to_raw(plan_of(folder, [], []).agents[AGENT])
+
+    def welcome(self, number: int) -> bytes:
+        """Answer hello, whoever says it; the agent's routing id."""
+        while True:
+            ident, data = self._socket.recv_multipart()
+            frame = decode(data) if data else None
+            if frame is not None and frame.type == "hello":
+                break
+            self._send(ident, Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "say hello first"))))
+        workdir = Path(self._folder, f"work-{number}")
+        workdir.mkdir()
+        body = Welcome(
+            version=1,
+            principal=f"agent/{AGENT}/{number}",
+            broker="bench",
+            credit=64,
+            max_frame=1 << 20,
+            instance_key=str(number),
+            workdir=str(workdir),
+            epoch=1,
+            revision="bench",
+            spec=self._spec,
+        )
+        self._send(ident, Frame("welcome", in_reply_to=frame.id, payload=to_raw(body)))
+        return ident
+
+    def turn(self, ident: bytes, number: int) -> None:
+        """Hand over one event and wait for its end."""
+        event = AgentEvent(id=f"event-{number}", type="user.input", created_at="2026-01-01T00:00:00Z", input="hello")
+        self._send(
+            ident,
+            Frame("event", event_id=event.id, epoch=1, instance_key=str(number), to=AGENT, payload=to_raw(event)),
+        )
+        while True:
+            sender, data = self._socket.recv_multipart()
+            if sender != ident or not data:
+                continue
+            frame = decode(data)
+            if frame.type == "ack" and frame.stage in ("done", "failed"):
+                self._send(ident, Frame("ack", in_reply_to=frame.id, stage="accepted", event_id=event.id))
+                if frame.stage == "failed":
+                    raise SystemExit(f"the turn failed: {bytes(frame.payload)!r}")
+                return
+
+    def _send(self, ident: bytes, frame: Frame) -> None:
+        frame.id = frame.id or f"b.{time.monotonic_ns()}"
+        self._socket.send_multipart([ident, encode(frame)])
+
+
+def private_mib(pid: int) -> float:
+    """What a process shares with nobody."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def measure(start: Start, folder: str) -> Mapping[str, float]:
+    """Start AGENTS agents one after the other; medians of time, memory when idle, memory after a turn."""
+    broker = Broker(folder)
+    times, idle, after = [], [], []
+    for number in range(AGENTS + 1):
+        before = time.perf_counter()
+        pid = start(number, broker.endpoint)
+        ident = broker.welcome(number)
+        times.append((time.perf_counter() - before) * 1000)
+        time.sleep(0.05)  # until it has settled into waiting
+        idle.append(private_mib(pid))
+        broker.turn(ident, number)
+        time.sleep(0.05)
+        after.append(private_mib(pid))
+        os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    # The first one pays for what all later ones share.
+    return {
+        "start": statistics.median(times[1:]),
+        "idle": statistics.median(idle[1:]),
+        "after a turn": statistics.median(after[1:]),
+    }
+
+
+def by_fork(folder: str) -> Mapping[str, float]:
+    """Through `python -m agentproc.forkserver`, as the supervisor does."""
+    become_subreaper()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fd = theirs.detach()
+
+    def start(number: int, endpoint: str) -> int:
+        request = ForkRequest(
+            seq=number + 1,
+            agent=AGENT,
+            instance_key=str(number),
+            endpoint=endpoint,
+            token="bench",
+            parent_pid=os.getpid(),
+        )
+        ours.send(encode_packet(request))
+        reply = decode_reply(ours.recv(65536))
+        if reply.pid is None:
+            raise SystemExit(f"no agent: {reply.error}")
+        return reply.pid
+
+    with ours, running("agentproc.forkserver", "--socket-fd", str(fd), keep=[fd]):
+        return measure(start, folder)
+
+
+def by_exec(folder: str) -> Mapping[str, float]:
+    """A new interpreter for each agent."""
+    token = Path(folder, "token")
+    token.write_text("bench")
+
+    def start(number: int, endpoint: str) -> int:
+        command = [sys.executable, "-m", "agentproc", "--endpoint", endpoint, "--token-file", str(token)]
+        process = subprocess.Popen(command)
+        process.returncode = 0  # measure() reaps it
+        return process.pid
+
+    return measure(start, folder)
+
+
+def in_a_process_of_its_own(how: str) -> Mapping[str, float]:
+    """Adopted agents and the subreaper attribute stay out of the benchmark's process."""
+    result = subprocess.run([sys.executable, "-m", "bench.agent", how], stdout=subprocess.PIPE, text=True, check=True)
+    return {name: float(value) for name, value in json.loads(result.stdout).items()}
+
+
+BENCHMARK = Benchmark(
+    name="agent",
+    what="one agent process: request to welcome, and private memory before and after its first turn",
+    sides={
+        "fork server": lambda seconds: in_a_process_of_its_own("fork"),
+        "exec": lambda seconds: in_a_process_of_its_own("exec"),
+    },
+    metrics=[
+        Metric("start", "ms", "lower", Goal(6)),
+        Metric("idle", "MiB", "lower", Goal(4)),
+        Metric("after a turn", "MiB", "lower", Goal(9)),
+    ],
+)
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as scratch:
+        print(json.dumps(by_fork(scratch) if sys.argv[1] == "fork" else by_exec(scratch)))
