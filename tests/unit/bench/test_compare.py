@@ -1,0 +1,47 @@
+"""How sides take turns, and how their figures are summed up."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.compare import Benchmark, Goal, Metric, run, summarize, table
+
+
+def test_sides_take_turns_so_that_a_slow_minute_hits_all_of_them() -> None:
+    order: list[str] = []
+
+    def side(name: str, figure: float) -> dict[str, float]:
+        order.append(name)
+        return {"rate": figure}
+
+    benchmark = Benchmark(
+        "demo",
+        "two sides",
+        {"ours": lambda s: side("ours", 120), "theirs": lambda s: side("theirs", 100)},
+        [Metric("rate", "/s", "higher", Goal(1.2, of="theirs"))],
+    )
+    (row,) = run(benchmark, rounds=3, seconds=0, tell=lambda line: None)
+    assert order == ["ours", "theirs"] * 3
+    assert row.runs == {"ours": [120] * 3, "theirs": [100] * 3}
+    assert row.met
+    assert "theirs 100.0 (× 1.20)" in table(benchmark, [row])
+
+
+@pytest.mark.parametrize(
+    ("better", "ours", "met"),
+    [("lower", 350, True), ("lower", 351, False), ("higher", 350, True), ("higher", 349, False)],
+)
+def test_a_goal_is_met_from_its_own_value_on(better: str, ours: float, met: bool) -> None:
+    metric = Metric("x", "µs", "lower" if better == "lower" else "higher", Goal(350))
+    assert summarize(metric, {"ours": [{"x": ours}]}).met is met
+
+
+def test_the_median_decides_not_the_luckiest_run() -> None:
+    row = summarize(Metric("x", "µs", "lower", Goal(100)), {"ours": [{"x": 10}, {"x": 200}, {"x": 300}]})
+    assert (row.medians["ours"], row.met) == (200, False)
+
+
+def test_without_a_goal_nothing_is_met_or_missed_and_a_side_may_lack_a_metric() -> None:
+    row = summarize(Metric("p99", "µs", "lower"), {"ours": [{"p99": 5.0}], "theirs": [{"p50": 1.0}]})
+    assert (row.target, row.met) == (None, None)
+    assert row.medians == {"ours": 5.0}
