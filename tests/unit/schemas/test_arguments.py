@@ -141,7 +141,8 @@ def test_nested_objects_unions_and_references_are_worded_at_their_place() -> Non
 def test_absent_schema_accepts_any_object_but_nothing_else() -> None:
     checker = compile_arguments(None, {})
     assert checker.apply({"anything": [1]}) == ({"anything": [1]}, [])
-    for value in (None, [], "x", 3):
+    others: list[Any] = [None, [], "x", 3]
+    for value in others:
         assert checker.apply(value) == ({}, [f"args: expected object but got {json_type(value)}"])
 
 
@@ -211,7 +212,7 @@ def _schemas(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict
     )
 
 
-_any_schema = st.recursive(st.just({}), _schemas, max_leaves=5)
+_any_schema: st.SearchStrategy[dict[str, Any]] = st.recursive(st.just({}), _schemas, max_leaves=5)
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,4 @@
+"""The agent process: decides what a turn does next, and keeps its conversation. Handlers run in the tool host.
+
+`python -m agentproc` is one agent instance, `python -m agentproc.forkserver` starts many of them quickly.
+"""

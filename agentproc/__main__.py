@@ -1,0 +1,36 @@
+"""`python -m agentproc`: one agent process by hand, or under another process manager. See docs of the options below."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from agentproc.app import main
+from schemas.errors import GoondanError
+from schemas.startup import die_with_parent, read_token, report_ready, set_process_name
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Parse the command line and serve; the exit status (2: what was given cannot be used)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m agentproc",
+        description="One agent process. What it is and may do is in the token and comes from the broker.",
+    )
+    parser.add_argument("--endpoint", required=True, help="the broker's socket for agents, ipc://DIR/agents.sock")
+    parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
+    parser.add_argument("--token-file", help="file to read the launch token from")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
+    parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
+    options = parser.parse_args(argv)
+    die_with_parent(options.parent_pid)
+    set_process_name("gdn-agent")
+    try:
+        token = read_token(options.token_fd, options.token_file)
+    except GoondanError as error:
+        print(f"agentproc: {error}", file=sys.stderr)
+        return 2
+    return main(options.endpoint, token, name="gdn-agent", ready=lambda: report_ready(options.ready_fd))
+
+
+if __name__ == "__main__":
+    sys.exit(run())

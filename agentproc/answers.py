@@ -1,0 +1,92 @@
+"""How a turn's end becomes the answer that is stored and sent, and how turns are named (pure).
+
+Source: delivery.md sections 3 and 4 (one `done` frame carries the answer; ids are derived); design section 4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from msgspec import Raw
+
+from agentproc.turn import End
+from schemas.codec import MAX_FRAME_BYTES, encode_value
+from schemas.errors import error_payload, tool_error
+from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
+from schemas.results import CUT_MARK
+
+#: The answering event's type.
+RESPONSE_TYPE: Final = "agent.response"
+#: Room for header and event around an answer (bytes).
+_ROOM: Final = 8192
+#: An operator's output or a response beyond this is replaced or cut (bytes).
+MAX_ANSWER_BYTES: Final = MAX_FRAME_BYTES - _ROOM
+
+
+def turn_id(agent: str, instance_key: str, event_id: str, attempt: int = 1) -> str:
+    """The id of the turn of an event: the same in every incarnation, so that callIds are, too."""
+    name = f"{agent}\0{instance_key}\0{event_id}".encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(name).hexdigest()[:20]
+    return f"t{digest}" if attempt == 1 else f"t{digest}-{attempt}"
+
+
+def input_text(value: Any) -> str:
+    """An event's input as the user message's text: text as it is, anything else as JSON, nothing as ""."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def answer_payload(end: End, turn: str, event_id: str, at: str) -> bytes:
+    """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within the frame limit."""
+    output = None if end.output is None else encode_value(end.output)
+    if output is not None and len(output) > MAX_ANSWER_BYTES:
+        output = encode_value(_too_large(len(output)))
+    answer = Answer(
+        turn_id=turn,
+        status=end.status,
+        response=None if end.response is None else _fitting(end.response),
+        finish_reason=end.finish_reason,
+        error=end.error,
+        output=None if output is None else Raw(output),
+        steps=end.steps,
+    )
+    return encode_value(
+        AgentEvent(
+            id=f"{turn}.answer",
+            type=RESPONSE_TYPE,
+            created_at=at,
+            metadata={"inReplyTo": event_id},
+            answer=answer,
+        )
+    )
+
+
+def failed(error: ErrorPayload, steps: int = 0) -> End:
+    """The end of a turn that could not run."""
+    return End(status="failed", steps=steps, finish_reason="error", error=error)
+
+
+def internal_error(what: str) -> ErrorPayload:
+    """The error of a turn that met a bug; `what` names the exception, its story is in the log."""
+    return error_payload("E_INTERNAL", f"the agent process met an unexpected {what}")
+
+
+def done_frame(event_id: str, epoch: int | None, status: str, payload: bytes) -> Frame:
+    """The one frame that ends an event. `status` is the answer's."""
+    stage = "done" if status == "completed" else "failed"
+    return Frame("ack", stage=stage, event_id=event_id, epoch=epoch, payload=Raw(payload))
+
+
+def _fitting(text: str) -> str:
+    data = text.encode("utf-8", "replace")
+    if len(data) <= MAX_ANSWER_BYTES:
+        return data.decode()
+    return data[: MAX_ANSWER_BYTES - len(CUT_MARK)].decode("utf-8", "ignore") + CUT_MARK
+
+
+def _too_large(size: int) -> ToolResult:
+    message = f"The result of {size} bytes does not fit into an answer of {MAX_ANSWER_BYTES}."
+    return ToolResult(status="error", error=tool_error("E_TOOL_LIMIT", message, name="FrameError"))

@@ -1,0 +1,231 @@
+"""One agent process: a link, the events that come over it one after another, and the ways to leave.
+
+Leaving. Idle for long enough: `bye` asks the broker, which alone decides. `shutdown` or SIGTERM: the running turn goes
+on to its next step boundary, or for as long as was granted; everything unfinished is released, `shutdown_ack` says
+so, and the process exits 0. A link that the broker refused ends the process with 1.
+
+Source: design section 2; delivery.md sections 3, 6 and 8; requirement IPC-07.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from agentproc.loop import TurnRunner
+from agentproc.store import ConversationStore
+from schemas.address import instance_dir
+from schemas.codec import from_raw
+from schemas.errors import GoondanError
+from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, Lease, Shutdown, Welcome
+from schemas.launch import AgentSpec
+from schemas.link import Link
+
+#: How long SIGTERM leaves a turn to reach its next step boundary (seconds), like a `shutdown` that names nothing else.
+TERM_GRACE_S: Final = 10.0
+#: What is kept of the grace for saying that events are released (seconds); at most half of it.
+RELEASE_S: Final = 1.0
+#: How soon an idle process that has no broker looks again (seconds).
+RECHECK_S: Final = 1.0
+#: Messages kept of the operator agent, whose history no model reads.
+OPERATOR_MESSAGES: Final = 1000
+#: How long queued frames may take to leave when the process ends (seconds).
+LINGER_S: Final = 0.5
+
+log = logging.getLogger("agentproc")
+
+
+class AgentApp:
+    """One agent process. `run` is its whole life."""
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self._inbox: deque[Frame] = deque()
+        self._wake = asyncio.Event()
+        self._runner: TurnRunner | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._bye: asyncio.Future[Frame] | None = None
+        self._shutdown: Frame | None = None
+        self._leave_at: float | None = None
+        self.link = Link(
+            endpoint,
+            token,
+            on_frame=self._on_frame,
+            leases=self._leases,
+            calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
+        )
+
+    async def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until it is time to leave; the exit status. `ready` is called once the broker has welcomed us.
+
+        Raises GoondanError when there is no welcome.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        loop.add_signal_handler(signal.SIGINT, self._terminate)
+        welcome = await self.link.start()
+        spec = from_raw(welcome.spec, AgentSpec)
+        runner = self._runner = self._make_runner(spec, welcome)
+        if ready is not None:
+            ready()
+        self.link.closed.add_done_callback(self._nudge)
+        try:
+            return await self._serve(runner, spec.idle_s)
+        finally:
+            await runner.close()
+            await self.link.close(LINGER_S)
+
+    # --- life
+
+    async def _serve(self, runner: TurnRunner, idle_s: float) -> int:
+        loop = asyncio.get_running_loop()
+        idle_since = loop.time()
+        while True:
+            if self.link.closed.done():
+                log.error("the link is over: %s", self.link.closed.exception() or "closed")
+                runner.abandon()
+                return 1
+            if self._leave_at is not None:
+                return await self._leave(runner, self._leave_at)
+            if self._working is not None and self._working.done():
+                self._working.result()
+                self._working = None
+                idle_since = loop.time()
+            if self._working is None and self._inbox:
+                self._working = loop.create_task(runner.run(self._inbox.popleft()))
+                self._working.add_done_callback(self._nudge)
+            if self._bye is not None and self._bye.done():
+                refused = self._bye.cancelled() or self._bye.exception() is not None
+                self._bye, idle_since = None, loop.time()
+                if not refused and self._working is None:
+                    return 0
+            await self._pause_until_news(idle_since + idle_s - loop.time())
+
+    async def _pause_until_news(self, idle_left: float) -> None:
+        """Wait for anything to happen; when nothing is to be done for long enough, ask whether we may leave."""
+        timeout: float | None = None
+        if self._working is None and self._bye is None:
+            if idle_left <= 0 and self.link.ready:
+                self._bye = self.link.post(Frame("bye"))
+                self._bye.add_done_callback(self._nudge)
+            else:
+                timeout = max(idle_left, RECHECK_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), timeout)
+        self._wake.clear()
+
+    def _nudge(self, _: object = None) -> None:
+        self._wake.set()
+
+    async def _leave(self, runner: TurnRunner, leave_at: float) -> int:
+        """Reach a step boundary in time, or not; release what is unfinished; acknowledge."""
+        loop = asyncio.get_running_loop()
+        held = runner.leases()
+        runner.pause()
+        unfinished: list[Lease] = []
+        if self._working is not None:
+            left = max(0.0, leave_at - loop.time())
+            await asyncio.wait([self._working], timeout=left - min(RELEASE_S, left / 2))
+            if not self._working.done():
+                runner.abandon()
+                await asyncio.wait([self._working], timeout=RELEASE_S)
+                unfinished += held
+        unfinished += [Lease(f.event_id or "", f.epoch or 0, runner.instance_key) for f in self._inbox]
+        releases = [
+            self.link.post(Frame("ack", stage="release", event_id=lease.event_id, epoch=lease.epoch))
+            for lease in unfinished
+        ]
+        if releases:
+            await asyncio.wait(releases, timeout=min(RELEASE_S, max(0.05, leave_at - loop.time())))
+            for release in releases:
+                if release.done() and not release.cancelled():
+                    release.exception()  # a refused release says that somebody else has the event already
+        if self._shutdown is not None:
+            self.link.send(Frame("shutdown_ack", in_reply_to=self._shutdown.id))
+        return 0
+
+    # --- what comes in
+
+    def _on_frame(self, frame: Frame) -> None:
+        try:
+            if frame.type == "event":
+                self._on_event(frame)
+            elif frame.type == "shutdown":
+                grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
+                self._shutdown = frame
+                self._begin_leaving(grace)
+            elif frame.type == "error":
+                log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
+        except GoondanError as error:
+            log.warning("a %s frame was ignored: %s", frame.type, error)
+
+    def _on_event(self, frame: Frame) -> None:
+        if frame.in_reply_to is not None:
+            return  # an answer that nobody here waits for
+        if frame.event_id is None or frame.epoch is None:
+            log.warning("an event without id or epoch was ignored")
+            return
+        if any((f.event_id, f.epoch) == (frame.event_id, frame.epoch) for f in self._inbox):
+            return
+        runner = self._runner
+        if runner is not None:
+            if runner.holds(frame):
+                return  # the broker was restarted and knows it from our hello
+            if any(lease.event_id == frame.event_id for lease in runner.leases()):
+                runner.abandon()  # handed over anew under a later epoch: go on from what is stored
+        self._inbox.append(frame)
+        self._wake.set()
+
+    def _terminate(self) -> None:
+        self._begin_leaving(TERM_GRACE_S)
+
+    def _begin_leaving(self, grace_s: float) -> None:
+        leave_at = asyncio.get_running_loop().time() + grace_s
+        self._leave_at = leave_at if self._leave_at is None else min(self._leave_at, leave_at)
+        if self._runner is not None:
+            self._runner.pause()
+        self._wake.set()
+
+    def _leases(self) -> list[Lease]:
+        if self._runner is None:
+            return []
+        key = self._runner.instance_key
+        waiting = [Lease(frame.event_id or "", frame.epoch or 0, key) for frame in self._inbox]
+        return self._runner.leases() + waiting
+
+    def _make_runner(self, spec: AgentSpec, welcome: Welcome) -> TurnRunner:
+        instance_key = welcome.instance_key or "default"
+        store = ConversationStore(
+            instance_dir(spec.state_dir, spec.name, instance_key),
+            durability=spec.durability,
+            kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
+        )
+        return TurnRunner(spec, instance_key, self.link, store)
+
+
+def main(endpoint: str, token: str, *, name: str, ready: Callable[[], None] | None = None) -> int:
+    """Run one agent process to its end; the exit status. `name` stands in every line of its log."""
+    import uvloop
+
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
+    )
+
+    async def life() -> int:
+        return await AgentApp(endpoint, token).run(ready)
+
+    loop = uvloop.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(life())
+    except GoondanError as error:
+        log.error("%s", error)
+        return 1
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

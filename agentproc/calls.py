@@ -1,0 +1,281 @@
+"""Tool calls of one agent: check, frame, send, result. Used by the turn loop, and alone by benchmarks.
+
+Every call ends in exactly one ToolResult, whatever happens; only a lost lease ends it otherwise, because then the
+event and its calls belong to another incarnation.
+
+Source: delivery.md section 5; requirements CALL-01 to CALL-07, ERROR-03; design section 14 ("tool call").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Raw, Struct
+
+from agentproc.catalog import Allowed, StepCatalog
+from schemas.arguments import invalid_arguments
+from schemas.codec import MAX_FRAME_BYTES, check_depth, encode_value, from_raw
+from schemas.errors import GoondanError, tool_error
+from schemas.frames import Frame, ToolCallPayload, ToolError, ToolResult
+from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
+from schemas.results import cut_message
+
+#: A tool call's time when nothing else bounds it: the wall clock limit of a jail (seconds, sandbox.md section 1).
+DEFAULT_CALL_S: Final = 120.0
+#: A call ends this much before its turn does, so that its own timeout is what the model or the operator sees
+#: (seconds); a turn with little time left gives half of it.
+TURN_MARGIN_S: Final = 0.5
+#: Room for the header around a payload (bytes): ids, names and times, each bounded.
+_HEADER_ROOM: Final = 4096
+#: Ends the callId of the one repeat that an idempotent tool gets when an outcome is unknown.
+_REPEAT: Final = "~2"
+
+
+class CallLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def send(self, frame: Frame) -> bool: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+#: Gets a call's result and the callId under which the tool host gave it (None: the host gave none).
+Done = Callable[[ToolResult | GoondanError, str | None], None]
+
+
+class CallContext(Struct, frozen=True):
+    """The turn a call belongs to. `deadline` is in the loop's time (seconds), None when nothing bounds the turn."""
+
+    turn_id: str
+    event_id: str | None = None
+    epoch: int | None = None
+    deadline: float | None = None
+
+
+class OpenCall:
+    """A call that is out."""
+
+    __slots__ = ("context", "done", "frame", "future", "item", "repeated")
+
+    def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done) -> None:
+        self.item = item
+        self.frame = frame
+        self.context = context
+        self.done = done
+        self.future: asyncio.Future[Frame] | None = None
+        self.repeated = False
+
+
+class ToolCaller:
+    """Makes the tool calls of one agent over its link. `loop` is the running loop, whose time deadlines are in."""
+
+    def __init__(self, link: CallLink, loop: asyncio.AbstractEventLoop) -> None:
+        self._link = link
+        self._loop = loop
+        self._open: dict[str, OpenCall] = {}
+
+    @property
+    def open_call_ids(self) -> list[str]:
+        """The callIds that wait for a result: what `hello` reports after a reconnect."""
+        return list(self._open)
+
+    async def call(
+        self, catalog: StepCatalog, name: str, args: Any, *, call_id: str, context: CallContext
+    ) -> ToolResult:
+        """Make one call and wait for its result. Raises GoondanError E_LEASE_LOST when the event is no longer ours."""
+        waiter: asyncio.Future[ToolResult] = self._loop.create_future()
+
+        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
+            if waiter.done():
+                return
+            if isinstance(result, GoondanError):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)
+
+        refused = self.start(catalog, name, args, call_id=call_id, context=context, done=done)
+        return refused if refused is not None else await waiter
+
+    def start(
+        self,
+        catalog: StepCatalog,
+        name: str,
+        args: Any,
+        *,
+        call_id: str,
+        context: CallContext,
+        done: Done,
+        message_id: str | None = None,
+        message: bytes | None = None,
+        first_sent_ms: int | None = None,
+    ) -> ToolResult | None:
+        """Check a call and send it. A call that may not be made has its result at once, without a frame; else None,
+        and `done` gets the result later (or the GoondanError E_LEASE_LOST).
+
+        `message` is the encoded assistant message of the call, for the first call of each message; the others name it
+        by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
+        """
+        allowed = catalog.check(name, args)
+        if not isinstance(allowed, Allowed):
+            return _failed(allowed, _limit(catalog, name))
+        item = allowed.item
+        try:
+            payload = _payload(allowed.args, call_id, context.turn_id, message_id, message)
+        except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
+            issue = f"args: {_describe(error)}"
+            return _failed(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
+        if len(payload) > MAX_FRAME_BYTES - _HEADER_ROOM:
+            text = f"Invalid arguments for tool '{name}': {len(payload)} bytes, limit {MAX_FRAME_BYTES - _HEADER_ROOM}"
+            return _failed(tool_error("E_FRAME_TOO_LARGE", text, name="FrameError"), item.error_message_limit)
+        left = self._time_left(context)
+        if left <= 0:
+            text = f"Tool '{name}' was not started: the turn has no time left."
+            return _failed(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"), item.error_message_limit)
+        frame = Frame(
+            "tool.call",
+            tool=name,
+            call_id=call_id,
+            event_id=context.event_id,
+            epoch=context.epoch,
+            deadline_ms=int(left * 1000) or 1,
+            first_sent_ms=first_sent_ms,
+            payload=Raw(payload),
+        )
+        self._send(OpenCall(item, frame, context, done))
+        return None
+
+    def cancel(self, call_ids: list[str]) -> None:
+        """Give calls up and tell the tool host; their `done` is not called any more."""
+        for call_id in call_ids:
+            if (call := self._drop(call_id)) is not None:
+                self._link.send(Frame("tool.cancel", call_id=call.frame.call_id, event_id=call.context.event_id))
+
+    def abandon(self) -> None:
+        """Forget every open call without telling anybody: another incarnation may be waiting for the same ones."""
+        for call_id in list(self._open):
+            self._drop(call_id)
+
+    # --- inside
+
+    def _send(self, call: OpenCall) -> None:
+        call_id = call.frame.call_id or ""
+        try:
+            future = self._link.call_tool(call.frame)
+        except GoondanError as error:
+            self._loop.call_soon(self._finish, call_id, call, _refused(error, call.item))
+            self._open[call_id] = call
+            return
+        call.future = future
+        self._open[call_id] = call
+        future.add_done_callback(lambda answered: self._answered(call_id, call, answered))
+
+    def _answered(self, call_id: str, call: OpenCall, future: asyncio.Future[Frame]) -> None:
+        if future.cancelled() or self._open.get(call_id) is not call:
+            return
+        error = future.exception()
+        if error is None:
+            result, answered_id = read_result(future.result(), call.item), call_id
+        elif isinstance(error, GoondanError):
+            if error.info.code == "E_LEASE_LOST":
+                self._finish(call_id, call, error)
+                return
+            result, answered_id = _refused(error, call.item), None
+        else:
+            raise error
+        if _is_unknown(result) and call.item.idempotent and not call.repeated:
+            self._repeat(call_id, call)
+            return
+        self._finish(call_id, call, result, answered_id)
+
+    def _repeat(self, call_id: str, call: OpenCall) -> None:
+        """The tool host was lost and the export says that twice is as good as once: make the call again."""
+        del self._open[call_id]
+        left = self._time_left(call.context)
+        call.repeated = True
+        call.frame = Frame(
+            "tool.call",
+            tool=call.frame.tool,
+            call_id=call_id + _REPEAT,
+            event_id=call.frame.event_id,
+            epoch=call.frame.epoch,
+            deadline_ms=max(1, int(left * 1000)),
+            payload=call.frame.payload,
+        )
+        self._send(call)
+
+    def _finish(
+        self, call_id: str, call: OpenCall, result: ToolResult | GoondanError, answered_id: str | None = None
+    ) -> None:
+        if self._open.get(call_id) is call:
+            del self._open[call_id]
+            call.done(result, answered_id)
+
+    def _drop(self, call_id: str) -> OpenCall | None:
+        call = self._open.pop(call_id, None) or self._open.pop(call_id + _REPEAT, None)
+        if call is not None and call.future is not None:
+            self._link.forget(call.frame.id)
+        return call
+
+    def _time_left(self, context: CallContext) -> float:
+        if context.deadline is None:
+            return DEFAULT_CALL_S
+        left = context.deadline - self._loop.time()
+        return min(DEFAULT_CALL_S, max(left - TURN_MARGIN_S, left / 2))
+
+
+def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
+    """The ToolResult of a `tool.result` frame, its error message within the tool's limit; anything else is an error."""
+    try:
+        result = from_raw(frame.payload, ToolResult)
+    except GoondanError as error:
+        text = f"The tool host sent no result: {error.info.message}"
+        return _failed(tool_error("E_TOOL_BAD_OUTPUT", text, name="FrameError"), item.error_message_limit)
+    if result.error is not None and len(result.error.message) > item.error_message_limit:
+        result.error.message = cut_message(result.error.message, item.error_message_limit)
+    return result
+
+
+def _payload(args: dict[str, Any], call_id: str, turn_id: str, message_id: str | None, message: bytes | None) -> bytes:
+    encoded = encode_value(args)
+    check_depth(encoded)
+    if message is not None and len(message) + len(encoded) > MAX_FRAME_BYTES - _HEADER_ROOM:
+        message = message_id = None  # the arguments come first; the handler's ctx.message is then absent
+    return encode_value(
+        ToolCallPayload(
+            args=Raw(encoded),
+            turn_id=turn_id,
+            tool_call_id=call_id[len(turn_id) + 1 :],
+            message_id=message_id,
+            message=None if message is None else Raw(message),
+        )
+    )
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return "a string has half of a surrogate pair"
+    return str(error)[:200] or type(error).__name__
+
+
+def _is_unknown(result: ToolResult) -> bool:
+    return result.error is not None and result.error.code == "E_TOOL_OUTCOME_UNKNOWN"
+
+
+def _refused(error: GoondanError, item: CatalogItem) -> ToolResult:
+    """A call that the bus did not carry."""
+    name = "TimeoutError" if error.info.code == "E_TOOL_TIMEOUT" else "BusError"
+    refusal = tool_error(error.info.code, error.info.message, name=name, suggestion=error.info.suggestion)
+    return _failed(refusal, item.error_message_limit)
+
+
+def _failed(error: ToolError, limit: int) -> ToolResult:
+    if len(error.message) > limit:
+        error.message = cut_message(error.message, limit)
+    return ToolResult(status="error", error=error)
+
+
+def _limit(catalog: StepCatalog, name: str) -> int:
+    return next((item.error_message_limit for item in catalog.items if item.name == name), DEFAULT_ERROR_LIMIT)

@@ -1,0 +1,103 @@
+"""What a step may call: the registry (all that can run), the catalog of one step, and the check of one call.
+
+Rules.
+- A step's catalog is made anew for every step and does not change while the step runs: what the model was shown is
+  what is enforced.
+- Order of the checks, as recorded: catalog, arguments, registry. A refused call causes no frame.
+- `allow_registry` (off by default) are patterns of tool names that may be called although they are not in the catalog.
+
+Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded parity `executor/*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msgspec import Struct
+
+from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from schemas.errors import GoondanError, tool_error
+from schemas.frames import ToolError
+from schemas.launch import AgentSpec, CatalogItem
+
+
+class Allowed(Struct, frozen=True):
+    """A call that may be made: its catalog item, and the arguments to send (aliases renamed)."""
+
+    item: CatalogItem
+    args: dict[str, Any]
+
+
+class StepCatalog:
+    """The tools of one step, in the order in which the model sees them."""
+
+    __slots__ = ("_catalog", "_items", "items")
+
+    def __init__(self, catalog: Catalog, items: Iterable[CatalogItem]) -> None:
+        self._catalog = catalog
+        self._items = {item.name: item for item in items}
+        self.items = list(self._items.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items
+
+    def check(self, name: str, args: Any) -> Allowed | ToolError:
+        """Whether the call may be made; the error is complete except that its message is not cut to a limit."""
+        item = self._items.get(name) or self._catalog.allowed_outside(name)
+        if item is None:
+            return not_in_catalog(name)
+        try:
+            checked, issues = self._catalog.checker(item).apply(args)
+        except GoondanError as error:
+            return tool_error(error.info.code, error.info.message, name="ToolSchemaError")
+        if issues:
+            return invalid_arguments(name, issues, item.parameters)
+        if name not in self._catalog.registry:
+            return tool_error("E_TOOL_NOT_FOUND", f"Tool '{name}' is not registered.", name="ToolNotFoundError")
+        return Allowed(item, checked)
+
+
+class Catalog:
+    """The registry of one agent, and the catalog its steps start with."""
+
+    def __init__(
+        self, registry: Mapping[str, CatalogItem], initial: Iterable[CatalogItem], allow_registry: Iterable[str] = ()
+    ) -> None:
+        self.registry = registry
+        self._initial = list(initial)
+        self._patterns = list(allow_registry)
+        self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
+
+    @classmethod
+    def of(cls, spec: AgentSpec) -> Catalog:
+        """The catalog of an agent. A name without a registry item is shown bare; calling it is E_TOOL_NOT_FOUND."""
+        registry = {item.name: item for item in spec.registry}
+        initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
+        return cls(registry, initial, spec.allow_registry)
+
+    def for_step(self) -> StepCatalog:
+        """The catalog of a new step (CATALOG-03)."""
+        return StepCatalog(self, self._initial)
+
+    def allowed_outside(self, name: str) -> CatalogItem | None:
+        """The item of a tool outside the step's catalog that a policy lets through (CALL-03), or None."""
+        if any(fnmatchcase(name, pattern) for pattern in self._patterns):
+            return self.registry.get(name)
+        return None
+
+    def checker(self, item: CatalogItem) -> ArgumentChecker:
+        """The compiled schema of an item, kept from step to step."""
+        known = self._checkers.get(item.name)
+        if known is not None and known[0] is item:
+            return known[1]
+        checker = compile_arguments(item.parameters, item.aliases)
+        self._checkers[item.name] = (item, checker)
+        return checker
+
+
+def not_in_catalog(name: str) -> ToolError:
+    """The refusal of CALL-05 and CALL-06."""
+    message = f"Tool '{name}' is not available in the current Tool Catalog."
+    return tool_error("E_TOOL_NOT_IN_CATALOG", message, name="ToolNotInCatalogError")

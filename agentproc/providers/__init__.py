@@ -1,0 +1,1 @@
+"""Model providers: one module a vendor behind the interface of base.py."""

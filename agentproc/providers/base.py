@@ -1,0 +1,160 @@
+"""What the turn loop needs of a model: one question, one answer. A provider knows neither the bus nor the store.
+
+Source: design section 8; requirements NAME-03 (tool names go to the vendor and come back unchanged).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from agentproc.conversation import Message
+from agentproc.turn import AskedCall
+from schemas.codec import replace_surrogates
+from schemas.errors import GoondanError, fail
+from schemas.launch import CatalogItem, ModelSpec
+
+
+class ModelRequest(Struct, frozen=True, kw_only=True):
+    """One model call. `messages` keep the invariant of conversation.py; `tools` are the step's catalog, in order.
+
+    `step` counts the turn's model calls from 1; `timeout_s` is what is left of the turn, None when nothing bounds it.
+    """
+
+    agent: str
+    model: ModelSpec
+    messages: list[Message]
+    tools: list[CatalogItem]
+    step: int
+    system: str | None = None
+    timeout_s: float | None = None
+
+
+class Usage(Struct, frozen=True):
+    """Tokens as the vendor counted them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ModelAnswer(Struct, frozen=True, kw_only=True):
+    """What the model said: text, tool calls in order, and why it stopped (the vendor's word)."""
+
+    text: str = ""
+    calls: list[AskedCall] = []
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class TextDelta(Struct, frozen=True):
+    """A piece of text while the answer is still being made."""
+
+    text: str
+
+
+class Provider(Protocol):
+    """A model. Made when the first turn needs it, closed when the process ends.
+
+    `needs_history`: whether a request holds the whole conversation, or (a console) the messages of this turn only.
+    """
+
+    needs_history: bool
+
+    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+        """Ask the model; `on_delta` gets pieces of text early, from providers that stream.
+
+        Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries. Cancelling the
+        task ends the request.
+        """
+
+    async def close(self) -> None:
+        """Give connections back."""
+
+
+class UnavailableProvider:
+    """Stands for a vendor that this version has no adapter for: every call fails."""
+
+    needs_history = False
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+        """Raises GoondanError E_MODEL_FAILED."""
+        raise model_failed(
+            f"the model provider '{self._name}' is not available in this version",
+            suggestion="Set the Model's spec.provider to embedded.",
+        )
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+def make_provider(model: ModelSpec) -> Provider:
+    """The provider of a model."""
+    if model.provider == "embedded":
+        from agentproc.providers.embedded import EmbeddedProvider
+
+        return EmbeddedProvider()
+    return UnavailableProvider(model.provider)
+
+
+def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError:
+    """The error of a model call that has no answer."""
+    return fail("E_MODEL_FAILED", message, suggestion=suggestion)
+
+
+def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:
+    """A tool call from a vendor's answer, fit for storing and sending.
+
+    Arguments as JSON text are read strictly (an empty text means {}); what cannot be read makes a call that is
+    answered with an error instead of being sent. Lone surrogates become U+FFFD, integers beyond 64 bits doubles.
+    """
+    name, call_id = replace_surrogates(name), replace_surrogates(call_id)
+    try:
+        value = read_json(arguments or "{}") if isinstance(arguments, str) else arguments
+        args = _storable(replace_surrogates(value))
+    except ValueError as error:
+        return AskedCall(call_id, name, {}, f"they are no JSON: {str(error)[:200]}")
+    except RecursionError:
+        return AskedCall(call_id, name, {}, "they are nested too deep")
+    except OverflowError:
+        return AskedCall(call_id, name, {}, "a number is too large")
+    return AskedCall(call_id, name, args, None if isinstance(args, dict) else "they are no JSON object")
+
+
+def read_json(text: str) -> Any:
+    """JSON text to a value; NaN and infinity are refused, in any spelling. Raises ValueError, RecursionError."""
+    return _json.decode(text)
+
+
+def scan_json(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at `start`, and where it ends. Raises ValueError, RecursionError."""
+    return _json.raw_decode(text, start)
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+_json: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+
+
+def _storable(value: Any) -> Any:
+    """`value` with integers that the wire cannot carry as doubles (design section 4, "Rules")."""
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else float(value)
+    if isinstance(value, list):
+        return [_storable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _storable(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,405 @@
+"""One instance's conversation on disk: `<state_dir>/instances/<agent>/<key>/conversation.db` (SQLite).
+
+Rules.
+- Opened at the first turn, never when the process starts. What this module creates is closed to others (0700, 0600).
+- Everything is written inside `write()`: one transaction, which begins by checking the epoch. A stale holder gets
+  E_LEASE_LOST and writes nothing; a newer epoch is taken over by `adopt`.
+- A turn appends message events at positions of its own; `finish` folds them into the base and stores the answer under
+  the event's key, in the same transaction. An event key has at most one row, so a finished event is answered again
+  from its row and never run again.
+- Nothing here reads the history unless asked to (`load_messages`): a turn costs the same at any age.
+- Every failure is one GoondanError: E_DISK_FULL, E_LEASE_LOST, or E_STATE for anything else. After one the file is
+  closed, and the next turn opens it anew.
+
+Durability. WAL with synchronous NORMAL survives the end of the process; `power` makes the commit of `finish` wait for
+the disk, which covers everything before it.
+
+Source: design sections 5 and 10; delivery.md sections 3, 5 and 7.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.conversation import (
+    Append,
+    Message,
+    MessageEvent,
+    Remove,
+    Replace,
+    Truncate,
+    decode_message,
+    encode_message,
+)
+from schemas.errors import GoondanError, fail
+from schemas.link import boottime_ms
+
+#: How long a write waits for another process that has the file (milliseconds): longer than any transaction of ours,
+#: much shorter than the time after which a silent agent is taken for hung.
+BUSY_MS: Final = 2000
+#: Pages in memory, as SQLite counts them (negative: KiB). An agent process may hold 9 MiB in all.
+_CACHE: Final = -256
+#: WAL pages after which SQLite copies them into the file (4 KiB each).
+_CHECKPOINT_PAGES: Final = 256
+#: Answers kept for events that may be delivered again; the broker forgets an event long before this many others.
+KEPT_ANSWERS: Final = 10_000
+#: Runtime events kept.
+KEPT_RUNTIME_EVENTS: Final = 50_000
+#: How often, in finished turns, the two limits above are applied.
+_TRIM_EVERY: Final = 256
+
+_FORMAT: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE base (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, message BLOB NOT NULL);
+CREATE TABLE events (
+    turn_id TEXT NOT NULL, position INTEGER NOT NULL, type TEXT NOT NULL, target TEXT, message BLOB,
+    stored_ms INTEGER NOT NULL, PRIMARY KEY (turn_id, position)
+) WITHOUT ROWID;
+CREATE TABLE turns (
+    seq INTEGER PRIMARY KEY, event_key TEXT NOT NULL UNIQUE, turn_id TEXT NOT NULL, attempt INTEGER NOT NULL,
+    status TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT, steps INTEGER NOT NULL DEFAULT 0, answer BLOB
+);
+CREATE INDEX turns_running ON turns (status) WHERE status = 'running';
+CREATE TABLE runtime_events (
+    seq INTEGER PRIMARY KEY, turn_id TEXT NOT NULL, type TEXT NOT NULL, at TEXT NOT NULL, detail TEXT
+);
+"""
+
+Durability = Literal["power", "process"]
+TurnStatus = Literal["running", "completed", "failed", "abandoned"]
+
+
+class TurnRow(Struct, frozen=True):
+    """What is stored about the turn of one event. `answer` is the payload of its `done` or `failed` frame."""
+
+    event_key: str
+    turn_id: str
+    attempt: int
+    status: TurnStatus
+    answer: bytes | None = None
+
+
+class StoredEvent(Struct, frozen=True):
+    """A message event of an unfinished turn. `stored_ms` is CLOCK_BOOTTIME; 0: stored before the machine's last boot,
+    so older than every process that runs now.
+    """
+
+    position: int
+    event: MessageEvent
+    stored_ms: int
+
+
+class ConversationStore:
+    """The conversation file in `directory`. Not for use by several threads.
+
+    `kept_messages` bounds the base (None: everything is kept); for an instance whose messages no model reads.
+    """
+
+    def __init__(self, directory: str, *, durability: Durability = "power", kept_messages: int | None = None) -> None:
+        self.path = Path(directory) / "conversation.db"
+        self._kept_messages = kept_messages
+        self._durability = durability
+        self._db: sqlite3.Connection | None = None
+        self._epoch = 0
+        self._finished = 0
+
+    # --- transactions
+
+    def adopt(self, epoch: int) -> None:
+        """Work under `epoch` from now on. Raises E_LEASE_LOST when the file has seen a later one."""
+        with self._errors():
+            db = self._open()
+            stored = self._stored_epoch(db)
+            if stored < epoch:
+                db.execute("BEGIN IMMEDIATE")
+                stored = self._stored_epoch(db)
+                if stored <= epoch:
+                    db.execute("UPDATE meta SET value = ? WHERE name = 'epoch'", (epoch,))
+                    stored = epoch
+                db.execute("COMMIT")
+            if stored > epoch:
+                raise _stale(stored, epoch)
+            self._epoch = epoch
+
+    @contextmanager
+    def write(self, *, final: bool = False) -> Iterator[None]:
+        """One transaction under the adopted epoch; `final` makes its commit as durable as the instance promises.
+
+        Raises E_LEASE_LOST when a later epoch has been adopted meanwhile, E_STATE, E_DISK_FULL: nothing is written.
+        """
+        with self._errors():
+            db = self._open()
+            full = final and self._durability == "power"
+            if full:
+                db.execute("PRAGMA synchronous = FULL")
+            db.execute("BEGIN IMMEDIATE")
+            stored = self._stored_epoch(db)
+            if stored != self._epoch:
+                raise _stale(stored, self._epoch)
+            yield
+            db.execute("COMMIT")
+            if full:
+                db.execute("PRAGMA synchronous = NORMAL")
+
+    def close(self) -> None:
+        """Close the file; a later use opens it again."""
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(sqlite3.Error):
+                db.close()
+
+    # --- turns
+
+    def find_turn(self, event_key: str) -> TurnRow | None:
+        """The turn of an event, if one was ever begun."""
+        with self._errors():
+            row = (
+                self._open()
+                .execute("SELECT turn_id, attempt, status, answer FROM turns WHERE event_key = ?", (event_key,))
+                .fetchone()
+            )
+        return None if row is None else TurnRow(event_key, *row)
+
+    def running_turns(self) -> list[TurnRow]:
+        """Turns that were begun and have no end; at most one unless an event was taken out of the queue."""
+        with self._errors():
+            rows = (
+                self._open()
+                .execute("SELECT event_key, turn_id, attempt, status FROM turns WHERE status = 'running' ORDER BY seq")
+                .fetchall()
+            )
+        return [TurnRow(*row) for row in rows]
+
+    def begin_turn(self, event_key: str, turn_id: str, attempt: int, at: str) -> None:
+        """Record that a turn runs (inside `write`). A later attempt takes the place of an abandoned one."""
+        self._execute(
+            "INSERT INTO turns (event_key, turn_id, attempt, status, started_at) VALUES (?, ?, ?, 'running', ?) "
+            "ON CONFLICT (event_key) DO UPDATE SET turn_id = excluded.turn_id, attempt = excluded.attempt, "
+            "status = 'running', started_at = excluded.started_at, ended_at = NULL, answer = NULL",
+            (event_key, turn_id, attempt, at),
+        )
+
+    def finish_turn(
+        self, event_key: str, turn_id: str, status: TurnStatus, at: str, *, steps: int, answer: bytes | None
+    ) -> None:
+        """Fold the turn's events into the base and store its end and its answer (inside `write(final=True)`)."""
+        self._fold(turn_id)
+        self._execute(
+            "UPDATE turns SET status = ?, ended_at = ?, steps = ?, answer = ? WHERE event_key = ?",
+            (status, at, steps, answer, event_key),
+        )
+        self._finished += 1
+        if self._finished % _TRIM_EVERY == 0:
+            self._trim()
+
+    # --- messages
+
+    def append(self, turn_id: str, position: int, event: MessageEvent) -> None:
+        """Store one message event of a running turn (inside `write`); a repeat of a position replaces it."""
+        target: str | None = None
+        message: bytes | None = None
+        if isinstance(event, Append):
+            kind, target, message = "append", event.message.id, encode_message(event.message)
+        elif isinstance(event, Replace):
+            kind, target, message = "replace", event.target_id, encode_message(event.message)
+        elif isinstance(event, Remove):
+            kind, target = "remove", event.target_id
+        else:
+            kind = "truncate"
+        self._execute(
+            "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms) VALUES (?,?,?,?,?,?)",
+            (turn_id, position, kind, target, message, boottime_ms()),
+        )
+
+    def turn_events(self, turn_id: str) -> list[StoredEvent]:
+        """The message events of a running turn, in the order of their positions."""
+        with self._errors():
+            rows = (
+                self._open()
+                .execute(
+                    "SELECT position, type, target, message, stored_ms FROM events WHERE turn_id = ? ORDER BY position",
+                    (turn_id,),
+                )
+                .fetchall()
+            )
+            return [
+                StoredEvent(position, _event(kind, target, message), stored)
+                for position, kind, target, message, stored in rows
+            ]
+
+    def load_messages(self) -> list[Message]:
+        """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
+        with self._errors():
+            rows = self._open().execute("SELECT message FROM base ORDER BY seq").fetchall()
+            return [decode_message(row[0]) for row in rows]
+
+    def note(self, turn_id: str, kind: str, at: str, detail: str | None = None) -> None:
+        """Store a runtime event, for traces only (inside `write`)."""
+        self._execute(
+            "INSERT INTO runtime_events (turn_id, type, at, detail) VALUES (?, ?, ?, ?)", (turn_id, kind, at, detail)
+        )
+
+    # --- inside
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
+        if self._db is None:
+            raise fail("E_STATE", "the conversation file was closed by an earlier error")
+        self._db.execute(statement, values)
+
+    def _fold(self, turn_id: str) -> None:
+        kinds = self._open().execute("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,)).fetchall()
+        if kinds in ([], [("append",)]):
+            self._execute(
+                "INSERT INTO base (id, message) SELECT target, message FROM events WHERE turn_id = ? ORDER BY position "
+                "ON CONFLICT (id) DO UPDATE SET message = excluded.message",
+                (turn_id,),
+            )
+        else:
+            for stored in self.turn_events(turn_id):
+                self._apply(stored.event)
+        self._execute("DELETE FROM events WHERE turn_id = ?", (turn_id,))
+
+    def _apply(self, event: MessageEvent) -> None:
+        """One event on the base table: the same as conversation.fold."""
+        if isinstance(event, Append):
+            self._execute(
+                "INSERT INTO base (id, message) VALUES (?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET message = excluded.message",
+                (event.message.id, encode_message(event.message)),
+            )
+        elif isinstance(event, Replace):
+            if event.message.id != event.target_id:
+                self._execute(
+                    "DELETE FROM base WHERE id = ?1 AND EXISTS (SELECT 1 FROM base WHERE id = ?2)",
+                    (event.message.id, event.target_id),
+                )
+            self._execute(
+                "UPDATE base SET id = ?, message = ? WHERE id = ?",
+                (event.message.id, encode_message(event.message), event.target_id),
+            )
+        elif isinstance(event, Remove):
+            self._execute("DELETE FROM base WHERE id = ?", (event.target_id,))
+        else:
+            self._execute("DELETE FROM base")
+
+    def _trim(self) -> None:
+        self._execute(
+            "DELETE FROM turns WHERE status != 'running' AND seq <= (SELECT max(seq) FROM turns) - ?", (KEPT_ANSWERS,)
+        )
+        self._execute(
+            "DELETE FROM runtime_events WHERE seq <= (SELECT max(seq) FROM runtime_events) - ?", (KEPT_RUNTIME_EVENTS,)
+        )
+        if self._kept_messages is not None:
+            self._execute("DELETE FROM base WHERE seq <= (SELECT max(seq) FROM base) - ?", (self._kept_messages,))
+
+    @staticmethod
+    def _stored_epoch(db: sqlite3.Connection) -> int:
+        row = db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+        return int(row[0])
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is not None:
+            return self._db
+        created = _create_file(self.path)
+        db = sqlite3.connect(self.path, timeout=BUSY_MS / 1000, isolation_level=None)
+        try:
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        if created and self._durability == "power":
+            for directory in created:
+                _sync_directory(directory)
+        self._db = db
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute(f"PRAGMA cache_size = {_CACHE}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            # executescript would commit by itself; a second opener must find all of the schema or none.
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in _SCHEMA.split(";\n"):
+                    db.execute(statement)
+                db.execute("INSERT INTO meta VALUES ('epoch', 0), ('boot', ?)", (boot,))
+                db.execute(f"PRAGMA user_version = {_FORMAT}")
+            db.execute("COMMIT")
+        elif version != _FORMAT:
+            raise fail("E_STATE", f"{self.path} has format {version}, this version reads {_FORMAT}")
+        if db.execute("SELECT value FROM meta WHERE name = 'boot'").fetchone() != (boot,):
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("UPDATE events SET stored_ms = 0")
+            db.execute("UPDATE meta SET value = ? WHERE name = 'boot'", (boot,))
+            db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Roll back and close on any failure; sqlite's and the system's become one GoondanError."""
+        try:
+            yield
+        except GoondanError:
+            self.close()  # which rolls back
+            raise
+        except sqlite3.Error as error:
+            self.close()
+            name = getattr(error, "sqlite_errorname", "")
+            code = "E_DISK_FULL" if name == "SQLITE_FULL" else "E_STATE"
+            raise fail(code, f"{self.path}: {error}{f' ({name})' if name else ''}") from None
+        except OSError as error:
+            self.close()
+            code = "E_DISK_FULL" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "E_STATE"
+            raise fail(code, f"{self.path}: {error.strerror or error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.close()
+            raise fail("E_STATE", f"{self.path} holds something that is no message: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+
+def _stale(stored: int, epoch: int) -> GoondanError:
+    return fail("E_LEASE_LOST", f"the conversation is at epoch {stored}, this process holds {epoch}")
+
+
+def _event(kind: str, target: str, message: bytes) -> MessageEvent:
+    if kind == "append":
+        return Append(decode_message(message))
+    if kind == "replace":
+        return Replace(target, decode_message(message))
+    return Remove(target) if kind == "remove" else Truncate()
+
+
+def _create_file(path: Path) -> list[Path]:
+    """Make the file and its folders, closed to others; the folders that have a new entry."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return []
+    return [path.parent, *(folder.parent for folder in missing)]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

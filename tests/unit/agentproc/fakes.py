@@ -1,0 +1,171 @@
+"""Stand-ins behind the same small interfaces as the real things: a link, a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from agentproc.providers.base import ModelAnswer, ModelRequest, TextDelta
+from agentproc.turn import AskedCall
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+
+Handler = Callable[[str, Any], ToolResult | GoondanError | None]
+
+
+def ok(value: Any) -> ToolResult:
+    """A result with this output."""
+    return ToolResult(status="ok", output=to_raw(value))
+
+
+def echo(tool: str, args: Any) -> ToolResult:
+    """The default handler: gives back what it got."""
+    return ok({"tool": tool, "args": args})
+
+
+class FakeLink:
+    """The agent's side of schemas.link.Link, with a broker and a tool host that are functions.
+
+    `handler` answers tool calls; None leaves a call open, to be answered by `finish`. Everything sent is recorded.
+    """
+
+    def __init__(self, handler: Handler = echo) -> None:
+        self.handler = handler
+        self.calls: list[Frame] = []
+        self.sent: list[Frame] = []
+        self.posted: list[Frame] = []
+        self.forgotten: list[str] = []
+        self.refuse_post: dict[str, str] = {}
+        self.connected = True
+        self._open: dict[str, asyncio.Future[Frame]] = {}
+        self._counter = 0
+
+    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
+        self._name(frame)
+        self.calls.append(frame)
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._open[str(frame.call_id)] = future
+        payload = from_raw(frame.payload, ToolCallPayload)
+        outcome = self.handler(str(frame.tool), from_raw(payload.args, object))
+        if outcome is not None:
+            self.finish(str(frame.call_id), outcome)
+        return future
+
+    def finish(self, call_id: str, outcome: ToolResult | GoondanError) -> None:
+        """Answer an open call."""
+        future = self._open.pop(call_id)
+        if future.done():
+            return
+        if isinstance(outcome, GoondanError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(Frame("tool.result", call_id=call_id, payload=to_raw(outcome)))
+
+    def send(self, frame: Frame) -> bool:
+        if self.connected:
+            self._name(frame)
+            self.sent.append(frame)
+        return self.connected
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        self._name(frame)
+        self.posted.append(frame)
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        code = self.refuse_post.get(str(frame.stage))
+        if code is not None:
+            future.set_exception(GoondanError(error_payload(code, "refused by the test")))
+        else:
+            future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))
+        return future
+
+    def forget(self, frame_id: str) -> None:
+        self.forgotten.append(frame_id)
+
+    def _name(self, frame: Frame) -> None:
+        self._counter += 1
+        frame.id = frame.id or f"x.{self._counter}"
+
+    # --- what tests look at
+
+    def open_calls(self) -> list[str]:
+        """callIds that wait for an answer."""
+        return [call_id for call_id, future in self._open.items() if not future.done()]
+
+    def answers(self) -> list[Answer]:
+        """The answers of the turns that ended, in order."""
+        found = [f for f in self.posted if f.stage in ("done", "failed")]
+        answers = [from_raw(frame.payload, AgentEvent).answer for frame in found]
+        return [answer for answer in answers if answer is not None]
+
+    def acked(self) -> list[str]:
+        """callIds that the tool host was told are stored."""
+        return [call_id for frame in self.sent if frame.stage == "result" for call_id in frame.calls or []]
+
+
+class FakeModel:
+    """A model that says what it is told: one entry a call, in order; an exception is raised."""
+
+    needs_history = True
+
+    def __init__(self, *script: ModelAnswer | Exception) -> None:
+        self.script = list(script)
+        self.requests: list[ModelRequest] = []
+
+    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        answer = self.script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.script.clear()
+
+
+def says(text: str) -> ModelAnswer:
+    """An answer without calls."""
+    return ModelAnswer(text=text, finish_reason="stop")
+
+
+def wants(*calls: tuple[str, str, Any]) -> ModelAnswer:
+    """An answer with calls (id, tool, args)."""
+    return ModelAnswer(calls=[AskedCall(*call) for call in calls], finish_reason="tool-calls")
+
+
+BASH = CatalogItem(
+    name="bash__exec",
+    description="Run a command in the workspace.",
+    parameters={
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "timeoutMs": {"type": "number"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+    error_message_limit=1200,
+)
+NOTE = CatalogItem(name="notes__add", description="Keep a note.", idempotent=True)
+
+
+def make_spec(state_dir: str, name: str = "coder", **changes: Any) -> AgentSpec:
+    """An agent with two tools in its catalog and one more (hidden__run) in its registry only."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "model": ModelSpec(provider="embedded"),
+        "registry": [BASH, NOTE, CatalogItem(name="hidden__run")],
+        "catalog": ["bash__exec", "notes__add"],
+        "state_dir": state_dir,
+        "revision": "r1",
+        "durability": "process",
+        **changes,
+    }
+    return AgentSpec(**fields)
+
+
+def event_frame(event_id: str, value: Any, *, kind: str = "client.message", epoch: int = 1, **header: Any) -> Frame:
+    """An event as the broker delivers it."""
+    event = AgentEvent(id=event_id, type=kind, created_at="2026-01-01T00:00:00.000Z", input=value)
+    return Frame("event", id=f"b.{event_id}.{epoch}", event_id=event_id, epoch=epoch, payload=to_raw(event), **header)

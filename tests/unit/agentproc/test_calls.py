@@ -1,0 +1,187 @@
+"""Tool calls: frames, deadlines, refusals without a frame, and exactly one result whatever the bus does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.calls import DEFAULT_CALL_S, CallContext, ToolCaller
+from agentproc.catalog import Catalog, StepCatalog
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail, tool_error
+from schemas.frames import Frame, ToolCallPayload, ToolResult
+from schemas.launch import CatalogItem
+from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
+
+CONTEXT = CallContext("t1", "e1", 7)
+UNKNOWN = ToolResult(status="error", error=tool_error("E_TOOL_OUTCOME_UNKNOWN", "host lost", name="ToolHostLost"))
+
+
+def catalog(*items: CatalogItem) -> StepCatalog:
+    if not items:
+        return Catalog.of(make_spec("/nowhere")).for_step()
+    return Catalog({item.name: item for item in items}, items).for_step()
+
+
+def caller(link: FakeLink) -> ToolCaller:
+    return ToolCaller(link, asyncio.get_running_loop())
+
+
+async def test_a_call_is_one_frame_with_everything_in_it() -> None:
+    link = FakeLink()
+    result = await caller(link).call(
+        catalog(), "bash__exec", {"command": "ls"}, call_id="t1/c1", context=CallContext("t1", "e1", 7)
+    )
+    (frame,) = link.calls
+    payload = from_raw(frame.payload, ToolCallPayload)
+    assert (frame.type, frame.tool, frame.call_id, frame.event_id, frame.epoch) == (
+        "tool.call", "bash__exec", "t1/c1", "e1", 7)  # fmt: skip
+    assert frame.deadline_ms == int(DEFAULT_CALL_S * 1000)
+    assert frame.first_sent_ms is None
+    assert (payload.turn_id, payload.tool_call_id, payload.message) == ("t1", "c1", None)
+    assert from_raw(payload.args, object) == {"command": "ls"}
+    assert result.output is not None
+    assert from_raw(result.output, object) == {"tool": "bash__exec", "args": {"command": "ls"}}
+
+
+@pytest.mark.requirement("CALL-07")
+@pytest.mark.parametrize(
+    ("name", "args", "code"),
+    [
+        ("hidden__run", {}, "E_TOOL_NOT_IN_CATALOG"),
+        ("bash__exec", {}, "E_TOOL_INVALID_ARGS"),
+        ("bash__exec", {"command": "\ud800"}, "E_TOOL_INVALID_ARGS"),
+        ("bash__exec", {"command": "x" * (1 << 20)}, "E_FRAME_TOO_LARGE"),
+        ("notes__add", {"n": 2**70}, "E_TOOL_INVALID_ARGS"),
+        ("notes__add", {"n": object()}, "E_TOOL_INVALID_ARGS"),
+        ("notes__add", [1], "E_TOOL_INVALID_ARGS"),
+    ],
+)
+async def test_a_refused_call_causes_no_frame(name: str, args: Any, code: str) -> None:
+    link = FakeLink()
+    result = await caller(link).call(catalog(), name, args, call_id="t1/c1", context=CONTEXT)
+    assert result.error is not None
+    assert result.error.code == code
+    assert link.calls == []
+
+
+async def test_arguments_nested_too_deep_are_refused() -> None:
+    deep: Any = {}
+    for _ in range(100):
+        deep = {"a": deep}
+    link = FakeLink()
+    result = await caller(link).call(catalog(), "notes__add", deep, call_id="t1/c1", context=CONTEXT)
+    assert result.error is not None
+    assert result.error.code == "E_TOOL_INVALID_ARGS"
+    assert link.calls == []
+
+
+@pytest.mark.requirement("ERROR-03")
+async def test_every_message_is_within_the_tools_limit() -> None:
+    item = CatalogItem(name="a__b", error_message_limit=40, parameters={"type": "object", "required": ["x" * 200]})
+    link = FakeLink(lambda *_: ToolResult(status="error", error=tool_error("E_TOOL", "y" * 500, name="Error")))
+    for args in ({}, {"x" * 200: 1}):
+        result = await caller(link).call(catalog(item), "a__b", args, call_id="t1/c1", context=CONTEXT)
+        assert result.error is not None
+        assert len(result.error.message) == 40
+        assert result.error.message.endswith("... (truncated)")
+
+
+async def test_a_call_ends_before_its_turn() -> None:
+    link = FakeLink()
+    now = asyncio.get_running_loop().time()
+    for left, at_most, at_least in ((10.0, 9500, 9000), (0.4, 200, 100), (500.0, 120_000, 119_000)):
+        context = CallContext("t1", "e1", 1, now + left)
+        await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=context)
+        deadline = link.calls[-1].deadline_ms
+        assert deadline is not None
+        assert at_least <= deadline <= at_most
+
+
+async def test_a_call_without_time_left_is_not_sent() -> None:
+    link = FakeLink()
+    context = CallContext("t1", "e1", 1, asyncio.get_running_loop().time() - 1)
+    result = await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=context)
+    assert result.error is not None
+    assert result.error.code == "E_TOOL_TIMEOUT"
+    assert link.calls == []
+
+
+async def test_an_unknown_outcome_is_the_result_unless_twice_is_as_good_as_once() -> None:
+    link = FakeLink(lambda *_: UNKNOWN)
+    result = await caller(link).call(catalog(), "bash__exec", {"command": "x"}, call_id="t1/c1", context=CONTEXT)
+    assert result == UNKNOWN
+    assert len(link.calls) == 1
+
+
+async def test_an_idempotent_call_is_repeated_once_under_a_new_id() -> None:
+    outcomes = [UNKNOWN, ok("second")]
+    link = FakeLink(lambda *_: outcomes.pop(0))
+    result = await caller(link).call(catalog(), "notes__add", {"a": 1}, call_id="t1/c1", context=CONTEXT)
+    assert result.status == "ok"
+    assert [frame.call_id for frame in link.calls] == ["t1/c1", "t1/c1~2"]
+    assert bytes(link.calls[0].payload) == bytes(link.calls[1].payload)
+    outcomes += [UNKNOWN, UNKNOWN]
+    result = await caller(link).call(catalog(), "notes__add", {"a": 1}, call_id="t1/c2", context=CONTEXT)
+    assert result == UNKNOWN
+    assert len(link.calls) == 4
+
+
+async def test_a_call_that_the_bus_refuses_has_an_error_result() -> None:
+    link = FakeLink(lambda *_: fail("E_FORBIDDEN", "not declared"))
+    result = await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
+    assert result.error is not None
+    assert (result.error.code, result.error.name) == ("E_FORBIDDEN", "BusError")
+
+
+async def test_a_lost_lease_is_no_result() -> None:
+    link = FakeLink(lambda *_: fail("E_LEASE_LOST", "epoch 8"))
+    with pytest.raises(GoondanError) as caught:
+        await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
+    assert caught.value.info.code == "E_LEASE_LOST"
+
+
+@pytest.mark.parametrize("payload", [{"status": "great"}, "text", {"status": "ok", "error": 5}, None])
+async def test_a_result_that_is_none_is_an_error(payload: Any) -> None:
+    class OddLink(FakeLink):
+        def finish(self, call_id: str, outcome: Any) -> None:
+            self._open.pop(call_id).set_result(Frame("tool.result", call_id=call_id, payload=to_raw(payload)))
+
+    result = await caller(OddLink()).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
+    assert result.error is not None
+    assert result.error.code == "E_TOOL_BAD_OUTPUT"
+
+
+async def test_cancelled_calls_are_taken_back_and_abandoned_ones_left_alone() -> None:
+    link = FakeLink(lambda *_: None)
+    results: list[Any] = []
+    for call_id in ("t1/c1", "t1/c2"):
+        one = caller(link)
+        one.start(catalog(), "notes__add", {}, call_id=call_id, context=CONTEXT, done=lambda r, _: results.append(r))
+        assert one.open_call_ids == [call_id]
+        if call_id == "t1/c1":
+            one.cancel([call_id, "t1/unknown"])
+        else:
+            one.abandon()
+        assert one.open_call_ids == []
+        link.finish(call_id, ok("late"))
+        await asyncio.sleep(0)
+    assert [(frame.type, frame.call_id) for frame in link.sent] == [("tool.cancel", "t1/c1")]
+    assert link.forgotten == [link.calls[0].id, link.calls[1].id]
+    assert results == []
+
+
+async def test_a_message_too_large_to_send_along_is_left_out(tmp_path: Path) -> None:
+    link = FakeLink()
+    one, done = caller(link), asyncio.Event()
+    one.start(
+        catalog(), "bash__exec", {"command": "x" * 600_000}, call_id="t1/c1", context=CONTEXT,
+        done=lambda *_: done.set(), message_id="m1", message=b"\xc4" + b"y" * 600_000,
+    )  # fmt: skip
+    await done.wait()
+    payload = from_raw(link.calls[0].payload, ToolCallPayload)
+    assert (payload.message, payload.message_id) == (None, None)
+    assert BASH.name == link.calls[0].tool

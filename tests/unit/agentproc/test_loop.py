@@ -1,0 +1,475 @@
+"""Whole turns over a fake link, a scripted model and a real conversation file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc import loop as loop_module
+from agentproc.answers import turn_id
+from agentproc.conversation import Message, ToolData, UserData, is_presentable
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelAnswer
+from agentproc.store import ConversationStore
+from schemas.address import instance_dir
+from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
+from schemas.errors import fail, tool_error
+from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
+from schemas.launch import ModelSpec
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
+
+Make = Callable[..., TurnRunner]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Runners over one state directory: each is a new incarnation of the instance `k` of its agent."""
+    runners: list[TurnRunner] = []
+
+    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
+        spec = make_spec(str(tmp_path), **changes)
+        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
+        runners.append(TurnRunner(spec, "k", link, store, provider=script))
+        return runners[-1]
+
+    yield build
+    for runner in runners:
+        await runner.close()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let everything that can run, run."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def the_answer(link: FakeLink) -> Answer:
+    (answer,) = link.answers()
+    return answer
+
+
+def last_results(messages: list[Message]) -> list[tuple[str, str]]:
+    return [
+        (part.tool_call_id, part.result.status)
+        for message in messages
+        if isinstance(message.data, ToolData)
+        for part in message.data.content
+    ]
+
+
+def code_of(answer: Answer) -> str | None:
+    return None if answer.error is None else answer.error.code
+
+
+async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("done"))
+    runner = make(link, model, system="Be brief.")
+    await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (answer.status, answer.response, answer.finish_reason, answer.steps) == ("completed", "done", "stop", 2)
+    assert answer.turn_id == turn_id("coder", "k", "e1")
+    assert link.posted[-1].stage == "done"
+    assert [frame.call_id for frame in link.calls] == [f"{answer.turn_id}/a", f"{answer.turn_id}/b"]
+    first, second = model.requests
+    assert (first.system, [item.name for item in first.tools]) == ("Be brief.", ["bash__exec", "notes__add"])
+    assert [type(m.data).__name__ for m in second.messages] == ["UserData", "AssistantData", "ToolData", "ToolData"]
+    assert is_presentable(second.messages)
+    assert sorted(link.acked()) == [f"{answer.turn_id}/a", f"{answer.turn_id}/b"]
+
+
+@pytest.mark.requirement("CONTEXT-03")
+async def test_the_assistant_message_goes_along_with_the_first_of_its_calls(make: Make) -> None:
+    link = FakeLink()
+    await make(link, FakeModel(wants(("a", "notes__add", {}), ("b", "notes__add", {})), says(""))).run(
+        event_frame("e1", "go")
+    )
+    one, two = (from_raw(frame.payload, ToolCallPayload) for frame in link.calls)
+    assert one.message is not None
+    assert two.message is None
+    assert one.message_id == two.message_id
+    sent = from_raw(one.message, dict)
+    assert (sent["id"], sent["data"]["role"]) == (one.message_id, "assistant")
+    assert [part["toolCallId"] for part in sent["data"]["content"]] == ["a", "b"]
+
+
+@pytest.mark.requirement("CALL-15", "ERROR-08")
+async def test_history_is_what_earlier_turns_left(make: Make) -> None:
+    link = FakeLink(lambda *_: ToolResult(status="error", error=tool_error("E_TOOL", "no", name="Error")))
+    model = FakeModel(wants(("a", "notes__add", {})), says("one"), says("two"))
+    runner = make(link, model)
+    await runner.run(event_frame("e1", "first"))
+    await runner.run(event_frame("e2", "second"))
+    messages = model.requests[-1].messages
+    assert [m.data.content for m in messages if isinstance(m.data, UserData)] == ["first", "second"]
+    assert last_results(messages) == [("a", "error")]
+    assert is_presentable(messages)
+
+
+async def test_every_call_has_a_result_whatever_is_wrong_with_it(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(
+        wants(
+            ("same", "notes__add", {}), ("same", "no__such", {}), ("", "bash__exec", {"wrong": 1}), ("", "", {}),
+            ("x", "bash__exec", [1]),
+        ),
+        says("done"),
+    )  # fmt: skip
+    await make(link, model).run(event_frame("e1", "go"))
+    assert last_results(model.requests[-1].messages) == [
+        ("same", "ok"), ("same_2", "error"), ("call_1_3", "error"), ("call_1_4", "error"), ("x", "error")
+    ]  # fmt: skip
+    assert len(link.calls) == 1
+
+
+async def test_an_operator_call_answers_with_the_result_and_calls_no_model(make: Make) -> None:
+    link, model = FakeLink(), FakeModel()
+    runner = make(link, model, name="_operator")
+    await runner.run(event_frame("e1", {"tool": "bash__exec", "args": {"command": "ls"}}, kind="operator.call"))
+    answer = the_answer(link)
+    assert (answer.status, answer.steps, model.requests) == ("completed", 0, [])
+    result = from_raw(answer.output or b"", ToolResult)
+    assert (result.status, from_raw(result.output or b"", dict)["tool"]) == ("ok", "bash__exec")
+
+
+async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(make: Make) -> None:
+    link = FakeLink()
+    runner = make(link, name="_operator")
+    await runner.run(event_frame("e1", {"tool": "no__such", "args": {}}, kind="operator.call"))
+    await runner.run(event_frame("e2", {"tool": "bash__exec", "args": [1]}, kind="operator.call"))
+    codes = []
+    for answer in link.answers():
+        result = from_raw(answer.output or b"", ToolResult)
+        assert result.error is not None
+        codes.append((answer.status, result.error.code))
+    assert codes == [("completed", "E_TOOL_NOT_IN_CATALOG"), ("completed", "E_TOOL_INVALID_ARGS")]
+    assert link.calls == []
+
+
+async def test_an_output_that_fits_no_answer_is_replaced(make: Make) -> None:
+    link = FakeLink(lambda *_: ok("x" * (MAX_FRAME_BYTES - 100)))
+    await make(link, name="_operator").run(event_frame("e1", {"tool": "notes__add", "args": {}}, kind="operator.call"))
+    result = from_raw(the_answer(link).output or b"", ToolResult)
+    assert result.error is not None
+    assert result.error.code == "E_TOOL_LIMIT"
+    assert len(bytes(link.posted[-1].payload)) < MAX_FRAME_BYTES
+
+
+async def test_a_response_that_fits_no_answer_is_cut(make: Make) -> None:
+    link = FakeLink()
+    await make(link, FakeModel(says("é" * MAX_FRAME_BYTES))).run(event_frame("e1", "go"))
+    assert str(the_answer(link).response).endswith("é... (truncated)")
+    assert len(bytes(link.posted[-1].payload)) < MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind", "value", "code"),
+    [
+        ("coder", "operator.call", {"tool": "bash__exec", "args": {}}, "E_FORBIDDEN"),
+        ("_operator", "client.message", "hi", "E_USAGE"),
+        ("_operator", "operator.call", "hi", "E_FRAME_INVALID"),
+        ("_operator", "operator.call", {"tool": 5}, "E_FRAME_INVALID"),
+    ],
+)
+async def test_events_for_somebody_else_fail(make: Make, agent: str, kind: str, value: Any, code: str) -> None:
+    link = FakeLink()
+    await make(link, name=agent).run(event_frame("e1", value, kind=kind))
+    assert code_of(the_answer(link)) == code
+    assert link.posted[-1].stage == "failed"
+
+
+async def test_a_payload_that_is_no_event_fails(make: Make) -> None:
+    link = FakeLink()
+    await make(link).run(Frame("event", event_id="e1", epoch=1, payload=to_raw([1, 2])))
+    assert code_of(the_answer(link)) == "E_FRAME_INVALID"
+
+
+# --- models that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [fail("E_MODEL_FAILED", "key sk-secret refused"), KeyError("sk-secret")])
+async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
+    make: Make, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = FakeLink()
+    model = ModelSpec(provider="openai", api_key="sk-secret")
+    runner = make(link, FakeModel(error, says("better")), model=model)
+    await runner.run(event_frame("e1", "go"))
+    await runner.run(event_frame("e2", "again"))
+    failed, completed = link.answers()
+    assert (failed.status, code_of(failed)) == ("failed", "E_MODEL_FAILED")
+    assert failed.error is not None
+    assert "sk-secret" not in failed.error.message
+    assert "***" in failed.error.message
+    assert "sk-secret" not in caplog.text
+    assert completed.response == "better"
+
+
+async def test_a_vendor_without_adapter_is_a_failed_turn(make: Make) -> None:
+    link = FakeLink()
+    await make(link, model=ModelSpec(provider="anthropic", model="m")).run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert code_of(answer) == "E_MODEL_FAILED"
+    assert "not available in this version" in str(answer.error)
+
+
+async def test_too_many_steps_fail_with_a_valid_history(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(*(wants(("a", "notes__add", {})) for _ in range(3)), says("fresh"))
+    runner = make(link, model, max_steps_per_turn=3)
+    await runner.run(event_frame("e1", "go"))
+    assert (code_of(the_answer(link)), the_answer(link).steps) == ("E_MAX_STEPS", 3)
+    await runner.run(event_frame("e2", "on"))
+    assert is_presentable(model.requests[-1].messages)
+    assert len(last_results(model.requests[-1].messages)) == 3
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_deadline_of_the_event_ends_the_turn(make: Make) -> None:
+    link = FakeLink(lambda *_: None)
+    model = FakeModel(wants(("a", "notes__add", {})), says("next"))
+    runner = make(link, model)
+    await runner.run(event_frame("e1", "go", deadline_ms=30))
+    assert code_of(the_answer(link)) == "E_AGENT_TIMEOUT"
+    assert [frame.type for frame in link.sent if frame.type == "tool.cancel"] == ["tool.cancel"]
+    await runner.run(event_frame("e2", "on"))
+    assert last_results(model.requests[-1].messages) == [("a", "error")]
+
+
+async def test_a_running_turn_renews_its_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    link = FakeLink(lambda *_: None)
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("")))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go", epoch=4)))
+    await until(lambda: sum(frame.stage == "renew" for frame in link.posted) >= 3)
+    renew = next(frame for frame in link.posted if frame.stage == "renew")
+    assert (renew.event_id, renew.epoch) == ("e1", 4)
+    assert [lease.event_id for lease in runner.leases()] == ["e1"]
+    link.finish(link.open_calls()[0], ok(1))
+    await task
+    assert runner.leases() == []
+
+
+async def test_a_lost_lease_ends_the_turn_without_a_word(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    link = FakeLink(lambda *_: None)
+    link.refuse_post["renew"] = "E_LEASE_LOST"
+    runner = make(link, FakeModel(wants(("a", "notes__add", {}))))
+    async with asyncio.timeout(5):
+        await runner.run(event_frame("e1", "go"))
+    assert link.answers() == []
+    assert not any(frame.type == "tool.cancel" for frame in link.sent), "another incarnation may wait for this call"
+
+
+async def test_a_call_refused_for_its_lease_ends_the_turn(make: Make) -> None:
+    link = FakeLink(lambda *_: fail("E_LEASE_LOST", "gone"))
+    async with asyncio.timeout(5):
+        await make(link, FakeModel(wants(("a", "notes__add", {})))).run(event_frame("e1", "go"))
+    assert link.answers() == []
+
+
+async def test_many_results_are_acknowledged_in_batches(make: Make) -> None:
+    link = FakeLink()
+    calls = [(f"c{n}", "notes__add", {"n": n}) for n in range(200)]
+    await make(link, FakeModel(wants(*calls), says("done"))).run(event_frame("e1", "go"))
+    assert len(link.acked()) == 200
+    assert sum(frame.stage == "result" for frame in link.sent) <= 3
+
+
+async def test_results_that_cannot_be_acknowledged_now_are_later(make: Make) -> None:
+    link = FakeLink()
+    link.connected = False
+    await make(link, FakeModel(wants(("a", "notes__add", {})), says(""))).run(event_frame("e1", "go"))
+    assert link.acked() == []
+    link.connected = True
+    async with asyncio.timeout(5):
+        while not link.acked():
+            await asyncio.sleep(0.01)
+
+
+# --- crashes and redelivery -------------------------------------------------------------------------------------------
+
+
+async def test_a_finished_event_is_answered_again_and_not_run_again(make: Make) -> None:
+    link = FakeLink()
+    await make(link, FakeModel(says("once"))).run(event_frame("e1", "go", epoch=1))
+    again, model = FakeLink(), FakeModel()
+    await make(again, model).run(event_frame("e1", "go", epoch=2))
+    assert bytes(again.posted[-1].payload) == bytes(link.posted[-1].payload)
+    assert again.posted[-1].epoch == 2
+    assert model.requests == []
+
+
+async def crash(make: Make, link: FakeLink, model: FakeModel, when: Callable[[], object]) -> None:
+    """Run an event until `when`, then lose the process: nothing more of it is heard or written."""
+    runner = make(link, model)
+    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await until(when)
+    runner.abandon()
+    await task
+
+
+async def test_a_turn_goes_on_after_the_last_stored_message(make: Make) -> None:
+    before = FakeLink(lambda _, args: ok("early") if args["n"] == 1 else None)
+    model = FakeModel(wants(("a", "notes__add", {"n": 1}), ("b", "notes__add", {"n": 2})))
+    await crash(make, before, model, lambda: len(before.open_calls()) == 1 and before.calls)
+    await settle()
+    after, fresh = FakeLink(), FakeModel(says("done"))
+    await make(after, fresh).run(event_frame("e1", "go", epoch=2))
+    assert the_answer(after).response == "done"
+    results = last_results(fresh.requests[0].messages)
+    assert results == [("a", "ok"), ("b", "ok")]
+    repeated = [frame.call_id for frame in after.calls]
+    assert repeated
+    assert set(repeated) <= {frame.call_id for frame in before.calls}
+    assert all(frame.first_sent_ms is not None for frame in after.calls)
+    assert all(frame.epoch == 2 for frame in after.calls)
+
+
+async def test_a_stored_result_is_not_asked_for_again_but_acknowledged(make: Make) -> None:
+    before = FakeLink(lambda _, args: ok("early") if args["n"] == 1 else None)
+    model = FakeModel(wants(("a", "notes__add", {"n": 1}), ("b", "notes__add", {"n": 2})))
+    runner = make(before, model)
+    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    turn = turn_id("coder", "k", "e1")
+    await until(lambda: len(runner.store.turn_events(turn)) == 3)
+    runner.abandon()
+    await task
+    after = FakeLink()
+    await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
+    assert [frame.call_id for frame in after.calls] == [f"{turn}/b"]
+    assert sorted(after.acked()) == [f"{turn}/a", f"{turn}/b"]
+
+
+async def test_a_crash_before_the_model_answered_asks_it_again(make: Make) -> None:
+    class Slow(FakeModel):
+        async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+            self.requests.append(request)
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    slow = Slow()
+    await crash(make, FakeLink(), slow, lambda: slow.requests)
+    link, model = FakeLink(), FakeModel(says("done"))
+    await make(link, model).run(event_frame("e1", "go", epoch=2))
+    assert (the_answer(link).response, the_answer(link).steps) == ("done", 1)
+    assert len(model.requests[0].messages) == 1
+
+
+async def test_an_operator_call_goes_on_under_its_callid(make: Make) -> None:
+    event = {"tool": "notes__add", "args": {"n": 1}}
+    before = FakeLink(lambda *_: None)
+    runner = make(before, name="_operator")
+    task = asyncio.create_task(runner.run(event_frame("e1", event, kind="operator.call")))
+    await until(lambda: before.calls)
+    runner.abandon()
+    await task
+    after = FakeLink()
+    await make(after, name="_operator").run(event_frame("e1", event, kind="operator.call", epoch=2))
+    assert [f.call_id for f in after.calls] == [f.call_id for f in before.calls]
+    assert from_raw(the_answer(after).output or b"", ToolResult).status == "ok"
+
+
+async def test_an_event_taken_away_for_good_leaves_a_valid_history(make: Make) -> None:
+    before = FakeLink(lambda *_: None)
+    await crash(make, before, FakeModel(wants(("a", "notes__add", {}))), lambda: before.calls)
+    link, model = FakeLink(), FakeModel(says("other"), says("back"))
+    runner = make(link, model)
+    await runner.run(event_frame("e2", "another", epoch=2))
+    assert is_presentable(model.requests[0].messages)
+    assert last_results(model.requests[0].messages) == [("a", "error")]
+    # the event comes back from the dead letters: a new attempt, with callIds of its own
+    await runner.run(event_frame("e1", "go", epoch=3))
+    assert link.answers()[-1].turn_id == turn_id("coder", "k", "e1", 2)
+
+
+async def test_a_stale_holder_writes_and_says_nothing(make: Make) -> None:
+    old = FakeLink(lambda *_: None)
+    runner = make(old, FakeModel(wants(("a", "notes__add", {})), says("stale")))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go", epoch=1)))
+    await until(lambda: old.calls)
+    new = FakeLink()
+    await make(new, FakeModel(says("fresh"))).run(event_frame("e1", "go", epoch=2))
+    old.finish(old.open_calls()[0], ok("late"))
+    await task
+    assert old.answers() == []
+    assert the_answer(new).response == "fresh"
+
+
+async def test_an_event_with_an_old_epoch_is_left_alone(make: Make) -> None:
+    await make(FakeLink(), FakeModel(says("x"))).run(event_frame("e1", "go", epoch=5))
+    link, model = FakeLink(), FakeModel()
+    await make(link, model).run(event_frame("e2", "go", epoch=4))
+    assert (link.answers(), model.requests) == ([], [])
+
+
+async def test_a_paused_runner_gives_turns_back(make: Make) -> None:
+    link = FakeLink(lambda *_: None)
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("never")))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await until(lambda: link.calls)
+    runner.pause()
+    link.finish(link.open_calls()[0], ok(1))
+    await task
+    await runner.run(event_frame("e2", "go"))
+    assert [(frame.stage, frame.event_id) for frame in link.posted] == [("release", "e1"), ("release", "e2")]
+    after = FakeLink()
+    await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
+    assert the_answer(after).response == "done"
+    assert after.calls == []
+
+
+# --- a file that fails ------------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_file_fails_the_turn_and_the_process_serves_on(make: Make, tmp_path: Path) -> None:
+    folder = Path(instance_dir(str(tmp_path), "coder", "k"))
+    folder.mkdir(parents=True)
+    (folder / "conversation.db").write_bytes(b"garbage" * 1000)
+    link = FakeLink()
+    runner = make(link, FakeModel(says("fine")))
+    await runner.run(event_frame("e1", "go"))
+    (folder / "conversation.db").unlink()
+    await runner.run(event_frame("e2", "go"))
+    first, second = link.answers()
+    assert (first.status, code_of(first)) == ("failed", "E_STATE")
+    assert second.response == "fine"
+
+
+async def test_a_disk_that_fills_up_during_a_turn_fails_it_once(make: Make) -> None:
+    link = FakeLink(lambda *_: None)
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("fine")))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await until(lambda: link.calls)
+    assert runner.store._db is not None
+    runner.store._db.execute("PRAGMA max_page_count = 1")
+    link.finish(link.open_calls()[0], ok("x" * 100_000))
+    await task
+    assert code_of(the_answer(link)) == "E_DISK_FULL"
+    await runner.run(event_frame("e2", "go"))
+    assert link.answers()[-1].response == "fine"
+
+
+async def test_a_bug_fails_the_turn_with_one_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("a"), says("b")))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.store, "begin_turn", lambda *_: 1 / 0)
+        await runner.run(event_frame("e1", "go"))
+    await runner.run(event_frame("e2", "go"))
+    first, second = link.answers()
+    assert code_of(first) == "E_INTERNAL"
+    assert "division" not in str(first.error)
+    assert second.status == "completed"
