@@ -20,6 +20,7 @@ import msgspec
 
 from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from kernel.spawn import Child, Exit, Readiness, Reaper
+from kernel.supervisor_socket import ProcessInfo, rfc3339
 from schemas.control import Exited, Principal, SpawnFailed
 from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 
@@ -131,9 +132,8 @@ class Agents:
             parent_pid=os.getpid(),
             log_path=self._log_path(principal),
         )
-        readiness = self._readiness[launch] = Readiness(self._loop, lambda: self._ready(launch))
+        self._readiness[launch] = Readiness(self._loop, lambda: self._ready(launch))
         self._unsent.append((encode_packet(request), launch))
-        del readiness
         self._send()
 
     def _send(self) -> None:
@@ -239,7 +239,34 @@ class Agents:
         """Whether any agent process lives, or may."""
         return bool(self.roster.live)
 
-    def pid(self, launch: int) -> int | None:
-        """The process of a launch, once it is known."""
-        child = self._children.get(launch)
-        return child.pid if child is not None else None
+    def processes(self, offset: float) -> list[ProcessInfo]:
+        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        rows = []
+        for agent in self.roster.live.values():
+            child = self._children.get(agent.launch)
+            pid = child.pid if child is not None else None
+            rows.append(self._row(agent.principal, _STATUS[agent.phase], pid, agent.since + offset))
+        waiting = [p for p in self.roster.wanted if p not in self.roster.live]
+        return rows + [self._row(principal, "waiting", None, self._loop.time() + offset) for principal in waiting]
+
+    def _row(self, principal: Principal, status: str, pid: int | None, since: float) -> ProcessInfo:
+        history = self.roster.histories.get(principal)
+        return ProcessInfo(
+            role="agent",
+            name=principal.name,
+            instance_key=principal.instance_key,
+            pid=pid,
+            status=status,
+            since=rfc3339(since),
+            restarts=history.restarts if history is not None else 0,
+            last_exit=history.last_exit if history is not None else None,
+        )
+
+
+_STATUS: Final = {
+    "asked": "starting",
+    "starting": "starting",
+    "ready": "running",
+    "leaving": "stopping",
+    "dying": "stopping",
+}

@@ -22,12 +22,9 @@ from typing import Final
 
 import msgspec
 
+from kernel.paths import LONGEST_SOCKET, MAX_SOCKET_PATH
 from schemas.errors import GoondanError, fail
 
-#: Longest path of a socket (sockaddr_un holds 108 bytes with the final zero).
-MAX_SOCKET_PATH: Final = 107
-#: The longest name of a socket in the directory.
-_LONGEST_SOCKET: Final = "supervisor.sock"
 #: How long a start waits for the last processes of a killed kernel (seconds). Their parent-death signal is immediate.
 LEFTOVERS_S: Final = 3.0
 #: How often it looks (seconds).
@@ -62,22 +59,30 @@ class Locks(msgspec.Struct):
 
 
 def prepare(run_dir: str) -> None:
-    """Make the directory if it is not there and check that it is ours alone.
+    """Make the directory if it is not there and check that it is ours alone. Raises GoondanError E_RUN_DIR."""
+    try:
+        os.makedirs(run_dir, 0o700, exist_ok=True)
+    except OSError as error:
+        raise fail("E_RUN_DIR", f"{run_dir}: {error.strerror}") from None
+    check(run_dir)
 
-    Raises GoondanError E_RUN_DIR: too long for sockets, not a directory, owned by or open to others, or reached
-    through a directory that others may change.
+
+def check(run_dir: str) -> None:
+    """See that the directory is ours alone, before anything in it is believed.
+
+    Raises FileNotFoundError without one, and GoondanError E_RUN_DIR: too long for sockets, not a directory, owned by
+    or open to others, or reached through a directory that others may change.
     """
-    longest = len(os.fsencode(f"{run_dir}/{_LONGEST_SOCKET}"))
+    longest = len(os.fsencode(f"{run_dir}/{LONGEST_SOCKET}"))
     if longest > MAX_SOCKET_PATH:
         raise fail(
             "E_RUN_DIR", f"{run_dir}: sockets in it would have paths of {longest} bytes, limit {MAX_SOCKET_PATH}"
         )
     try:
-        os.makedirs(run_dir, 0o700, exist_ok=True)
-        _check_ancestors(os.path.dirname(run_dir))
         state = os.lstat(run_dir)
+        _check_ancestors(os.path.dirname(run_dir))
     except FileNotFoundError:
-        raise  # a kernel that ended took it away in this moment; see lock()
+        raise  # none, or a kernel that ended took it away in this moment; see lock()
     except OSError as error:
         raise fail("E_RUN_DIR", f"{run_dir}: {error.strerror}") from None
     if not stat.S_ISDIR(state.st_mode):

@@ -4,6 +4,9 @@ The socket is AF_UNIX SOCK_SEQPACKET; the supervisor keeps one end, `python -m a
 the other. Any number of requests may be under way; each gets exactly one reply with its `seq`. A packet that is no
 request is answered with `seq` 0 and an error. When the supervisor's end is closed the fork server exits.
 
+A request may bring one descriptor (SCM_RIGHTS): the agent writes a newline to it when the broker has welcomed it.
+Descriptors named by `--keep-fd` stay open in every agent.
+
 Source: design section 2 ("fork server"); delivery.md section 8.
 """
 

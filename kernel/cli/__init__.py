@@ -1,0 +1,122 @@
+"""`gdn`: the commands. Each is a module of this package with a `command`, imported only when it is used.
+
+What holds for all of them: with `--json` exactly one JSON document on stdout, on failure `{"error": {…}}`; without,
+results on stdout and everything else on stderr. Exit status 0, 1 for a failure, 2 for bad usage or a bad bundle, 130
+after an interrupt, 141 when nobody reads the output. No traceback ever reaches a person.
+
+Source: design section 11.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final, NoReturn
+
+import click
+
+#: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
+COMMANDS: Final[dict[str, str]] = {
+    "run": "Start a swarm and talk to its entry agent.",
+    "send": "Send one message to a running swarm and print the answer.",
+    "call": "Call one tool, or a batch of tools, in the sandbox.",
+    "ps": "Show the processes of a running swarm.",
+    "stop": "Stop a running swarm.",
+    "validate": "Check a bundle and report everything that is wrong with it.",
+}
+
+#: Exit status after an interrupt, and when the reader of our output has gone: what a shell reports for the signals.
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+EXIT_USAGE: Final = 2
+
+
+class _ReaderGone(Exception):
+    """Nobody reads our output any more."""
+
+
+class _Commands(click.Group):
+    """Knows the names and the short helps without importing a command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        import importlib
+
+        command: click.Command = importlib.import_module(f"kernel.cli.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None  # click would end the process with 1
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="goondan-kernel", prog_name="gdn", message="%(prog)s %(version)s")
+def group() -> None:
+    """Goondan: swarms of agents in separate processes, their tools in a sandbox."""
+
+
+def main() -> NoReturn:
+    """The console script. Ends the process."""
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _reader_is_gone()
+    # Not sys.exit: a thread that waits for a line on stdin would hold the interpreter's end up.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; its exit status. Nothing is raised."""
+    as_json = "--json" in arguments
+    try:
+        result = group.main(arguments, prog_name="gdn", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        return _usage(error, as_json)
+    except (_ReaderGone, BrokenPipeError):
+        return _reader_is_gone()
+    except Exception as error:  # whatever it is, a person gets one structured error
+        from kernel.cli.output import exit_code, print_error, unexpected
+        from schemas.errors import GoondanError
+
+        known = error if isinstance(error, GoondanError) else unexpected(error)
+        try:
+            print_error(known, as_json=as_json)
+        except BrokenPipeError:
+            return _reader_is_gone()
+        return exit_code(known)
+
+
+def _usage(error: click.ClickException, as_json: bool) -> int:
+    from kernel.cli.output import print_error
+    from schemas.errors import fail
+
+    context = getattr(error, "ctx", None)
+    hint = f"Try `{context.command_path} --help`." if context is not None else "Try `gdn --help`."
+    print_error(fail("E_USAGE", error.format_message(), suggestion=hint), as_json=as_json)
+    return EXIT_USAGE
+
+
+def _reader_is_gone() -> int:
+    """Nobody reads stdout any more: no complaint, and none from the interpreter's own flush either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return EXIT_BROKEN_PIPE

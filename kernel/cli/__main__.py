@@ -1,0 +1,5 @@
+"""`python -m kernel.cli`: the same as `gdn`."""
+
+from kernel.cli import main
+
+main()

@@ -1,0 +1,296 @@
+"""Finding the running kernel of a bundle, or starting one.
+
+A command that talks to a swarm holds its kernel through `supervisor.sock` while it works. `gdn run` starts a kernel
+that ends with it; `gdn call` without a running kernel starts one that is shared by every call that comes meanwhile
+and ends with the last of them.
+
+Source: design section 11; delivery.md section 8.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from kernel import paths, rundir
+from kernel.bundle.problems import Problem
+from kernel.spawn import command, open_log, start_program
+from kernel.supervisor_socket import SupervisorClient
+from schemas.errors import GoondanError, fail
+from schemas.frames import ErrorPayload
+
+#: `gdn stop` returns within this time (seconds); the supervisor's own steps add up to less.
+STOP_S: Final = 10.0
+#: How long a command waits for a kernel that somebody else is just starting or stopping (seconds).
+PATIENCE_S: Final = 20.0
+#: How often it looks (seconds).
+PATIENCE_POLL_S: Final = 0.02
+#: The supervisor's own limit for a start, and some more for the interpreter (seconds).
+READY_S: Final = 40.0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A bundle and where its kernel lives."""
+
+    bundle: str
+    run_dir: str
+    state_dir: str
+
+
+def locate(bundle: str | None) -> Place:
+    """The bundle that a command means, and where its kernel lives.
+
+    Raises GoondanError E_CONFIG_NOT_FOUND, E_RUN_DIR, E_STATE.
+    """
+    path = paths.find_bundle(bundle)
+    return Place(path, paths.run_dir(path), paths.state_dir(path))
+
+
+class InvalidBundle(GoondanError):
+    """The kernel did not start because of its bundle; `problems` are all of them, as `gdn validate` has them."""
+
+    def __init__(self, info: ErrorPayload, problems: list[Problem], dropped: int) -> None:
+        super().__init__(info)
+        self.problems = problems
+        self.dropped = dropped
+
+
+class _Report(msgspec.Struct):
+    error: ErrorPayload
+    problems: list[Problem] = []
+    dropped: int = 0
+
+
+class Started:
+    """A supervisor that this process has started; it stops when `parent_fd` is closed, unless it was let go."""
+
+    def __init__(
+        self, place: Place, *, detach: bool = False, shared: bool = False, allow_net: Sequence[str] = ()
+    ) -> None:
+        """Start it. Raises GoondanError E_STATE when its log cannot be written, E_RUN_DIR."""
+        logs = f"{place.state_dir}/logs"
+        paths.prepare_private(logs)
+        ready_read, ready_write = os.pipe()
+        parent_read, parent_write = os.pipe()
+        arguments = ["--bundle", place.bundle, "--ready-fd", str(ready_write)]
+        pass_fds = [ready_write]
+        if not detach:
+            arguments += ["--parent-fd", str(parent_read)]
+            pass_fds.append(parent_read)
+        if shared:
+            arguments.append("--shared")
+        for grant in allow_net:
+            arguments += ["--allow-net", grant]
+        log: int | None = None
+        try:
+            log = open_log(f"{logs}/supervisor.log")
+            # The whole environment: the bundle may name any variable. What it hands on is its own choice.
+            self.pid = start_program(
+                command("kernel.supervisor", arguments), env=os.environ, output_fd=log, pass_fds=pass_fds
+            )
+        except OSError as error:
+            os.close(ready_read)
+            os.close(parent_write)
+            raise fail("E_STATE", f"the supervisor could not be started: {error}") from None
+        finally:
+            for fd in (ready_write, parent_read, *([log] if log is not None else [])):
+                os.close(fd)
+        self.pidfd = os.pidfd_open(self.pid)
+        self._parent_fd = parent_write
+        self._ready_fd = ready_read
+        self._place = place
+
+    def wait_ready(self) -> None:
+        """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
+        data = b""
+        until = time.monotonic() + READY_S
+        while b"\n" not in data:
+            readable, _, _ = select.select([self._ready_fd], [], [], max(0.0, until - time.monotonic()))
+            if not readable:
+                self.kill()
+                raise fail("E_INTERNAL", f"the kernel was not ready within {READY_S:g} s; see {self._log}")
+            chunk = os.read(self._ready_fd, 65536)
+            if not chunk:
+                break
+            data += chunk
+        os.close(self._ready_fd)
+        self._ready_fd = -1
+        if data == b"\n":
+            return
+        self.wait_end()
+        try:
+            report = msgspec.json.decode(data, type=_Report)
+        except msgspec.DecodeError:
+            raise fail("E_INTERNAL", f"the supervisor ended before it was ready; see {self._log}") from None
+        if report.problems:
+            raise InvalidBundle(report.error, report.problems, report.dropped)
+        raise GoondanError(report.error)
+
+    def let_go(self) -> None:
+        """Leave it running on its own."""
+        os.close(self.pidfd)
+
+    def stop_soon(self) -> None:
+        """Ask it to stop, by the way that also works when this process dies."""
+        if self._parent_fd >= 0:
+            os.close(self._parent_fd)
+            self._parent_fd = -1
+
+    def wait_end(self) -> None:
+        """Wait until it and everything below it is gone; what does not go in time is killed."""
+        self.stop_soon()
+        end_of(self.pidfd, self.pid, self._place.run_dir)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def kill(self) -> None:
+        """End it at once; everything below it dies by parent death."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.wait_end()
+
+    @property
+    def _log(self) -> str:
+        return f"{self._place.state_dir}/logs/supervisor.log"
+
+
+def end_of(pidfd: int, pid: int, run_dir: str, timeout_s: float = STOP_S) -> bool:
+    """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went."""
+    readable, _, _ = select.select([pidfd], [], [], timeout_s)
+    if readable:
+        if os.path.exists(f"{run_dir}/{rundir.ALIVE}"):
+            rundir.clear_after_death(run_dir)  # it did not end in order
+        return True
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [], 1.0)
+    rundir.clear_after_death(run_dir)
+    return False
+
+
+class Kernel:
+    """A running kernel that this command holds. `started` is set when this command started it."""
+
+    def __init__(
+        self, place: Place, client: SupervisorClient, entry_agent: str | None, started: Started | None
+    ) -> None:
+        self.place = place
+        self.client = client
+        self.entry_agent = entry_agent
+        self.started = started
+
+    @property
+    def pidfd(self) -> int:
+        """Readable when the supervisor is gone."""
+        return self.client.pidfd
+
+    def finish(self) -> None:
+        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns."""
+        try:
+            over = bool(select.select([self.client.pidfd], [], [], 0)[0]) or self.client.ask("release").stopping
+        except GoondanError:
+            over = True
+        if self.started is not None:
+            self.started.stop_soon()
+            if over:
+                self.started.wait_end()
+            # else other calls use it, and the last of them ends it
+        elif over:
+            end_of(self.client.pidfd, self.client.pid, self.place.run_dir)
+        self.client.close()
+
+
+def attach(place: Place) -> Kernel:
+    """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR."""
+    kernel = _hold(place, None)
+    if kernel is None:
+        raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
+    return kernel
+
+
+def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
+    """Hold the running kernel of a bundle, or start one for as long as calls need it.
+
+    Raises GoondanError: why it cannot start; E_USAGE when `allow_net` is given and a kernel runs already.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        kernel = _hold(place, None)
+        if kernel is not None:
+            if allow_net:
+                kernel.finish()
+                raise fail("E_USAGE", "--allow-net applies only to a kernel that this command starts; one is running")
+            return kernel
+        started = Started(place, shared=True, allow_net=allow_net)
+        try:
+            preload()
+            started.wait_ready()
+        except GoondanError as error:
+            if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
+                raise
+            time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
+            continue
+        except BaseException:
+            started.kill()
+            raise
+        kernel = _hold(place, started)
+        if kernel is None:
+            started.wait_end()
+            raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
+        return kernel
+
+
+def start(place: Place) -> Kernel:
+    """Start the kernel of `gdn run`, which ends with this command.
+
+    Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or what else keeps it from starting.
+    """
+    started = Started(place)
+    try:
+        preload()
+        started.wait_ready()
+        kernel = _hold(place, started)
+    except GoondanError:
+        started.wait_end()
+        raise
+    except BaseException:
+        started.kill()
+        raise
+    if kernel is None:
+        started.wait_end()
+        raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
+    return kernel
+
+
+def _hold(place: Place, started: Started | None) -> Kernel | None:
+    """Hold what runs; None when nothing does. Waits while a kernel is starting or stopping."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        client = SupervisorClient.connect(place.run_dir)
+        if client is None:
+            return None
+        try:
+            reply = client.ask("hold", READY_S)
+        except GoondanError as error:
+            gone = select.select([client.pidfd], [], [], max(0.0, until - time.monotonic()))[0]
+            client.close()
+            if not gone:
+                raise
+            if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_KERNEL_LOST"):
+                continue  # it was stopping, and is gone now
+            return None  # its start failed; whoever started it is told why
+        return Kernel(place, client, reply.entry_agent, started)
+
+
+def preload() -> None:
+    """Import what the link needs while the kernel starts."""
+    import asyncio  # noqa: F401
+
+    import schemas.link  # noqa: F401

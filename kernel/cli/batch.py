@@ -1,0 +1,174 @@
+"""The lines of `gdn call --batch`: what they may hold, and what is said about those that hold something else. Pure.
+
+A line is a JSON object {"id", "tool", "args"?, "workdir"?, "instance"?}; `id` is any string or number and comes back
+as it was. Other fields are ignored, as everywhere on the wire.
+
+Source: design sections 4 ("Rules") and 11.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from kernel.cli.options import DEFAULT_INSTANCE
+from schemas.address import MAX_INSTANCE_KEY, is_instance_key
+from schemas.codec import MAX_FRAME_BYTES, check_depth, encode_value, replace_surrogates
+from schemas.errors import GoondanError, fail
+
+#: What the frame needs besides the arguments (bytes): ids, keys, a work directory, the event around them.
+_FRAME_OVERHEAD: Final = 16384
+#: The longest line that can hold arguments which fit one frame; JSON is longer than msgpack by escapes at most sixfold.
+MAX_LINE_BYTES: Final = 6 * MAX_FRAME_BYTES
+#: Digits that a 64-bit integer can have, with its sign.
+_MAX_INT_DIGITS: Final = 20
+_MIN_INT: Final = -(2**63)
+_MAX_INT: Final = 2**64 - 1
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. `workdir` is as given."""
+
+    tool: str
+    args: dict[str, Any]
+    instance: str = DEFAULT_INSTANCE
+    workdir: str | None = None
+
+
+class BadLine(Exception):
+    """A line that is no call: the error, and the line's id when it has a usable one."""
+
+    def __init__(self, id: Any, error: GoondanError) -> None:
+        super().__init__(str(error))
+        self.id = id
+        self.error = error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON as it may enter the system.
+
+    Integers beyond 64 bits become doubles, lone surrogates U+FFFD; NaN and infinities, also by overflow, are refused,
+    and so is text that is not UTF-8 or nests too deep. Raises GoondanError E_USAGE.
+    """
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+        return replace_surrogates(value)
+    except UnicodeDecodeError:
+        raise fail("E_USAGE", "the JSON is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise fail("E_USAGE", f"not JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise fail("E_USAGE", "the JSON nests too deep") from None
+    except ValueError as error:
+        raise fail("E_USAGE", f"not JSON: {error}") from None
+
+
+def _integer(digits: str) -> int | float:
+    if len(digits) <= _MAX_INT_DIGITS:
+        value = int(digits)
+        if _MIN_INT <= value <= _MAX_INT:
+            return value
+    return _number(digits)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if value - value != 0.0:
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """ARGS_JSON of `gdn call`: an object that fits one frame. Raises GoondanError E_USAGE, E_FRAME_TOO_LARGE."""
+    return _checked_arguments(parse_json(text))
+
+
+def _checked_arguments(args: Any) -> dict[str, Any]:
+    if not isinstance(args, dict):
+        raise fail("E_USAGE", f"the arguments must be a JSON object, not {_kind(args)}")
+    data = encode_value(args)
+    if len(data) > MAX_FRAME_BYTES - _FRAME_OVERHEAD:
+        limit = MAX_FRAME_BYTES - _FRAME_OVERHEAD
+        raise fail("E_FRAME_TOO_LARGE", f"the arguments have {len(data)} bytes, limit {limit}")
+    try:
+        check_depth(data)
+    except ValueError as error:
+        raise fail("E_USAGE", f"the arguments are {error}") from None
+    return args
+
+
+def check_instance(key: str) -> str:
+    """An instance key. Raises GoondanError E_USAGE."""
+    if not is_instance_key(key):
+        message = f"an instance key has 1 to {MAX_INSTANCE_KEY} characters and no control characters"
+        raise fail("E_USAGE", message)
+    return key
+
+
+def parse_line(data: bytes | None, size: int, instance: str = DEFAULT_INSTANCE) -> tuple[Any, ToolCall] | None:
+    """The id and the call of one line; None for an empty one. Raises BadLine.
+
+    `data` is None for a line that was too long, `instance` is used when the line names none.
+    """
+    if data is None:
+        raise BadLine(None, fail("E_FRAME_TOO_LARGE", f"the line has {size} bytes, limit {MAX_LINE_BYTES}"))
+    if not data.strip():
+        return None
+    found: Any = None
+    try:
+        value = parse_json(data)
+        if not isinstance(value, dict):
+            raise fail("E_USAGE", f"a line must be a JSON object, not {_kind(value)}")
+        found = _id(value)
+        tool = _text(value, "tool", None)
+        if not tool:
+            raise fail("E_USAGE", "a line must name a tool")
+        call = ToolCall(
+            tool=tool,
+            args=_checked_arguments(value.get("args", {})),
+            instance=check_instance(_text(value, "instance", instance) or ""),
+            workdir=_text(value, "workdir", None),
+        )
+    except GoondanError as error:
+        raise BadLine(found, error) from None
+    return found, call
+
+
+def _id(value: dict[str, Any]) -> Any:
+    if "id" not in value:
+        raise fail("E_USAGE", "a line must have an id")
+    found = value["id"]
+    if isinstance(found, bool) or not isinstance(found, str | int | float):
+        raise fail("E_USAGE", f"an id is a string or a number, not {_kind(found)}")
+    return found
+
+
+def _text(value: dict[str, Any], name: str, default: str | None) -> str | None:
+    found = value.get(name, default)
+    if found is not None and not isinstance(found, str):
+        raise fail("E_USAGE", f"{name} must be a string, not {_kind(found)}")
+    return found
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"

@@ -1,0 +1,262 @@
+"""`gdn call`: tool calls by hand, through a real agent process, a real broker and a real jail.
+
+Without a running kernel one is started for as long as calls need it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Kernel
+    from kernel.cli.batch import ToolCall
+    from kernel.cli.lines import Line
+    from kernel.cli.session import Session
+    from schemas.errors import GoondanError
+    from schemas.frames import Answer
+
+#: Lines of a batch that may be without a result at once: enough to keep every core busy, few enough that a file of
+#: any length takes constant memory.
+MAX_IN_FLIGHT: Final = 256
+
+
+@click.command(epilog="ARGS_JSON is a JSON object, {} when left out.")
+@click.argument("tool", required=False)
+@click.argument("args_json", metavar="[ARGS_JSON]", required=False)
+@options.bundle
+@click.option("--batch", metavar="FILE", help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".')
+@click.option("--workdir", metavar="DIR", help="Work in this directory instead of the instance's own.")
+@options.instance
+@click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
+@options.as_json
+def command(
+    tool: str | None,
+    args_json: str | None,
+    bundle: str | None,
+    batch: str | None,
+    workdir: str | None,
+    instance: str,
+    allow_net: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Call one tool, or a batch of tools, in the sandbox."""
+    from kernel.cli.attach import attach_or_start, locate
+    from kernel.cli.batch import ToolCall, check_instance, parse_arguments
+    from schemas.errors import fail
+
+    if (tool is None) == (batch is None):
+        raise fail("E_USAGE", "name a tool, or give --batch FILE")
+    check_instance(instance)
+    for grant in allow_net:
+        check_grant(grant)
+    if workdir is not None:
+        workdir = absolute_workdir(workdir)
+    call = None
+    if tool is not None:
+        call = ToolCall(tool=tool, args=parse_arguments(args_json or "{}"), instance=instance, workdir=workdir)
+    fd = -1 if batch is None else open_batch(batch)
+    kernel = attach_or_start(locate(bundle), allow_net)
+    if call is not None:
+        return _one(kernel, call, as_json)
+    return _many(kernel, fd, instance, workdir)
+
+
+def check_grant(text: str) -> None:
+    """`HOST:PORT`. Raises GoondanError E_USAGE."""
+    from schemas.errors import fail
+
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise fail("E_USAGE", f"--allow-net {text[:100]!r}: expected HOST:PORT")
+
+
+def absolute_workdir(text: str) -> str:
+    """The absolute path of an existing directory. Raises GoondanError E_USAGE."""
+    from schemas.errors import fail
+
+    path = os.path.abspath(os.path.expanduser(text)) if text and "\0" not in text else ""
+    if not os.path.isdir(path):
+        raise fail("E_USAGE", f"the work directory {text[:200]!r} is no directory", suggestion="Make it first.")
+    return path
+
+
+def open_batch(name: str) -> int:
+    """The descriptor to read lines from. Raises GoondanError E_USAGE."""
+    from schemas.errors import fail
+
+    if name == "-":
+        return 0
+    try:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise fail("E_USAGE", f"{name[:200]}: {getattr(error, 'strerror', None) or error}") from None
+
+
+# --- one call
+
+
+def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
+    import asyncio
+
+    from kernel.cli.output import is_terminal, write_json, write_pretty
+
+    async def go() -> dict[str, Any]:
+        from kernel.cli.session import Session
+
+        async with Session(kernel) as session:
+            return await perform(session, call)
+
+    try:
+        result = asyncio.run(go())
+    finally:
+        kernel.finish()
+    if is_terminal(sys.stdout) and not as_json:
+        write_pretty(result)
+    else:
+        write_json(result)
+    return 1 if result.get("status") == "error" else 0
+
+
+async def perform(session: Session, call: ToolCall) -> dict[str, Any]:
+    """Make one call; the ToolResult as the agent gave it. Raises GoondanError when there is none."""
+    from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
+
+    answer = await session.ask(
+        OPERATOR_AGENT,
+        call.instance,
+        OPERATOR_CALL,
+        OperatorCall(call.tool, call.args),
+        event_id=session.new_id(),
+        workdir=call.workdir,
+    )
+    return tool_result(answer)
+
+
+def tool_result(answer: Answer) -> dict[str, Any]:
+    """The ToolResult in an answer. Raises GoondanError when the turn failed without one."""
+    import msgspec
+
+    from schemas.errors import GoondanError, fail
+
+    if answer.output is not None:
+        result = msgspec.msgpack.decode(answer.output)
+        if isinstance(result, dict) and "status" in result:
+            return result
+        raise fail("E_INTERNAL", "the operator agent answered without a tool result")
+    if answer.error is not None:
+        raise GoondanError(answer.error)
+    raise fail("E_AGENT_FAILED", "the operator agent answered without a tool result")
+
+
+# --- many calls
+
+
+def _many(kernel: Kernel, fd: int, instance: str, workdir: str | None) -> int:
+    import asyncio
+
+    batch = _Batch(kernel, fd, instance, workdir)
+    try:
+        asyncio.run(batch.run())
+    finally:
+        kernel.finish()
+    if batch.lost is not None:
+        raise batch.lost
+    return 0
+
+
+class _Batch:
+    """Every line becomes a result line, in any order, each printed as soon as it is known."""
+
+    def __init__(self, kernel: Kernel, fd: int, instance: str, workdir: str | None) -> None:
+        self._kernel = kernel
+        self._fd = fd
+        self._instance = instance
+        self._workdir = workdir
+        #: Set when the kernel went away before every line had its result.
+        self.lost: GoondanError | None = None
+
+    async def run(self) -> None:
+        import asyncio
+
+        from kernel.cli.batch import MAX_LINE_BYTES
+        from kernel.cli.lines import LineReader
+        from kernel.cli.session import Session
+
+        async with Session(self._kernel) as session:
+            reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
+            await asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():
+                # What is under way gets its error line by itself; nothing more is read.
+                self.lost = self.lost or session.lost_error()
+                reader.cancel()
+                await asyncio.wait({reader})
+            if not reader.cancelled():
+                reader.result()
+
+    async def _read(self, session: Session, lines: Any) -> None:
+        import asyncio
+
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        tasks: set[asyncio.Task[None]] = set()
+        failures: list[BaseException] = []
+
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            room.release()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                failures.append(error)
+
+        try:
+            async for line in lines:
+                await room.acquire()
+                if failures:
+                    break
+                task = asyncio.ensure_future(self._line(session, line))
+                tasks.add(task)
+                task.add_done_callback(done)
+        finally:
+            if tasks:
+                await asyncio.wait(tasks)
+        if lines.error is not None:
+            raise lines.error
+        if failures:
+            raise failures[0]
+
+    async def _line(self, session: Session, line: Line) -> None:
+        from kernel.cli.batch import BadLine, parse_line
+        from kernel.cli.output import write_json
+        from schemas.errors import GoondanError
+
+        known: Any = None
+        try:
+            parsed = parse_line(line.data, line.size, self._instance)
+            if parsed is None:
+                return
+            known, call = parsed
+            result = await perform(session, self._placed(call))
+        except BadLine as bad:
+            write_json({"id": bad.id, "line": line.number, "result": error_result(bad.error)})
+            return
+        except GoondanError as error:
+            if error.info.code == "E_KERNEL_LOST":
+                self.lost = error
+            result = error_result(error)
+        write_json({"id": known, "result": result})
+
+    def _placed(self, call: ToolCall) -> ToolCall:
+        from msgspec.structs import replace
+
+        if call.workdir is not None:
+            return replace(call, workdir=absolute_workdir(call.workdir))
+        return replace(call, workdir=self._workdir)
+
+
+def error_result(error: GoondanError) -> dict[str, Any]:
+    """What went wrong, as the ToolResult that every line gets."""
+    return {"status": "error", "error": error.info}

@@ -1,0 +1,130 @@
+"""Lines from a descriptor, read in a thread of their own, as an asynchronous iterator with bounds.
+
+A terminal, a pipe and a file all work the same way; nobody's descriptor is made non-blocking, since a shell may share
+it. The thread waits while too much is unread, so a file of any size takes constant memory, and a line that is too
+long is reported without being kept. The thread is a daemon: a reader of a silent terminal holds nothing up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+#: Bytes read at once.
+CHUNK: Final = 65536
+#: Lines that may wait for their consumer, and bytes in them; a chunk on top.
+MAX_WAITING_LINES: Final = 1024
+MAX_WAITING_BYTES: Final = 4 << 20
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line without its end. `number` counts from 1; `data` is None when it was longer than the limit."""
+
+    number: int
+    data: bytes | None
+    size: int
+
+
+class LineSplitter:
+    """Chunks in, lines out. Pure. `limit` is the longest line, in bytes, that is kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._number = 0
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that end in this chunk."""
+        pieces = chunk.split(b"\n")
+        lines = []
+        for piece in pieces[:-1]:
+            self._keep(piece)
+            lines.append(self._end())
+        self._keep(pieces[-1])
+        return lines
+
+    def finish(self) -> list[Line]:
+        """The last line, when the input does not end with a line end."""
+        return [self._end()] if self._size else []
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size <= self._limit:
+            if piece:
+                self._parts.append(piece)
+        else:
+            self._parts.clear()
+
+    def _end(self) -> Line:
+        self._number += 1
+        size, data = self._size, b"".join(self._parts).removesuffix(b"\r")
+        self._parts.clear()
+        self._size = 0
+        return Line(self._number, data if size <= self._limit else None, size)
+
+
+class LineReader:
+    """Iterate over the lines of `fd`, at most `limit` bytes each. Make it inside the running loop."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self._fd = fd
+        self._splitter = LineSplitter(limit)
+        self._loop = asyncio.get_running_loop()
+        self._lines: deque[Line] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._arrived = asyncio.Event()
+        self._room = threading.Event()
+        self._room.set()
+        self.error: OSError | None = None
+        threading.Thread(target=self._read, name="lines", daemon=True).start()
+
+    async def __aiter__(self) -> AsyncIterator[Line]:
+        while True:
+            while self._lines:
+                line = self._lines.popleft()
+                self._bytes -= len(line.data or b"")
+                if not self._full():
+                    self._room.set()
+                yield line
+            if self._ended:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _full(self) -> bool:
+        return len(self._lines) >= MAX_WAITING_LINES or self._bytes >= MAX_WAITING_BYTES
+
+    def _read(self) -> None:
+        while True:
+            self._room.wait()
+            try:
+                chunk = os.read(self._fd, CHUNK)
+            except OSError as error:
+                self.error = error
+                chunk = b""
+            # Until the loop has taken this chunk over nobody knows whether there is room for the next.
+            self._room.clear()
+            try:
+                self._loop.call_soon_threadsafe(self._take, chunk)
+            except RuntimeError:
+                return  # the loop is closed: nobody listens any more
+            if not chunk:
+                return
+
+    def _take(self, chunk: bytes) -> None:
+        lines = self._splitter.feed(chunk) if chunk else self._splitter.finish()
+        self._ended = not chunk
+        self._lines.extend(lines)
+        self._bytes += sum(len(line.data or b"") for line in lines)
+        if not self._full():
+            self._room.set()
+        if lines or self._ended:
+            self._arrived.set()

@@ -1,0 +1,78 @@
+"""`gdn ps`: the processes of a running kernel, also while its broker is down."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.supervisor_socket import ProcessInfo
+
+_COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "LAST EXIT")
+
+
+@click.command()
+@options.bundle
+@options.as_json
+def command(bundle: str | None, as_json: bool) -> int:
+    """Show the processes of a running swarm."""
+    from kernel.cli.attach import locate
+    from kernel.cli.output import write, write_json
+    from kernel.supervisor_socket import SupervisorClient
+
+    place = locate(bundle)
+    client = SupervisorClient.connect(place.run_dir)
+    rows: list[ProcessInfo] = []
+    if client is not None:
+        rows = client.ask("ps").processes or []
+        client.close()
+    if as_json:
+        write_json(rows)
+    elif rows:
+        write(render(rows, datetime.datetime.now(datetime.UTC)))
+    else:
+        write("no kernel runs " + place.bundle)
+    return 0
+
+
+def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:
+    """The table, one line a process; columns as wide as their content."""
+    cells = [
+        (
+            row.role,
+            row.name,
+            row.instance_key or "-",
+            str(row.pid) if row.pid is not None else "-",
+            row.status,
+            _age(row.since, now),
+            str(row.restarts),
+            row.last_exit or "-",
+        )
+        for row in rows
+    ]
+    table = [[_printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
+    )
+
+
+def _printable(text: str) -> str:
+    """Instance keys are anybody's text: nothing in them may steer the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _age(since: str, now: datetime.datetime) -> str:
+    """How long ago, in the largest unit that gives a whole number."""
+    try:
+        seconds = int((now - datetime.datetime.fromisoformat(since)).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{max(0, seconds)}s"

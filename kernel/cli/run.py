@@ -1,0 +1,235 @@
+"""`gdn run`: starts a swarm and talks to its entry agent.
+
+The kernel is a child process; this one is a client like any other. Lines of stdin become events, answers are printed
+in the order of the lines. At the end of input the answers to these lines are waited for, then the kernel is stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kernel.cli.attach import Kernel
+    from kernel.cli.session import Session
+    from schemas.errors import GoondanError
+    from schemas.frames import Answer
+
+    #: Event id, and its answer or its error; neither for an empty line.
+    _Told = tuple[str, Answer | None, GoondanError | None]
+
+#: Lines that may be without an answer at once; more are not read before.
+MAX_IN_FLIGHT: Final = 64
+#: The longest line, in bytes: an event must fit one frame.
+MAX_LINE_BYTES: Final = 1 << 20
+#: How long an answer may take before a person is shown that it is worked on (seconds).
+PATIENCE_S: Final = 0.5
+#: Exit status after SIGTERM, as a shell reports it.
+EXIT_TERMINATED: Final = 143
+
+
+@click.command()
+@options.bundle
+@click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
+@click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
+@options.as_json
+def command(bundle: str | None, detach: bool, watch: bool, as_json: bool) -> int:
+    """Start a swarm and talk to its entry agent."""
+    from kernel.cli.attach import locate, start
+    from schemas.errors import fail
+
+    if watch:
+        message = "--watch is not supported yet"
+        raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
+    place = locate(bundle)
+    return _detach(place, as_json) if detach else _talk(start(place), as_json)
+
+
+def _detach(place: Any, as_json: bool) -> int:
+    from kernel.cli.attach import Started
+    from kernel.cli.output import write, write_json
+
+    started = Started(place, detach=True)
+    try:
+        started.wait_ready()
+    except KeyboardInterrupt:
+        started.kill()
+        raise
+    started.let_go()
+    if as_json:
+        write_json({"pid": started.pid, "bundle": place.bundle, "runDir": place.run_dir, "stateDir": place.state_dir})
+    else:
+        write(f"ready, pid {started.pid}; logs in {place.state_dir}/logs")
+    return 0
+
+
+# --- talking
+
+
+def _talk(kernel: Kernel, as_json: bool) -> int:
+    import asyncio
+
+    from kernel.cli.output import write_json
+
+    talk = _Talk(kernel, as_json)
+    try:
+        asyncio.run(talk.run())
+    finally:
+        kernel.finish()
+    if talk.terminated:
+        return EXIT_TERMINATED
+    if as_json:
+        write_json({"answers": talk.documents})
+    return 1 if talk.failed else 0
+
+
+class _Talk:
+    """The conversation of one `gdn run`."""
+
+    def __init__(self, kernel: Kernel, as_json: bool) -> None:
+        self._kernel = kernel
+        self._as_json = as_json
+        self.failed = False
+        self.terminated = False
+        #: With --json: what is printed at the end.
+        self.documents: list[dict[str, Any]] = []
+
+    async def run(self) -> None:
+        """Until the end of input, SIGTERM, or the kernel's end. Raises GoondanError E_KERNEL_LOST."""
+        import asyncio
+
+        from kernel.cli.lines import LineReader
+        from kernel.cli.output import is_terminal
+        from kernel.cli.session import Session
+
+        loop = asyncio.get_running_loop()
+        async with Session(self._kernel) as session:
+            terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
+            lines = LineReader(0, MAX_LINE_BYTES)
+            work = asyncio.ensure_future(self._interactive(session, lines) if terminal else self._piped(session, lines))
+            loop.add_signal_handler(signal.SIGTERM, self._terminate, work)
+            await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                raise session.lost_error()
+            if not work.cancelled():
+                work.result()
+
+    def _terminate(self, work: asyncio.Future[None]) -> None:
+        self.terminated = True
+        work.cancel()
+
+    async def _piped(self, session: Session, lines: Any) -> None:
+        """Lines are sent as they come, answers are printed in their order."""
+        import asyncio
+
+        waiting: asyncio.Queue[asyncio.Future[_Told] | None] = asyncio.Queue(MAX_IN_FLIGHT)
+
+        async def read() -> None:
+            async for line in lines:
+                await waiting.put(asyncio.ensure_future(self._ask(session, line)))
+            await waiting.put(None)
+
+        reading = asyncio.ensure_future(read())
+        try:
+            while (asked := await waiting.get()) is not None:
+                self._show(await asked)
+        finally:
+            reading.cancel()
+            while not waiting.empty():
+                left = waiting.get_nowait()
+                if left is not None:
+                    left.cancel()
+
+    async def _interactive(self, session: Session, lines: Any) -> None:
+        """One line at a time, with a prompt, and a sign of life while the answer takes long."""
+        import asyncio
+
+        from kernel.cli.output import write
+
+        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; end with Ctrl-D", sys.stderr)
+        _prompt()
+        async for line in lines:
+            asking = asyncio.ensure_future(self._ask(session, line))
+            progress = asyncio.ensure_future(_show_progress())
+            try:
+                told = await asking
+            finally:
+                asking.cancel()
+                progress.cancel()
+                with suppress(asyncio.CancelledError):
+                    await progress
+            self._show(told)
+            _prompt()
+        write("", sys.stderr)
+
+    async def _ask(self, session: Session, line: Any) -> _Told:
+        """One line to its answer. Raises only E_KERNEL_LOST."""
+        from kernel.cli.options import DEFAULT_INSTANCE
+        from kernel.cli.session import USER_MESSAGE
+        from schemas.errors import GoondanError, fail
+
+        event_id = session.new_id()
+        try:
+            if line.data is None:
+                raise fail("E_FRAME_TOO_LARGE", f"line {line.number} has {line.size} bytes, limit {MAX_LINE_BYTES}")
+            text = line.data.decode("utf-8", "replace")
+            if not text.strip():
+                return event_id, None, None
+            agent = self._kernel.entry_agent
+            if not agent:
+                raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
+            return event_id, await session.ask(agent, DEFAULT_INSTANCE, USER_MESSAGE, text, event_id=event_id), None
+        except GoondanError as error:
+            if error.info.code == "E_KERNEL_LOST":
+                raise
+            return event_id, None, error
+
+    def _show(self, told: _Told) -> None:
+        from kernel.cli.output import error_text, write
+        from kernel.cli.send import answer_document
+
+        event_id, answer, error = told
+        if answer is None and error is None:
+            return
+        info = error.info if error is not None else answer.error if answer is not None else None
+        failed = answer is None or answer.status != "completed"
+        self.failed = self.failed or failed
+        if self._as_json:
+            failure = {"eventId": event_id, "status": "failed", "error": info}
+            self.documents.append(answer_document(event_id, answer) if answer is not None else failure)
+        elif not failed:
+            write((answer.response if answer is not None else None) or "")
+        elif info is not None:
+            write(error_text(info), sys.stderr)
+
+
+def _prompt() -> None:
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+
+
+async def _show_progress() -> None:
+    """Count the seconds on the terminal until cancelled, then leave no trace."""
+    import asyncio
+
+    await asyncio.sleep(PATIENCE_S)
+    seconds = PATIENCE_S
+    try:
+        while True:
+            sys.stderr.write(f"\rworking, {seconds:.0f} s ")
+            sys.stderr.flush()
+            await asyncio.sleep(1.0)
+            seconds += 1.0
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

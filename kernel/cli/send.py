@@ -1,0 +1,114 @@
+"""`gdn send`: one message to an agent of a running kernel, and its answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Kernel
+    from schemas.frames import Answer
+
+#: How long `send` waits when nothing is said (seconds): longer than most turns, shorter than a forgotten terminal.
+DEFAULT_TIMEOUT_S: Final = 600.0
+#: Longer ids are refused by the broker (characters).
+MAX_EVENT_ID: Final = 256
+
+
+@click.command(epilog="With one argument it is TEXT, and the swarm's entry agent gets it.")
+@click.argument("words", metavar="[AGENT] TEXT", nargs=-1, required=True)
+@options.bundle
+@options.instance
+@click.option("--event-id", metavar="ID", help="Send under this id: sent again, it is the same event, answered once.")
+@click.option("--no-wait", is_flag=True, help="Return when the event is accepted; print its id.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Give up waiting after this time.",
+)
+@options.as_json
+def command(
+    words: tuple[str, ...],
+    bundle: str | None,
+    instance: str,
+    event_id: str | None,
+    no_wait: bool,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Send one message to a running swarm and print the answer."""
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.output import error_text, write, write_json
+    from schemas.codec import replace_surrogates
+    from schemas.errors import fail
+
+    if len(words) > 2:
+        raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
+    if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
+        raise fail("E_USAGE", f"an event id has 1 to {MAX_EVENT_ID} characters")
+    text = replace_surrogates(words[-1])
+    kernel = attach(locate(bundle))
+    try:
+        agent = words[0] if len(words) == 2 else kernel.entry_agent
+        if not agent:
+            raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
+        sent = asyncio.run(
+            _send(kernel, agent, check_instance(instance), text, event_id, None if no_wait else timeout, timeout)
+        )
+    finally:
+        kernel.finish()
+    known_id, answer = sent
+    if answer is None:
+        write_json({"eventId": known_id, "status": "accepted"}) if as_json else write(known_id)
+        return 0
+    if as_json:
+        write_json(answer_document(known_id, answer))
+    elif answer.status == "completed":
+        write(answer.response or "")
+    elif answer.error is not None:
+        import sys
+
+        write(error_text(answer.error), sys.stderr)
+    return 0 if answer.status == "completed" else 1
+
+
+def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
+    """An answer as the JSON document of `send` and `run`."""
+    document: dict[str, Any] = {
+        "eventId": event_id,
+        "turnId": answer.turn_id,
+        "status": answer.status,
+        "response": answer.response,
+        "finishReason": answer.finish_reason,
+    }
+    if answer.error is not None:
+        document["error"] = answer.error
+    return document
+
+
+async def _send(
+    kernel: Kernel,
+    agent: str,
+    instance: str,
+    text: str,
+    event_id: str | None,
+    wait_s: float | None,
+    timeout_s: float,
+) -> tuple[str, Answer | None]:
+    from kernel.cli.session import USER_MESSAGE, Session
+
+    async with Session(kernel) as session:
+        known_id = event_id or session.new_id()
+        if wait_s is None:
+            await session.tell(agent, instance, USER_MESSAGE, text, event_id=known_id, timeout_s=timeout_s)
+            return known_id, None
+        return known_id, await session.ask(agent, instance, USER_MESSAGE, text, event_id=known_id, timeout_s=wait_s)

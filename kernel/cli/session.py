@@ -1,0 +1,145 @@
+"""A client's connection to a running kernel: events out, answers back, and one clear error when the kernel is lost.
+
+Source: delivery.md section 4; design section 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import secrets
+from typing import Any, Final, Self
+
+from kernel import rundir
+from kernel.cli.attach import Kernel
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import AgentEvent, Answer, Frame, ReplyTo
+from schemas.link import Link
+from schemas.tokens import SOCKETS
+
+#: AgentEvent.type of a line that a person sends.
+USER_MESSAGE: Final = "user.message"
+#: How long a client waits for the broker's welcome (seconds): a broker that is being restarted takes about one.
+WELCOME_S: Final = 10.0
+
+
+class Session:
+    """An open link of class client. Use `async with`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._link: Link | None = None
+        self._run = secrets.token_hex(8)
+        self._count = 0
+        #: Done when the supervisor has gone.
+        self.lost: asyncio.Future[None]
+
+    async def __aenter__(self) -> Self:
+        run_dir = self._kernel.place.run_dir
+        loop = asyncio.get_running_loop()
+        self.lost = loop.create_future()
+        loop.add_reader(self._kernel.pidfd, self._gone)
+        try:
+            with open(f"{run_dir}/{rundir.CLIENT_TOKEN}") as source:
+                token = source.read()
+        except OSError as error:
+            raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
+        self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=lambda frame: None)
+        await self._link.start(WELCOME_S)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
+        if self._link is not None:
+            # Acknowledgements of answers are best effort: no linger.
+            await self._link.close(0)
+
+    def _gone(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if self._link is not None:
+            self._closing = asyncio.ensure_future(self._link.close(0))  # ends everything that waits
+
+    def new_id(self) -> str:
+        """An event id that nobody else uses."""
+        self._count += 1
+        return f"{self._run}-{self._count}"
+
+    async def ask(
+        self,
+        agent: str,
+        instance: str,
+        kind: str,
+        input: Any,
+        *,
+        event_id: str,
+        workdir: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Send an event and wait for its answer.
+
+        Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_LOST.
+        """
+        frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
+        frame.reply_to = ReplyTo("client", event_id)
+        answer = from_raw((await self._wait(self._open.ask(frame), frame, timeout_s)).payload, AgentEvent).answer
+        if answer is None:
+            raise fail("E_AGENT_FAILED", "the agent's answer is empty")
+        return answer
+
+    async def tell(
+        self, agent: str, instance: str, kind: str, input: Any, *, event_id: str, timeout_s: float | None = None
+    ) -> None:
+        """Send an event and wait until it is accepted. Raises as `ask`."""
+        frame = self._frame(agent, instance, kind, input, event_id, None, None)
+        await self._wait(self._open.post(frame), frame, timeout_s)
+
+    @property
+    def _open(self) -> Link:
+        if self._link is None or self.lost.done():
+            raise self.lost_error()
+        return self._link
+
+    async def _wait(self, waiter: asyncio.Future[Frame], frame: Frame, timeout_s: float | None) -> Frame:
+        try:
+            return await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError:
+            self._open.forget(frame.id)
+            raise fail("E_AGENT_TIMEOUT", f"no answer within {timeout_s:g} s") from None
+        except GoondanError as error:
+            if self.lost.done() or error.info.code == "E_TOKEN_INVALID":
+                raise self.lost_error() from None
+            raise
+
+    def _frame(
+        self,
+        agent: str,
+        instance: str,
+        kind: str,
+        input: Any,
+        event_id: str,
+        workdir: str | None,
+        timeout_s: float | None,
+    ) -> Frame:
+        event = AgentEvent(id=event_id, type=kind, created_at=now_text(), input=input, instance_key=instance)
+        return Frame(
+            "event",
+            to=agent,
+            instance_key=instance,
+            event_id=event_id,
+            workdir=workdir,
+            deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
+            payload=to_raw(event),
+        )
+
+    def lost_error(self) -> GoondanError:
+        """The error for everything that a lost kernel left without an answer."""
+        return fail("E_KERNEL_LOST", f"the kernel ended unexpectedly; see {self._kernel.place.state_dir}/logs")
+
+
+def now_text() -> str:
+    """The time, RFC 3339 in UTC."""
+    text = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")

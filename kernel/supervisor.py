@@ -1,0 +1,585 @@
+"""`python -m kernel.supervisor`: first process of a kernel, parent of all others.
+
+It takes the lock, loads the bundle, starts broker, tool host and fork server side by side, keeps them and the wanted
+agents running, and at the end sees every process gone. It decides nothing: lifecycle.py and roster.py do.
+
+On `--ready-fd` it says one newline when the whole kernel is ready, or one line of JSON with the reason why it never
+will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-fd` is closed it stops: whoever started
+it is gone. If it is killed itself, everything below it is killed by its parent-death signal.
+
+Source: delivery.md section 8; design section 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kernel import paths, rundir
+from kernel.agents import Agents
+from kernel.control_link import ControlLink
+from kernel.lifecycle import (
+    STOP_ORDER,
+    Finished,
+    KillGroup,
+    StopAction,
+    Stopping,
+    TerminateGroup,
+    step_stop,
+)
+from kernel.roster import MAX_START_FAILURES
+from kernel.services import Launch, Services
+from kernel.spawn import (
+    AGENT_ENVIRONMENT,
+    Reaper,
+    bound_log,
+    close_unknown_descriptors,
+    environment,
+    memory_file,
+)
+from kernel.supervisor_socket import ProcessInfo, SupervisorSocket, rfc3339
+from kernel.workers import Workers
+from schemas.address import path_segment
+from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
+from schemas.errors import GoondanError, fail
+from schemas.frames import ErrorPayload
+from schemas.launch import KernelPlan
+from schemas.startup import become_subreaper, report_ready, set_process_name
+from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+
+#: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
+BACKSTOP_S: Final = 5.0
+#: A start that takes longer has failed (seconds). Loading a bundle and three processes take well under one.
+START_S: Final = 30.0
+#: How long the last unknown children may take to die after everything else has (seconds).
+LAST_CHILDREN_S: Final = 1.0
+#: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
+WANTED_DESCRIPTORS: Final = 65536
+#: The one tool host of a kernel, as the broker names it.
+TOOLHOST_NAME: Final = "1"
+
+_log = logging.getLogger("supervisor")
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the supervisor is told. Paths are absolute."""
+
+    bundle: str
+    run_dir: str
+    state_dir: str
+    ready_fd: int | None = None
+    parent_fd: int | None = None
+    shared: bool = False
+    allow_net: list[str] = []
+
+
+class Supervisor:
+    """One kernel. `load` turns the options into a plan; it raises GoondanError."""
+
+    def __init__(self, options: Options, load: Callable[[Options], KernelPlan]) -> None:
+        self._options = options
+        self._load = load
+        self._loop = asyncio.get_running_loop()
+        self.shared = options.shared
+        self.entry_agent: str | None = None
+        self.stopping = False
+        self.holders: set[object] = set()
+        self._held_once = False
+        self._parent_gone = False
+        self._started_at = time.time()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._plan: KernelPlan | None = None
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._stop: asyncio.Future[str] = self._loop.create_future()
+        self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
+        self._changed = asyncio.Event()
+        self._reaper = Reaper(self._loop)
+        self._workers = Workers(self._loop)
+        self._fork_channel: socket.socket | None = None
+        self._welcomed = False
+        self._locks: rundir.Locks | None = None
+        self._services: Services | None = None
+        self._agents: Agents | None = None
+        self._control: ControlLink | None = None
+        self._socket = SupervisorSocket(self)
+
+    # --- the whole life
+
+    async def run(self) -> int:
+        """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle."""
+        options = self._options
+        try:
+            self._locks = rundir.lock(options.run_dir)
+        except GoondanError as error:
+            self._report(error)
+            return 1
+        try:
+            await self._begin()
+            reason = await self._stop
+            _log.info("stopping: %s", reason)
+            return 0
+        except GoondanError as error:
+            _log.error("the start failed: %s", error)
+            if not self._ready.done():
+                self._ready.set_exception(error)
+                self._ready.exception()
+            self._report(error)
+            return 2 if error.info.code.startswith("E_CONFIG_") else 1
+        finally:
+            await self._end()
+
+    async def _begin(self) -> None:
+        options, loop = self._options, self._loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        if options.parent_fd is not None:
+            os.set_blocking(options.parent_fd, False)
+            loop.add_reader(options.parent_fd, self._parent_said)
+        await self._take_over()
+        plan = self._plan = self._load(options)
+        if self._stop.done():
+            return
+        self.entry_agent = plan.entry_agent
+        self._write_record()
+        token = mint(self._secret, Claims("client", revision=plan.revision, operator=True))
+        rundir.write_private(f"{options.run_dir}/{rundir.CLIENT_TOKEN}", token.encode())
+        self._reaper.start()
+        self._start_processes(plan)
+        await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready.done():
+            self._ready.result()
+        elif not self._stop.done():
+            raise fail(
+                "E_INTERNAL", f"the kernel was not ready within {START_S:g} s; see {self._log_path('supervisor')}"
+            )
+        if not self._stop.done():
+            _log.info("ready")
+            report_ready(options.ready_fd)
+            options.ready_fd = None
+            self._backstop()
+
+    async def _take_over(self) -> None:
+        """Answer on the socket, and wait until nobody of a killed kernel is left."""
+        options = self._options
+        locks = self._locks
+        if locks is None:
+            raise AssertionError("no lock")
+        try:
+            await self._socket.open(options.run_dir)
+        except OSError as error:
+            raise fail("E_RUN_DIR", f"{options.run_dir}: {error.strerror}") from None
+        until = self._loop.time() + rundir.LEFTOVERS_S
+        while not rundir.is_quiet(locks):
+            if self._loop.time() >= until:
+                message = f"processes of an earlier kernel in {options.run_dir} do not end"
+                raise fail("E_KERNEL_RUNNING", message)
+            await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
+        rundir.sweep(options.run_dir, frozenset((rundir.LOCK, rundir.ALIVE, rundir.SUPERVISOR_SOCKET)))
+        self._write_record()
+        try:
+            os.makedirs(f"{options.state_dir}/logs", 0o700, exist_ok=True)
+        except OSError as error:
+            raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
+
+    def _start_processes(self, plan: KernelPlan) -> None:
+        if self._locks is None:
+            raise AssertionError("no lock")
+        self._control = ControlLink(
+            self._endpoint("control"),
+            mint(self._secret, Claims("control", revision=plan.revision)),
+            on_message=self._broker_said,
+            inventory=self._inventory,
+            on_first=self._control_up,
+        )
+        self._agents = Agents(
+            self._loop,
+            self._reaper,
+            endpoint=self._endpoint("agent"),
+            mint=self._agent_token,
+            log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
+            tell=self._control.tell,
+            on_change=self._changed.set,
+        )
+        self._services = Services(
+            self._loop,
+            self._reaper,
+            self,
+            roles=("broker", "forkserver", "toolhost"),
+            log_path=self._log_path,
+            inherited_fds=(self._locks.alive_fd,),
+        )
+        self._services.begin()
+
+    async def _end(self) -> None:
+        """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
+        self.stopping = True
+        if self._services is not None and self._agents is not None:
+            self._services.end_restarts()
+            left = await self._end_groups()
+            if left:
+                _log.error("not even SIGKILL ended: %s", ", ".join(left))
+        if self._control is not None:
+            await self._control.end()
+        self._workers.close()
+        until = self._loop.time() + LAST_CHILDREN_S
+        while self._reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
+            await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
+        self._reaper.stop()
+        self._socket.close()
+        rundir.remove(self._options.run_dir)
+        _log.info("stopped")
+
+    async def _end_groups(self) -> tuple[str, ...]:
+        state: Stopping | None = None
+        while True:
+            self._changed.clear()
+            state, actions = step_stop(state, self._alive(), self._loop.time())
+            for action in actions:
+                if isinstance(action, Finished):
+                    return action.left
+                self._perform_stop(action)
+            if state is None:
+                raise AssertionError("a stop that ends says Finished")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, state.until - self._loop.time()))
+
+    def _perform_stop(self, action: StopAction) -> None:
+        services, agents = self._services, self._agents
+        if services is None or agents is None:
+            return
+        match action:
+            case TerminateGroup("agents"):
+                agents.stop()
+            case TerminateGroup(role):
+                services.terminate(role)
+            case KillGroup("agents"):
+                _log.warning("agents did not leave in time")
+                agents.kill_all()
+            case KillGroup(role):
+                _log.warning("%s did not leave in time", role)
+                services.kill(role)
+            case _:
+                pass
+
+    def _alive(self) -> frozenset[str]:
+        services, agents = self._services, self._agents
+        if services is None or agents is None:
+            return frozenset()
+        alive = {role for role, _ in STOP_ORDER if role != "agents" and services.alive(role)}
+        return frozenset(alive | ({"agents"} if agents.alive else set()))
+
+    # --- services
+
+    def prepare(self, role: str, run: int) -> Launch:
+        """How to start a service: module, arguments, environment, descriptors."""
+        plan = self._plan
+        if plan is None:
+            raise AssertionError("services start after the plan is there")
+        if role == "broker":
+            plan_fd = memory_file("plan", msgspec.msgpack.encode(plan))
+            secret_fd = memory_file("secret", self._secret)
+            arguments = ["--run-dir", self._options.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
+            env = environment(os.environ)
+            return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
+        if role == "toolhost":
+            token = mint(self._secret, Claims("toolhost", TOOLHOST_NAME, launch=run, revision=plan.revision))
+            token_fd = memory_file("token", token.encode())
+            status_read, status_write = os.pipe()
+            self._workers.listen(status_read)
+            arguments = ["--endpoint", self._endpoint("toolhost"), "--token-fd", str(token_fd)]
+            arguments += ["--status-fd", str(status_write)]
+            granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
+            env = environment(os.environ, granted)
+            return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write])
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._fork_channel = ours
+        keep = [] if self._locks is None else ["--keep-fd", str(self._locks.alive_fd)]
+        return Launch(
+            module="agentproc.forkserver",
+            arguments=["--socket-fd", str(theirs.fileno()), *keep],
+            env=environment(os.environ, AGENT_ENVIRONMENT),
+            pass_fds=[theirs.detach()],
+        )
+
+    def service_up(self, role: str) -> None:
+        """A service is ready."""
+        _log.info("%s is ready", role)
+        if role == "broker" and self._control is not None:
+            self._control.begin()
+        elif role == "forkserver" and self._agents is not None and self._fork_channel is not None:
+            channel, self._fork_channel = self._fork_channel, None
+            self._agents.fork_server_up(channel)
+        self._maybe_ready()
+
+    def service_down(self, role: str, run: int, exit_cause: str) -> None:
+        """A service is gone."""
+        self._changed.set()
+        if role == "toolhost" and self._control is not None and self._services is not None:
+            self._workers.close()
+            principal = Principal("toolhost", TOOLHOST_NAME)
+            self._control.tell(Exited(principal, run, exit_cause, self.stopping))
+            deaths = self._services.state[role].deaths + 1
+            if deaths >= MAX_START_FAILURES:
+                # It is tried again for ever; what waits for it must not wait as long.
+                self._control.tell(SpawnFailed(principal, deaths, exit_cause))
+        elif role == "forkserver":
+            if self._fork_channel is not None:
+                self._fork_channel.close()
+                self._fork_channel = None
+            if self._agents is not None:
+                self._agents.fork_server_down()
+
+    def service_failed(self, role: str, error: ErrorPayload) -> None:
+        """A service cannot be started at all."""
+        if not self._ready.done():
+            self._ready.set_exception(GoondanError(error))
+
+    def _control_up(self) -> None:
+        self._welcomed = True
+        self._maybe_ready()
+
+    def _maybe_ready(self) -> None:
+        if self._ready.done() or not self._welcomed or self._services is None:
+            return
+        if all(service.proven for service in self._services.state.values()):
+            self._ready.set_result(None)
+
+    # --- agents
+
+    def _inventory(self) -> Inventory:
+        if self._agents is None:
+            raise AssertionError("the control link begins after the agents")
+        return self._agents.roster.inventory()
+
+    def _agent_token(self, principal: Principal, launch: int) -> str:
+        plan = self._plan
+        revision = plan.revision if plan is not None else ""
+        return mint(self._secret, Claims("agent", principal.name, principal.instance_key, launch, revision))
+
+    def _broker_said(self, message: Wanted | Retire | Kill) -> None:
+        agents, services, now = self._agents, self._services, self._loop.time()
+        if agents is None or services is None:
+            return
+        if isinstance(message, Wanted):
+            agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
+        elif message.principal.role == "toolhost":
+            if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
+                _log.warning("the tool host is killed: %s", message.reason)
+                services.kill("toolhost")
+        elif isinstance(message, Retire):
+            agents.perform(agents.roster.retire(message.principal, message.launch, now))
+        else:
+            _log.warning("agent %s is killed: %s", message.principal.name, message.reason)
+            agents.perform(agents.roster.kill(message.principal, message.launch, now))
+
+    def _backstop(self) -> None:
+        self._loop.call_later(BACKSTOP_S, self._backstop)
+        if self._agents is not None and not self.stopping:
+            self._agents.audit()
+        self._reaper.sweep_soon()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"{self._options.state_dir}/logs"):
+                if entry.name.endswith(".log"):
+                    bound_log(entry.path)
+
+    # --- what the socket needs
+
+    def stop(self, reason: str) -> None:
+        """Begin the end. Further calls change nothing."""
+        self.stopping = True
+        if not self._stop.done():
+            self._stop.set_result(reason)
+
+    async def when_ready(self) -> None:
+        """Wait for the start to succeed; raises GoondanError when it has not."""
+        await asyncio.wait(self._turning_points, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done() or self.stopping:
+            raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+        self._ready.result()
+        self._held_once = True
+
+    def released(self) -> None:
+        """A kernel that a call started for itself ends with its last user."""
+        if self.shared and not self.holders and (self._held_once or self._parent_gone):
+            self.stop("nobody uses it any more")
+
+    def _parent_said(self) -> None:
+        fd = self._options.parent_fd
+        if fd is None or os.read(fd, 4096):
+            return
+        self._loop.remove_reader(fd)
+        self._parent_gone = True
+        if self.shared:
+            self.released()
+        else:
+            self.stop("the process that started it is gone")
+
+    def processes(self) -> list[ProcessInfo]:
+        """Everything, for `ps`."""
+        phase = "stopping" if self.stopping else "running" if self._ready.done() else "starting"
+        rows = [
+            ProcessInfo(
+                role="supervisor",
+                name="supervisor",
+                instance_key=None,
+                pid=os.getpid(),
+                status=phase,
+                since=rfc3339(self._started_at),
+                restarts=0,
+                last_exit=None,
+            )
+        ]
+        services, agents = self._services, self._agents
+        if services is None or agents is None:
+            return rows
+        offset = time.time() - self._loop.time()
+        for role, service in services.state.items():
+            rows.append(
+                ProcessInfo(
+                    role=role,
+                    name=role,
+                    instance_key=None,
+                    pid=services.pid(role),
+                    status=_SERVICE_STATUS[service.phase],
+                    since=rfc3339(services.since[role] + offset),
+                    restarts=service.restarts,
+                    last_exit=service.last_exit,
+                )
+            )
+        return rows + agents.processes(offset) + self._workers.processes()
+
+    # --- small things
+
+    def _endpoint(self, cls: str) -> str:
+        return f"ipc://{self._options.run_dir}/{SOCKETS[cls]}"
+
+    def _log_path(self, name: str) -> str:
+        return f"{self._options.state_dir}/logs/{name}.log"
+
+    def _write_record(self) -> None:
+        options, plan = self._options, self._plan
+        record = rundir.KernelRecord(
+            pid=os.getpid(),
+            bundle=options.bundle,
+            run_dir=options.run_dir,
+            state_dir=options.state_dir,
+            started_at=rfc3339(self._started_at),
+            entry_agent=plan.entry_agent if plan is not None else None,
+            revision=plan.revision if plan is not None else None,
+        )
+        rundir.write_private(f"{options.run_dir}/{rundir.RECORD}", msgspec.json.encode(record) + b"\n")
+
+    def _report(self, error: GoondanError) -> None:
+        """Say why the start failed, to whoever waits."""
+        fd, self._options.ready_fd = self._options.ready_fd, None
+        if fd is None:
+            print(f"{error.info.code}: {error.info.message}", file=sys.stderr)
+            return
+        report = {
+            "error": error.info,
+            "problems": getattr(error, "problems", []),
+            "dropped": getattr(error, "dropped", 0),
+        }
+        with contextlib.suppress(OSError), open(fd, "wb") as out:
+            out.write(msgspec.json.encode(report) + b"\n")
+
+
+_SERVICE_STATUS: Final = {
+    "stopped": "stopped",
+    "starting": "starting",
+    "ready": "running",
+    "waiting": "waiting",
+    "stopping": "stopping",
+}
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
+    try:
+        options = _parse(arguments)
+    except GoondanError as error:
+        print(f"{error.info.code}: {error.info.message}", file=sys.stderr)
+        return 2
+    close_unknown_descriptors(fd for fd in (options.ready_fd, options.parent_fd) if fd is not None)
+    set_process_name("gdn-supervisor")
+    become_subreaper()
+    os.chdir("/")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
+    _raise_descriptor_limit()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+
+    async def live() -> int:
+        return await Supervisor(options, load_plan).run()
+
+    return asyncio.run(live())
+
+
+def _parse(arguments: list[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m kernel.supervisor", description="The Goondan supervisor.")
+    parser.add_argument("--bundle", required=True, help="the bundle to run")
+    parser.add_argument("--run-dir", help="where sockets and locks are made (default: by the bundle's path)")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that is told when the kernel is ready, or why not")
+    parser.add_argument("--parent-fd", type=int, help="stop when the other end of this descriptor is closed")
+    parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
+    parser.add_argument("--allow-net", action="append", default=[], metavar="HOST:PORT", help="grant to every tool")
+    given = parser.parse_args(arguments)
+    bundle = paths.find_bundle(given.bundle)
+    return Options(
+        bundle=bundle,
+        run_dir=os.path.abspath(given.run_dir) if given.run_dir else paths.run_dir(bundle),
+        state_dir=paths.state_dir(bundle),
+        ready_fd=given.ready_fd,
+        parent_fd=given.parent_fd,
+        shared=given.shared,
+        allow_net=given.allow_net,
+    )
+
+
+def load_plan(options: Options) -> KernelPlan:
+    """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
+    from kernel.bundle.opening import load_plan as load
+
+    plan = load(options.bundle, state_dir=options.state_dir)
+    return with_network(plan, options.allow_net) if options.allow_net else plan
+
+
+def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
+    """The plan with `grants` (HOST:PORT) added to what every tool may reach; `public` stays, they come on top."""
+    tools = []
+    for tool in plan.toolhost.tools:
+        before = tool.sandbox.network
+        allowed = list(before["allow"]) if isinstance(before, dict) else []
+        network: dict[str, Any] = {"allow": [*allowed, *(grant for grant in grants if grant not in allowed)]}
+        if before == "public":
+            network["public"] = True
+        tools.append(replace(tool, sandbox=replace(tool.sandbox, network=network)))
+    return replace(plan, toolhost=replace(plan.toolhost, tools=tools))
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else WANTED_DESCRIPTORS
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The command line itself: help, usage errors, tables; no kernel is started here."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel.cli import COMMANDS, run
+from kernel.cli.call import check_grant, error_result, tool_result
+from kernel.cli.ps import render
+from kernel.cli.send import answer_document
+from kernel.supervisor_socket import ProcessInfo
+from schemas.codec import to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import Answer
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bundle that no kernel runs, with a state and a runtime directory of its own."""
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
+    path = tmp_path / "goondan.yaml"
+    path.write_text("{}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "validate"])
+def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--bundle PATH" in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["ps", "extra"],
+        ["send"],
+        ["send", "--timeout", "soon", "hello"],
+        ["send", "--timeout", "0", "hello"],
+        ["send", "one", "two", "three"],
+        ["send", "--event-id", "", "hello"],
+        ["call"],
+        ["call", "bash__exec", "--batch", "-"],
+        ["call", "bash__exec", "not json"],
+        ["call", "bash__exec", "[]"],
+        ["call", "bash__exec", "{}", "--workdir", "/nonexistent/dir"],
+        ["call", "bash__exec", "{}", "--workdir", ""],
+        ["call", "bash__exec", "{}", "--instance", ""],
+        ["call", "bash__exec", "{}", "--allow-net", "everything"],
+        ["call", "--batch", "/nonexistent/file"],
+    ],
+)
+def test_bad_usage_is_one_structured_error_and_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--json"]) == 2
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert error["code"] == "E_USAGE"
+    assert error["suggestion"]
+    assert error["helpUrl"].endswith("/E_USAGE")
+    assert printed.err == ""
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "[E_USAGE]" in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_a_bundle_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["ps"], ["stop"], ["send", "x"], ["call", "t"], ["run"]):
+        assert run([*arguments, "--bundle", "/nonexistent.yaml"]) == 2
+    assert capsys.readouterr().err.count("[E_CONFIG_NOT_FOUND]") == 5
+
+
+def test_without_a_kernel(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ps", "--json", "--bundle", bundle]) == 0
+    assert run(["stop", "--json", "--bundle", bundle]) == 0
+    assert run(["send", "--json", "--bundle", bundle, "hello"]) == 1
+    ps, stop, send = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert ps == []
+    assert stop == {"stopped": False}
+    assert send["error"]["code"] == "E_KERNEL_NOT_RUNNING"
+
+
+def test_watch_is_refused_until_it_exists(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--watch", "--bundle", bundle]) == 2
+    assert "[E_CONFIG_UNSUPPORTED]" in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_is_one_error_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("kernel.cli.attach.locate", broken)
+    assert run(["ps", "--json"]) == 1
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert error["code"] == "E_INTERNAL"
+    assert "ZeroDivisionError: boom at test_cli_commands.py" in error["message"]
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize(("raised", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(32, "x"), 141)])
+def test_interrupts_and_lost_readers_are_quiet(
+    raised: BaseException, status: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("kernel.cli.attach.locate", leave)
+    monkeypatch.setattr("kernel.cli._reader_is_gone", lambda: 141)
+    assert run(["ps"]) == status
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.strip()) == ("", "")
+
+
+@pytest.mark.parametrize("grant", ["example.com:443", "127.0.0.1:8080", "::1:80"])
+def test_grants(grant: str) -> None:
+    check_grant(grant)
+
+
+@pytest.mark.parametrize("grant", ["", "host", ":80", "host:", "host:0", "host:65536", "host:http", "host:١"])
+def test_what_is_no_grant(grant: str) -> None:
+    with pytest.raises(GoondanError, match="HOST:PORT"):
+        check_grant(grant)
+
+
+def info(**fields: Any) -> ProcessInfo:
+    values: dict[str, Any] = {
+        "role": "agent",
+        "name": "coder",
+        "instance_key": "u1",
+        "pid": 12,
+        "status": "running",
+        "since": "2026-11-21T10:00:00.000Z",
+        "restarts": 0,
+        "last_exit": None,
+    }
+    return ProcessInfo(**{**values, **fields})
+
+
+def test_the_table_of_ps() -> None:
+    now = datetime.datetime(2026, 11, 21, 12, 30, tzinfo=datetime.UTC)
+    rows = [
+        info(role="supervisor", name="supervisor", instance_key=None, since="2026-11-20T10:00:00Z"),
+        info(pid=None, status="waiting", restarts=3, last_exit="signal SIGKILL", since="2026-11-21T12:29:59Z"),
+        info(instance_key="a\x1b[31mb", since="not a time"),
+    ]
+    assert render(rows, now).splitlines() == [
+        "ROLE        NAME        INSTANCE  PID  STATUS   SINCE  RESTARTS  LAST EXIT",
+        "supervisor  supervisor  -         12   running  1d     0         -",
+        "agent       coder       u1        -    waiting  1s     3         signal SIGKILL",
+        "agent       coder       a?[31mb   12   running  -      0         -",
+    ]
+
+
+def test_the_tool_result_of_an_answer() -> None:
+    result = {"status": "ok", "output": {"n": 2**63, "t": "é"}}
+    assert tool_result(Answer(turn_id="t", status="completed", output=to_raw(result))) == result
+    with pytest.raises(GoondanError, match="E_AGENT_SPAWN_FAILED"):
+        tool_result(Answer(turn_id="", status="failed", error=error_payload("E_AGENT_SPAWN_FAILED", "no")))
+    for empty in (Answer(turn_id="t", status="completed"), Answer(turn_id="t", status="completed", output=to_raw(1))):
+        with pytest.raises(GoondanError, match="without a tool result"):
+            tool_result(empty)
+
+
+def test_documents() -> None:
+    answer = Answer(turn_id="t1", status="completed", response="hi", finish_reason="stop")
+    assert answer_document("e1", answer) == {
+        "eventId": "e1",
+        "turnId": "t1",
+        "status": "completed",
+        "response": "hi",
+        "finishReason": "stop",
+    }
+    error = error_payload("E_MAX_STEPS", "too many")
+    assert answer_document("e1", Answer(turn_id="t", status="failed", error=error))["error"] is error
+    assert error_result(fail("E_USAGE", "x"))["status"] == "error"
