@@ -1,0 +1,488 @@
+"""The bundle's kinds: what a person may write in `goondan.yaml`, field by field.
+
+Every struct is strict: a field that it does not know is an error, because a misspelt field of a manifest would
+otherwise be a setting that silently does nothing. The descriptions are part of the exported JSON Schema. What no
+type can say (a name's form, a reference that must exist, two fields that exclude each other) is checked by
+kernel/bundle/.
+
+Source: design section 8; sandbox.md section 1; requirements SCHEMA-01 to SCHEMA-12, EXT-01 to EXT-03, COMPAT-01,
+COMPAT-02, BASE-03.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct, field
+
+from schemas.launch import DEFAULT_ERROR_LIMIT, DEFAULT_MAX_STEPS, Filesystem, Limits, PythonSpec
+
+API_V1: Final = "goondan.ai/v1"
+#: The older spelling, of v0.9 (COMPAT-01).
+API_V1ALPHA1: Final = "agents.example.io/v1alpha1"
+#: The package that comes with the kernel.
+BASE_PACKAGE: Final = "@goondan/base"
+
+Text = Annotated[str, Meta(min_length=1)]
+#: The form of a resource's metadata.name; schemas.address.is_resource_name is the rule.
+_NAME_SCHEMA: Final = {"pattern": "^(?!.*__)[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9-])?$"}
+
+
+class _Strict(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """What every struct of a bundle has in common."""
+
+
+class Metadata(_Strict, frozen=True):
+    """Who a resource is. `name` is unique among the resources of one kind."""
+
+    name: Annotated[
+        str, Meta(min_length=1, description="Name of the resource, unique in its kind.", extra_json_schema=_NAME_SCHEMA)
+    ]
+    labels: Annotated[dict[str, str], Meta(description="Free labels, for example `tier: base`.")] = {}
+    annotations: Annotated[dict[str, str], Meta(description="Free notes; the kernel does not read them.")] = {}
+
+
+# --- references and values ------------------------------------------------------------------------------------------
+
+
+class ObjectRef(_Strict, frozen=True):
+    """A reference in its long form. Without `package`: the bundle's own resource, else the bundled one."""
+
+    kind: Annotated[Text, Meta(description="Kind of the resource, for example `Tool`.")]
+    name: Annotated[Text, Meta(description="Its metadata.name.")]
+    package: Annotated[Text | None, Meta(description="Package that holds it, for example `@goondan/base`.")] = None
+
+
+RefLike = Annotated[str | ObjectRef, Meta(description="`Kind/name`, or {kind, name, package?}.")]
+
+
+class NetworkAllow(_Strict, frozen=True):
+    """The hosts that a tool may reach."""
+
+    allow: Annotated[
+        list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, description="`host:port` or `*.host:port`.")
+    ]
+
+
+class Sandbox(_Strict, frozen=True):
+    """What a tool asks for. What is left out stays at the least that a tool gets."""
+
+    isolation: Annotated[
+        Literal["shared", "instance", "call"],
+        Meta(description="One jail for everyone, one per agent instance, or a fresh one per call."),
+    ] = "instance"
+    network: Annotated[
+        Literal["none", "public"] | NetworkAllow,
+        Meta(description="No network, public addresses only, or exactly these hosts."),
+    ] = "none"
+    filesystem: Annotated[Filesystem, Meta(description="Paths outside the workdir.")] = field(
+        default_factory=Filesystem
+    )
+    env: Annotated[list[str], Meta(description="Names of host environment variables that the tool may read.")] = []
+    permissions: Annotated[
+        list[Literal["agents", "restart"]], Meta(description="Operations on the bus, through ctx.runtime.")
+    ] = []
+    python: Annotated[PythonSpec, Meta(description="A virtual environment to import from.")] = field(
+        default_factory=PythonSpec
+    )
+    limits: Annotated[Limits, Meta(description="Upper bounds; see the documentation of the sandbox.")] = field(
+        default_factory=Limits
+    )
+    min_tier: Annotated[
+        Literal["full", "reduced"], Meta(description="Refuse to run where the walls are weaker than this.")
+    ] = "full"
+
+
+class ToolUse(_Strict, frozen=True):
+    """An item of an agent's `tools`: a reference by `ref`, or by `kind` and `name`."""
+
+    ref: RefLike | None = None
+    kind: Text | None = None
+    name: Text | None = None
+    package: Text | None = None
+    sandbox: Annotated[Sandbox | None, Meta(description="Narrows what the tool gets from this agent.")] = None
+
+
+class ExtensionUse(_Strict, frozen=True):
+    """An item of an agent's `extensions`: a reference by `ref`, or by `kind` and `name`."""
+
+    ref: RefLike | None = None
+    kind: Text | None = None
+    name: Text | None = None
+    package: Text | None = None
+    config: Annotated[dict[str, Any] | None, Meta(description="Replaces the Extension's own config.")] = None
+
+
+class AgentUse(_Strict, frozen=True):
+    """An item of a swarm's `agents`: a reference by `ref`, or by `kind` and `name`."""
+
+    ref: RefLike | None = None
+    kind: Text | None = None
+    name: Text | None = None
+    package: Text | None = None
+
+
+class ValueFrom(_Strict, frozen=True):
+    """Where a secret comes from."""
+
+    env: Annotated[str, Meta(min_length=1, description="Name of an environment variable.")]
+
+
+class ValueSource(_Strict, frozen=True):
+    """A value, or where it comes from: exactly one of the two."""
+
+    value: str | None = None
+    value_from: ValueFrom | None = None
+
+
+ValueLike = str | ValueSource
+
+
+# --- kinds ----------------------------------------------------------------------------------------------------------
+
+
+class ModelBody(_Strict, frozen=True):
+    """Which model, and how to reach it."""
+
+    provider: Annotated[
+        Literal["anthropic", "openai", "embedded", "auto"],
+        Meta(description="`openai` is any server with chat completions; `auto` chooses by the environment."),
+    ]
+    model: Annotated[str, Meta(description="The vendor's name of the model; not needed by `embedded`.")] = ""
+    endpoint: Annotated[
+        str | None, Meta(description="Base URL. `/v1/messages` or `/chat/completions` is added to it.")
+    ] = None
+    api_key: Annotated[ValueLike | None, Meta(description="The key; by default the vendor's environment variable.")] = (
+        None
+    )
+    params: Annotated[dict[str, Any], Meta(description="Parameters of every request, for example temperature.")] = {}
+
+
+class ModelConfig(_Strict, frozen=True):
+    """An agent's model."""
+
+    model_ref: RefLike
+    params: Annotated[dict[str, Any], Meta(description="Added to the Model's own; these win.")] = {}
+
+
+class Prompt(_Strict, frozen=True):
+    """The system prompt: here, or in a file of the bundle. One of the two."""
+
+    system: str | None = None
+    system_ref: Annotated[Text | None, Meta(description="Path of a text file, from the bundle's root.")] = None
+
+
+class ToolCallPolicy(_Strict, frozen=True):
+    """What an agent may call beyond its catalog."""
+
+    allow_registry: Annotated[
+        list[Text], Meta(description="Names or patterns (`bash__*`) of tools outside the catalog that may be called.")
+    ] = []
+
+
+class AgentPolicy(_Strict, frozen=True):
+    """Rules of one agent."""
+
+    tool_calls: ToolCallPolicy = field(default_factory=ToolCallPolicy)
+
+
+class AgentBody(_Strict, frozen=True):
+    """An agent: a model, a prompt, and what it may use."""
+
+    model_config: ModelConfig
+    prompt: Prompt = field(default_factory=Prompt)
+    tools: Annotated[list[str | ToolUse], Meta(description="Tools; every export of each is in the catalog.")] = []
+    extensions: Annotated[list[str | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
+    sandbox: Annotated[Sandbox | None, Meta(description="Narrows what every tool gets from this agent.")] = None
+    policy: AgentPolicy = field(default_factory=AgentPolicy)
+
+
+class SwarmPolicy(_Strict, frozen=True):
+    """Rules of the whole swarm."""
+
+    max_steps_per_turn: Annotated[int, Meta(ge=1, le=1000, description="Model calls in one turn.")] = DEFAULT_MAX_STEPS
+    durability: Annotated[
+        Literal["power", "process"],
+        Meta(description="What an accepted message survives: a power loss, or the end of any process."),
+    ] = "power"
+    max_live_agents: Annotated[int, Meta(ge=1, le=100_000, description="Agent processes at once.")] = 256
+    agent_idle_seconds: Annotated[
+        float, Meta(gt=0, le=86_400, description="An agent process without work for this long is retired.")
+    ] = 300.0
+
+
+class SwarmBody(_Strict, frozen=True):
+    """Which agents run together, and which one is spoken to."""
+
+    entry_agent: RefLike
+    agents: Annotated[list[str | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
+    policy: SwarmPolicy = field(default_factory=SwarmPolicy)
+
+
+class Example(_Strict, frozen=True):
+    """Arguments that the export accepts, and what it then answers."""
+
+    input: dict[str, Any]
+    output: Any = None
+
+
+class ToolExport(_Strict, frozen=True):
+    """One function of a tool, shown to the model as `{tool}__{name}`."""
+
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Lowercase letters, digits, - and _, without __.",
+            extra_json_schema={"pattern": "^(?!.*__)[a-z0-9_-]{1,64}$"},
+        ),
+    ]
+    description: Annotated[str | None, Meta(description="What the model reads about it.")] = None
+    parameters: Annotated[
+        dict[str, Any] | None, Meta(description="JSON Schema of the arguments, of type `object`.")
+    ] = None
+    idempotent: Annotated[bool, Meta(description="Running it again does no harm.")] = False
+    background: Annotated[bool, Meta(description="Processes it leaves behind live until the jail retires.")] = False
+    examples: list[Example] = []
+    aliases: Annotated[
+        dict[str, str], Meta(description="Other spellings of parameters: alias to the canonical name.")
+    ] = {}
+
+
+class ToolBody(_Strict, frozen=True, kw_only=True):
+    """A tool: a module, and the functions in its `handlers`."""
+
+    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
+    error_message_limit: Annotated[int, Meta(ge=1, description="Characters of an error's message.")] = (
+        DEFAULT_ERROR_LIMIT
+    )
+    exports: Annotated[list[ToolExport], Meta(min_length=1)]
+    sandbox: Sandbox = field(default_factory=Sandbox)
+
+
+class ExtensionBody(_Strict, frozen=True):
+    """An extension: a module with `register(api)`, or a bundled one (`@goondan/base/NAME`)."""
+
+    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
+    config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
+
+
+class ConnectorEvent(_Strict, frozen=True):
+    """An event that a connector can emit."""
+
+    name: Text
+    properties: dict[str, Any] = {}
+
+
+class ConnectorBody(_Strict, frozen=True):
+    """A process that turns messages from outside into events."""
+
+    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
+    events: Annotated[list[ConnectorEvent], Meta(min_length=1)]
+
+
+class IngressMatch(_Strict, frozen=True):
+    """Which events a rule is for; all of them if empty."""
+
+    event: Text | None = None
+    properties: dict[str, str | int | float | bool] = {}
+
+
+class IngressRoute(_Strict, frozen=True):
+    """Where an event goes; the swarm's entry agent by default."""
+
+    agent_ref: RefLike | None = None
+    instance_key: Text | None = None
+    instance_key_property: Text | None = None
+    instance_key_prefix: str | None = None
+
+
+class IngressRule(_Strict, frozen=True, kw_only=True):
+    """One rule: the first that matches counts."""
+
+    match: IngressMatch = field(default_factory=IngressMatch)
+    route: IngressRoute
+
+
+class Ingress(_Strict, frozen=True):
+    """The rules of a connection, in order."""
+
+    rules: list[IngressRule] = []
+
+
+class ConnectionBody(_Strict, frozen=True):
+    """A connector in use: its settings, its secrets, and which agent hears what."""
+
+    connector_ref: RefLike
+    swarm_ref: RefLike | None = None
+    config: dict[str, ValueLike] = {}
+    secrets: dict[str, ValueLike] = {}
+    ingress: Ingress = field(default_factory=Ingress)
+
+
+class Dependency(_Strict, frozen=True):
+    """A package that this one needs."""
+
+    name: Text
+    version: Text
+
+
+class PackageBody(_Strict, frozen=True):
+    """The bundle as a package."""
+
+    version: Annotated[str, Meta(min_length=1, description="For example `1.0.0`.")]
+    description: str | None = None
+    dependencies: list[Dependency] = []
+
+
+class ExtensionV09Body(_Strict, frozen=True):
+    """An Extension as v0.9 wrote it. `runtime` is read and ignored (COMPAT-02)."""
+
+    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
+    config: dict[str, Any] | None = None
+    runtime: Any = None
+
+
+class ToolV09Body(_Strict, frozen=True, kw_only=True):
+    """A Tool as v0.9 wrote it. `runtime` and `auth` are read and ignored (COMPAT-02)."""
+
+    entry: Annotated[str, Meta(min_length=1)]
+    error_message_limit: Annotated[int, Meta(ge=1)] = DEFAULT_ERROR_LIMIT
+    exports: Annotated[list[ToolExport], Meta(min_length=1)]
+    sandbox: Sandbox = field(default_factory=Sandbox)
+    runtime: Any = None
+    auth: Any = None
+
+
+class OAuthAppBody(_Strict, frozen=True):
+    """An OAuth client that extensions ask for tokens."""
+
+    authorization_url: Text
+    token_url: Text
+    client_id: ValueLike
+    client_secret: ValueLike | None = None
+    scopes: list[Text] = []
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+
+class Model(_Strict, frozen=True):
+    """A Model document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Model"]
+    metadata: Metadata
+    spec: ModelBody
+
+
+class Agent(_Strict, frozen=True):
+    """An Agent document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Agent"]
+    metadata: Metadata
+    spec: AgentBody
+
+
+class Swarm(_Strict, frozen=True):
+    """A Swarm document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Swarm"]
+    metadata: Metadata
+    spec: SwarmBody
+
+
+class Tool(_Strict, frozen=True):
+    """A Tool document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Tool"]
+    metadata: Metadata
+    spec: ToolBody
+
+
+class Extension(_Strict, frozen=True):
+    """An Extension document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Extension"]
+    metadata: Metadata
+    spec: ExtensionBody
+
+
+class Connector(_Strict, frozen=True):
+    """A Connector document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Connector"]
+    metadata: Metadata
+    spec: ConnectorBody
+
+
+class Connection(_Strict, frozen=True):
+    """A Connection document."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Connection"]
+    metadata: Metadata
+    spec: ConnectionBody
+
+
+class Package(_Strict, frozen=True):
+    """A Package document; optional, at most one in a bundle."""
+
+    api_version: Literal["goondan.ai/v1"]
+    kind: Literal["Package"]
+    metadata: Metadata
+    spec: PackageBody
+
+
+class ExtensionV09(_Strict, frozen=True):
+    """An Extension document of v0.9."""
+
+    api_version: Literal["agents.example.io/v1alpha1"]
+    kind: Literal["Extension"]
+    metadata: Metadata
+    spec: ExtensionV09Body
+
+
+class ToolV09(_Strict, frozen=True):
+    """A Tool document of v0.9."""
+
+    api_version: Literal["agents.example.io/v1alpha1"]
+    kind: Literal["Tool"]
+    metadata: Metadata
+    spec: ToolV09Body
+
+
+class OAuthApp(_Strict, frozen=True):
+    """An OAuthApp document of v0.9."""
+
+    api_version: Literal["agents.example.io/v1alpha1"]
+    kind: Literal["OAuthApp"]
+    metadata: Metadata
+    spec: OAuthAppBody
+
+
+Resource = (
+    Model | Agent | Swarm | Tool | Extension | Connector | Connection | Package | ExtensionV09 | ToolV09 | OAuthApp
+)
+
+#: (apiVersion, kind) -> the struct of the document.
+DOCUMENTS: Final[dict[tuple[str, str], type[Resource]]] = {
+    (API_V1, "Model"): Model,
+    (API_V1, "Agent"): Agent,
+    (API_V1, "Swarm"): Swarm,
+    (API_V1, "Tool"): Tool,
+    (API_V1, "Extension"): Extension,
+    (API_V1, "Connector"): Connector,
+    (API_V1, "Connection"): Connection,
+    (API_V1, "Package"): Package,
+    (API_V1ALPHA1, "Extension"): ExtensionV09,
+    (API_V1ALPHA1, "Tool"): ToolV09,
+    (API_V1ALPHA1, "OAuthApp"): OAuthApp,
+}
+#: Every kind that a document may have, in whatever version.
+KINDS: Final = tuple(dict.fromkeys(kind for _, kind in DOCUMENTS))
