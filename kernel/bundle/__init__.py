@@ -1,0 +1,7 @@
+"""The bundle: from files on disk to validated resources, with a position for everything that is wrong.
+
+`positions` reads YAML, `shape` fits it to the structs of schemas.resources, `check` and `tools` hold the rules,
+`handlers` asks a jail what a tool's module exports, `bundle` puts the steps in order. Nothing here starts anything.
+
+Source: design section 8; requirements VALIDATE-01 to VALIDATE-04.
+"""

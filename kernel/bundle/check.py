@@ -1,0 +1,472 @@
+"""The rules between documents: kinds, names, references, agents, the swarm; and the validated bundle they give.
+
+Everything is looked at, whatever else is wrong. A reference to something that may stand in what could not be read is
+not reported as missing: one mistake gets one error.
+
+Source: design section 8; issue "Bad input"; requirements NAME-04, NAME-09, BASE-03, COMPAT-01, COMPAT-02, SCHEMA-06.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from kernel.bundle.files import BundleFiles, Unreadable
+from kernel.bundle.models import ModelFault, resolve_model
+from kernel.bundle.positions import Mapping as MappingNode
+from kernel.bundle.positions import Scalar
+from kernel.bundle.problems import Path, Report, did_you_mean, shown
+from kernel.bundle.refs import BadRef, Ref, read_ref, read_use
+from kernel.bundle.shape import Builder, Document, Environment
+from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
+from schemas import resources
+from schemas.address import SEPARATOR, is_resource_name
+from schemas.frames import ORCHESTRATOR
+from schemas.launch import ModelSpec
+from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
+
+#: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
+_BASE_ENTRY: Final = BASE_PACKAGE + "/"
+
+
+class CheckedAgent(Struct):
+    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error."""
+
+    document: Document
+    name: str
+    body: resources.AgentBody
+    tools: list[str] = []
+    model: ModelSpec | None = None
+    system: str | None = None
+
+
+class Checked(Struct):
+    """A bundle that has been looked at. It can be run if the report has no error.
+
+    `tools` are those that the kernel has: the bundle's own that the tool host can run, then the bundled ones.
+    """
+
+    agents: dict[str, CheckedAgent]
+    tools: dict[str, CheckedTool]
+    policy: resources.SwarmPolicy
+    entry_agent: str = ""
+    #: files that documents point at: prompts, entries of extensions
+    files: list[str] = []
+
+
+class Checker:
+    """Checks the documents of one bundle."""
+
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        base: Mapping[str, CheckedTool],
+        files: BundleFiles,
+        env: Mapping[str, str],
+        report: Report,
+        *,
+        complete: bool = True,
+    ) -> None:
+        self._documents = list(documents)
+        self._base = base
+        self._files = files
+        self._env = env
+        self._environment = Environment(env)
+        self._report = report
+        self._found: dict[tuple[str, str], tuple[Document, Any]] = {}
+        # Names of resources that are there but could not be read; None: anything may be.
+        self._uncertain: set[str] | None = set() if complete else None
+        self._package = ""
+        self._pointed_at: list[str] = []
+
+    def check(self) -> Checked:
+        """Look at everything."""
+        for document in self._documents:
+            built = self._read(document)
+            if built is not None:
+                self._enter(document, built)
+        tools = self._tools()
+        self._extensions()
+        self._models()
+        self._connectors()
+        agents = self._agents(tools)
+        self._unused_tools(agents, tools)
+        entry, policy, members = self._swarm(agents)
+        runnable = {name: tool for name, tool in tools.items() if tool.runs}
+        return Checked(
+            agents={name: agent for name, agent in agents.items() if name in members},
+            tools={**runnable, **{name: tool for name, tool in self._base.items() if name not in tools}},
+            policy=policy,
+            entry_agent=entry,
+            files=self._pointed_at,
+        )
+
+    # --- one document
+
+    def _read(self, document: Document) -> Any:
+        """The struct of a document; None when its kind is unknown."""
+        report, node = self._report, document.node
+        kind_node, name = node.get("kind"), _name_text(node)
+        if kind_node is None:
+            report.error("E_CONFIG_MISSING_FIELD", "the field 'kind' is missing", document.place("kind"), _KINDS_HINT)
+        elif not isinstance(kind_node, Scalar) or not isinstance(kind_node.value, str):
+            report.error("E_CONFIG_INVALID_VALUE", "the kind is no text", document.place("kind"), _KINDS_HINT)
+        elif kind_node.text not in KINDS:
+            hint = did_you_mean(kind_node.text, KINDS) or _KINDS_HINT
+            report.error("E_CONFIG_UNKNOWN_KIND", f"unknown kind {shown(kind_node.text)}", document.place("kind"), hint)
+        else:
+            kind = kind_node.text
+            document.resource = f"{kind}/{name}" if name else kind
+            version = node.get("apiVersion")
+            wanted = version.text if isinstance(version, Scalar) else API_V1
+            # An unknown version is reported where the struct says which one it wants.
+            known = DOCUMENTS.get((wanted, kind)) or DOCUMENTS.get((API_V1, kind)) or DOCUMENTS[API_V1ALPHA1, kind]
+            return Builder(document, self._environment, report).build(known)
+        if self._uncertain is not None and name:
+            self._uncertain.add(name)
+        return None
+
+    def _enter(self, document: Document, built: Any) -> None:
+        kind, name = _kind_of(document), built.metadata.name
+        if not name:
+            self._uncertain = None
+            return
+        self._check_name(document, kind, name)
+        earlier = self._found.get((kind, name))
+        if earlier is not None:
+            place = earlier[0].place("metadata", "name")
+            message = f"{document.resource} stands twice, first in {place.file}:{place.line}"
+            self._report.error("E_CONFIG_DUPLICATE", message, document.place("metadata", "name"))
+            return
+        self._found[kind, name] = (document, built)
+        for field in ("runtime", "auth"):
+            if getattr(built.spec, field, None) is not None:
+                message = f"spec.{field} of v0.9 is ignored"
+                self._report.warn("W_CONFIG_IGNORED", message, document.key("spec", field))
+
+    def _check_name(self, document: Document, kind: str, name: str) -> None:
+        place, text = document.place("metadata", "name"), document.text("metadata", "name")
+        plain = name
+        if kind == "Package":
+            scope, slash, rest = name.partition("/")
+            plain = rest if slash and scope.startswith("@") and is_resource_name(scope[1:]) else name
+        if not is_resource_name(plain):
+            what = "contains __, which separates tool and export" if SEPARATOR in name else "is no resource name"
+            self._report.error("E_CONFIG_INVALID_NAME", f"{text} {what}", place, _NAME_HINT)
+        elif kind == "Agent" and name == ORCHESTRATOR:
+            hint = "Choose another name."
+            self._report.error("E_CONFIG_INVALID_NAME", f"{text} is the kernel's own address", place, hint)
+
+    def _of(self, kind: str) -> list[tuple[Document, str, Any]]:
+        return [(document, name, built) for (k, name), (document, built) in self._found.items() if k == kind]
+
+    # --- tools, extensions, models, connectors
+
+    def _tools(self) -> dict[str, CheckedTool]:
+        tools: dict[str, CheckedTool] = {}
+        for document, name, built in self._of("Tool"):
+            tool = CheckedTool(document, name, built.spec, self._files.root)
+            check_tool(tool, self._files, self._report)
+            tools[name] = tool
+            if name in self._base:
+                message = f"{document.resource} replaces the bundled tool of that name"
+                self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
+        return tools
+
+    def _extensions(self) -> None:
+        for document, _, built in self._of("Extension"):
+            self._check_entry(document, built.spec.entry, base=True)
+
+    def _models(self) -> None:
+        for document, _, built in self._of("Model"):
+            body: resources.ModelBody = built.spec
+            self._check_value(document, body.api_key, ("spec", "apiKey"))
+            if body.endpoint is not None and not _is_http_url(body.endpoint):
+                message = "the endpoint is no http or https URL"
+                hint = "Write for example http://127.0.0.1:11434/v1."
+                self._report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "endpoint"), hint)
+
+    def _connectors(self) -> None:
+        for document, _, built in self._of("Connector"):
+            self._check_entry(document, built.spec.entry)
+            self._unique([event.name for event in built.spec.events], document, ("spec", "events"), "event")
+            message = f"{document.resource} is not started: connectors are not implemented yet"
+            self._report.warn("W_CONFIG_NOT_STARTED", message, document.place("kind"))
+        for document, _, built in self._of("Connection"):
+            body: resources.ConnectionBody = built.spec
+            self._refer(document, read_ref(body.connector_ref, "Connector", ("connectorRef",)), ("spec",))
+            if body.swarm_ref is not None:
+                self._refer(document, read_ref(body.swarm_ref, "Swarm", ("swarmRef",)), ("spec",))
+            for group in ("config", "secrets"):
+                for key, value in getattr(body, group).items():
+                    self._check_value(document, value, ("spec", group, key))
+            for index, rule in enumerate(body.ingress.rules):
+                at: Path = ("spec", "ingress", "rules", index, "route")
+                if rule.route.agent_ref is not None:
+                    self._refer(document, read_ref(rule.route.agent_ref, "Agent", ("agentRef",)), at)
+                if rule.route.instance_key is not None and rule.route.instance_key_property is not None:
+                    message = "both instanceKey and instanceKeyProperty are given"
+                    self._report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "instanceKeyProperty"))
+            message = f"{document.resource} cannot be used: connectors are not implemented yet"
+            self._report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Leave the Connection out.")
+        for document, _, built in self._of("OAuthApp"):
+            for field in ("clientId", "clientSecret"):
+                value = built.spec.client_id if field == "clientId" else built.spec.client_secret
+                self._check_value(document, value, ("spec", field))
+        packages = self._of("Package")
+        if packages:
+            self._package = packages[0][1]
+        for document, _, _ in packages[1:]:
+            message = "a bundle has at most one Package document"
+            self._report.error("E_CONFIG_DUPLICATE", message, document.place("kind"), "Remove one of the two.")
+
+    def _check_entry(self, document: Document, entry: str, *, base: bool = False) -> None:
+        """The entry of an Extension or Connector; `base`: it may be a bundled one."""
+        if not entry:
+            return
+        place, text = document.place("spec", "entry"), document.text("spec", "entry")
+        if base and entry.startswith(_BASE_ENTRY):
+            if not is_resource_name(entry.removeprefix(_BASE_ENTRY)):
+                message = f"{text} names no bundled extension"
+                self._report.error("E_CONFIG_ENTRY", message, place, "Write @goondan/base/NAME.")
+            return
+        found = self._files.find(entry)
+        if found.fault is not None:
+            message = f"the entry {text} cannot be used: {found.fault}"
+            hint = "Correct the path; it is relative to the bundle's root and may not leave it."
+            self._report.error("E_CONFIG_ENTRY", message, place, hint)
+        else:
+            self._pointed_at.append(found.path)
+
+    def _check_value(self, document: Document, value: str | ValueSource | None, at: Path) -> None:
+        """A value, or where it comes from: exactly one of the two, and a name that can be one."""
+        if not isinstance(value, ValueSource):
+            return
+        if (value.value is None) == (value.value_from is None):
+            what = "neither" if value.value is None else "both"
+            message = f"{what} of value and valueFrom {'is' if what == 'neither' else 'are'} given"
+            self._report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at), "Give exactly one of the two.")
+        if value.value_from is not None and value.value_from.env and not VARIABLE_NAME.match(value.value_from.env):
+            path = (*at, "valueFrom", "env")
+            message = f"{document.text(*path)} is no name of an environment variable"
+            self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*path), "Write for example API_KEY.")
+
+    def _unique(self, names: list[str], document: Document, at: Path, what: str) -> None:
+        for index, name in enumerate(names):
+            if name and name in names[:index]:
+                message = f"the {what} {document.text(*at, index, 'name')} stands twice"
+                self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at, index, "name"))
+
+    # --- references
+
+    def _refer(self, document: Document, ref: Ref | BadRef, at: Path) -> str | None:
+        """The name of the resource that `ref` means; None after reporting that there is none."""
+        place = document.place(*at, *ref.at)
+        text = document.text(*at, *ref.at)
+        if isinstance(ref, BadRef):
+            if ref.message:
+                self._report.error("E_CONFIG_INVALID_VALUE", ref.message.format(text), place, ref.suggestion)
+            return None
+        own = (ref.kind, ref.name) in self._found
+        bundled = ref.kind == "Tool" and ref.name in self._base
+        if ref.package is None or (self._package and ref.package == self._package):
+            if own or (bundled and ref.package is None):
+                return ref.name
+        elif ref.package == BASE_PACKAGE:
+            if bundled and own:
+                message = f"the bundled {ref.kind} {text} is hidden by the bundle's own of that name"
+                self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the bundle's own another name.")
+                return None
+            if bundled:
+                return ref.name
+        else:
+            path = (*at, *ref.at[:-1], "package")
+            message = f"the package {document.text(*path)} is not there: packages cannot be installed yet"
+            self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*path))
+            return None
+        if self._uncertain is None or ref.name in self._uncertain:
+            return None
+        names = {name for kind, name in self._found if kind == ref.kind}
+        names |= set(self._base) if ref.kind == "Tool" else set()
+        hint = did_you_mean(ref.name, names)
+        if hint is None and SEPARATOR in ref.name and ref.name.partition(SEPARATOR)[0] in names:
+            hint = f"A reference names the whole Tool: {ref.kind}/{ref.name.partition(SEPARATOR)[0]}."
+        if hint is None:
+            known = ", ".join(sorted(names)[:_LISTED]) or "none"
+            hint = f"Declare the {ref.kind}, or correct the reference. Known: {known}."
+        missing = text if "/" in text else f"'{ref.kind}/{text[1:]}"
+        self._report.error("E_CONFIG_MISSING_REF", f"there is no {missing}", place, hint)
+        return None
+
+    # --- agents and the swarm
+
+    def _agents(self, tools: Mapping[str, CheckedTool]) -> dict[str, CheckedAgent]:
+        agents: dict[str, CheckedAgent] = {}
+        for document, name, built in self._of("Agent"):
+            agent = CheckedAgent(document, name, built.spec)
+            agents[name] = agent
+            self._agent_model(agent)
+            self._agent_prompt(agent)
+            self._agent_tools(agent, tools)
+            self._agent_extensions(agent)
+            if agent.body.sandbox is not None:
+                self._unsupported_sandbox(document, ("spec", "sandbox"))
+        return agents
+
+    def _agent_model(self, agent: CheckedAgent) -> None:
+        at: Path = ("spec", "modelConfig")
+        ref = read_ref(agent.body.model_config.model_ref, "Model", ("modelRef",))
+        name = self._refer(agent.document, ref, at)
+        found = self._found.get(("Model", name)) if name is not None else None
+        if found is None:
+            return
+        document, built = found
+        model = resolve_model(built.spec, agent.body.model_config.params, self._env)
+        if isinstance(model, ModelFault):
+            message = model.message.format(document.text(*model.path)) if "{}" in model.message else model.message
+            message += f" ({agent.document.resource} uses it)"
+            self._report.error(model.code, message, document.place(*model.path), model.suggestion)
+        else:
+            agent.model = model
+
+    def _agent_prompt(self, agent: CheckedAgent) -> None:
+        prompt, document = agent.body.prompt, agent.document
+        agent.system = prompt.system
+        if prompt.system_ref is None:
+            return
+        place = document.place("spec", "prompt", "systemRef")
+        if prompt.system is not None:
+            message = "both system and systemRef are given"
+            self._report.error("E_CONFIG_INVALID_VALUE", message, place, "Give one of the two.")
+            return
+        if not prompt.system_ref:
+            return
+        text = document.text("spec", "prompt", "systemRef")
+        found = self._files.find(prompt.system_ref)
+        try:
+            if found.fault is not None:
+                raise Unreadable(found.fault)
+            agent.system = self._files.read_text(found.path)
+        except Unreadable as error:
+            self._report.error("E_CONFIG_INVALID_VALUE", f"the prompt {text} cannot be used: {error}", place)
+            return
+        self._pointed_at.append(found.path)
+
+    def _agent_tools(self, agent: CheckedAgent, tools: Mapping[str, CheckedTool]) -> None:
+        document = agent.document
+        for index, item in enumerate(agent.body.tools):
+            at: Path = ("spec", "tools", index)
+            name = self._refer(document, read_use(item, "Tool"), at)
+            if not isinstance(item, str) and item.sandbox is not None:
+                self._unsupported_sandbox(document, (*at, "sandbox"))
+            if name is None:
+                continue
+            if name in agent.tools:
+                message = "the tool stands twice in this agent"
+                self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
+                continue
+            agent.tools.append(name)
+            tool = tools.get(name)
+            if tool is not None and tool.entry and not tool.runs:
+                entry = tool.document.text("spec", "entry")
+                message = f"the entry {entry} cannot run yet, and {document.resource} uses {tool.document.resource}"
+                place = tool.document.place("spec", "entry")
+                self._report.error("E_CONFIG_UNSUPPORTED", message, place, "Write the handlers in Python for now.")
+
+    def _unused_tools(self, agents: Mapping[str, CheckedAgent], tools: Mapping[str, CheckedTool]) -> None:
+        used = {name for agent in agents.values() for name in agent.tools}
+        for name, tool in tools.items():
+            if tool.entry and not tool.runs and name not in used:
+                message = f"{tool.document.resource} is left out: its entry cannot run yet"
+                self._report.warn("W_CONFIG_NOT_STARTED", message, tool.document.place("spec", "entry"))
+
+    def _agent_extensions(self, agent: CheckedAgent) -> None:
+        for index, item in enumerate(agent.body.extensions):
+            at: Path = ("spec", "extensions", index)
+            name = self._refer(agent.document, read_use(item, "Extension"), at)
+            if name is not None:
+                message = "extensions are not implemented yet"
+                hint = "Leave the extension out of the agent for now."
+                self._report.error("E_CONFIG_UNSUPPORTED", message, agent.document.place(*at), hint)
+
+    def _unsupported_sandbox(self, document: Document, at: Path) -> None:
+        message = "an agent cannot narrow the sandbox of its tools yet"
+        hint = "Narrow the Tool's own spec.sandbox."
+        self._report.error("E_CONFIG_UNSUPPORTED", message, document.key(*at), hint)
+
+    def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
+        """The entry agent ('' without agents), the policy, and the agents that belong to the swarm."""
+        swarms = self._of("Swarm")
+        if not swarms:
+            return self._without_swarm(agents)
+        for document, _, _ in swarms[1:]:
+            message = "a kernel runs one Swarm, and the bundle has several"
+            self._report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Put the others elsewhere.")
+        document, _, built = swarms[0]
+        body: resources.SwarmBody = built.spec
+        entry = self._refer(document, read_ref(body.entry_agent, "Agent", ("entryAgent",)), ("spec",))
+        members: set[str] = set()
+        for index, item in enumerate(body.agents):
+            at: Path = ("spec", "agents", index)
+            name = self._refer(document, read_use(item, "Agent"), at)
+            if name is not None and name in members:
+                message = "the agent stands twice in the swarm"
+                self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
+            if name is not None:
+                members.add(name)
+        if not body.agents:
+            members = set(agents)
+        elif entry is not None and entry not in members:
+            text = document.text("spec", "entryAgent")
+            message = f"the entry agent {text} is not in spec.agents"
+            place = document.place("spec", "entryAgent")
+            self._report.error("E_CONFIG_MISSING_REF", message, place, "Add it to spec.agents.")
+        for name, agent in agents.items():
+            if name not in members:
+                message = f"{agent.document.resource} is not in the Swarm and will not run"
+                self._report.warn("W_CONFIG_UNUSED", message, agent.document.place("metadata", "name"))
+        return entry or "", body.policy, members
+
+    def _without_swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
+        if len(agents) == 1:
+            return next(iter(agents)), resources.SwarmPolicy(), set(agents)
+        certain = self._uncertain is not None and not self._uncertain
+        if len(agents) > 1 and certain:
+            first = next(iter(agents.values())).document
+            message = f"the bundle has {len(agents)} agents and no Swarm that names its entry agent"
+            hint = "Add a Swarm document with spec.entryAgent."
+            self._report.error("E_CONFIG_MISSING_REF", message, first.place("kind"), hint)
+        elif not agents and self._documents and certain:
+            message = "the bundle has no Agent"
+            self._report.warn("W_CONFIG_NO_AGENT", message, self._documents[0].place())
+        return "", resources.SwarmPolicy(), set(agents)
+
+
+#: Names listed in a suggestion.
+_LISTED: Final = 8
+_KINDS_HINT: Final = "Write one of: " + ", ".join(KINDS) + "."
+_NAME_HINT: Final = (
+    "Use 1 to 64 lowercase letters, digits, - and _, without __, starting with a letter or digit, not ending with _."
+)
+
+
+def _kind_of(document: Document) -> str:
+    return document.resource.partition("/")[0]
+
+
+def _name_text(node: MappingNode) -> str:
+    """metadata.name as it stands in the file, '' when it is no text."""
+    metadata = node.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, MappingNode) else None
+    return name.text if isinstance(name, Scalar) and isinstance(name.value, str) and len(name.text) <= 128 else ""
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False

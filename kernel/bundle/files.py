@@ -1,0 +1,203 @@
+"""Files of a bundle: reading its documents, and finding what they point at without leaving the bundle.
+
+Source: design section 8; issue "Bad input"; requirements SCHEMA-02, EXT-02, VALIDATE-01.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.paths import BUNDLE_FILE
+
+#: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
+MAX_FILES: Final = 500
+#: Directory entries looked at while searching for them.
+MAX_ENTRIES: Final = 20_000
+#: A system prompt in a file, in bytes.
+MAX_PROMPT_BYTES: Final = 256 << 10
+#: Files of a tool's folder whose content counts for its digest; beyond it the folder is not a tool's own.
+MAX_TREE_FILES: Final = 5_000
+#: Larger files count by size and time only: reading data files at every start would cost more than it tells.
+MAX_DIGESTED_BYTES: Final = 1 << 20
+#: Folders that never hold documents or code of a tool.
+SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
+
+
+class Unreadable(Exception):
+    """A file that cannot be used; the text says why."""
+
+
+class Found(Struct, frozen=True):
+    """What a path in a document leads to. `path` is absolute, with links resolved."""
+
+    path: str
+    #: why it cannot be used; None when it can
+    fault: str | None = None
+
+
+class BundleFiles:
+    """Looks up paths that documents name, relative to the bundle's root."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.realpath(root)
+
+    def find(self, named: str, *, folder: bool = False) -> Found:
+        """A regular file (or a folder) of the bundle; links may not lead out of it. Never raises."""
+        if any(c < " " or c == "\x7f" for c in named):
+            return Found("", "the path holds control characters")
+        if os.path.isabs(named) or named.startswith("~"):
+            return Found("", "the path must be relative to the bundle's root")
+        lexical = os.path.normpath(os.path.join(self.root, named))
+        if not self._inside(lexical):
+            return Found("", "the path leads out of the bundle")
+        try:
+            real = os.path.realpath(lexical, strict=True)
+            state = os.stat(real)
+        except OSError as error:
+            return Found("", "the file does not exist" if isinstance(error, FileNotFoundError) else _why(error))
+        if not self._inside(real):
+            return Found("", "the path leads out of the bundle, through a link")
+        if folder:
+            return Found(real, None if stat.S_ISDIR(state.st_mode) else "it is not a folder")
+        return Found(real, None if stat.S_ISREG(state.st_mode) else "it is not a regular file")
+
+    def read_text(self, path: str, limit: int = MAX_PROMPT_BYTES) -> str:
+        """A text file that was found before. Raises Unreadable."""
+        try:
+            return read_file(path, limit).decode("utf-8")
+        except UnicodeDecodeError:
+            raise Unreadable("it is not UTF-8") from None
+
+    def _inside(self, path: str) -> bool:
+        return path == self.root or path.startswith(self.root.rstrip("/") + "/")
+
+
+def resolve_path(path: str, root: str) -> str:
+    """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the bundle's root."""
+    return os.path.normpath(os.path.join(root, os.path.expanduser(path)))
+
+
+def read_file(path: str, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes (one byte more is read to tell). Raises Unreadable.
+
+    A pipe or a device is never opened for reading: it could block or never end.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unreadable(_why(error)) from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Unreadable("it is not a regular file")
+        parts: list[bytes] = []
+        left = limit + 1
+        while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        data = b"".join(parts)
+    except OSError as error:
+        raise Unreadable(_why(error)) from None
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        raise Unreadable(f"it is larger than {limit} bytes")
+    return data
+
+
+def list_documents(folder: str) -> Iterator[str]:
+    """The YAML files of a bundle's directory, at any depth: its goondan.yaml first, then by name.
+
+    Hidden folders, links to folders, virtual environments, node_modules and folders that are bundles of their own
+    (they have a goondan.yaml) are left out. Raises Unreadable when there are too many or the folder cannot be read.
+    """
+    found: list[str] = []
+    seen = 0
+    todo = [folder]
+    while todo:
+        here = todo.pop()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError as error:
+            raise Unreadable(f"{here}: {_why(error)}") from None
+        names = {entry.name for entry in entries}
+        seen += len(entries)
+        if seen > MAX_ENTRIES:
+            raise Unreadable(f"the directory holds more than {MAX_ENTRIES} entries; name the {BUNDLE_FILE} in it")
+        if here != folder and names & {BUNDLE_FILE, "pyvenv.cfg"}:
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in SKIPPED_FOLDERS:
+                    todo.append(entry.path)
+            elif entry.name.endswith((".yaml", ".yml")) and entry.is_file():
+                found.append(entry.path)
+                if len(found) > MAX_FILES:
+                    raise Unreadable(f"the directory holds more than {MAX_FILES} YAML files")
+    first = os.path.join(folder, BUNDLE_FILE)
+    return iter(sorted(found, key=lambda path: (path != first, path)))
+
+
+def tree_digest(root: str) -> tuple[str, bool]:
+    """SHA-256 over a tool's folder, or over the one file that is its root, and whether it covers everything.
+
+    Hidden files and compiled modules do not count. Content counts up to MAX_DIGESTED_BYTES a file, beyond it size
+    and time. What cannot be read counts as such, so that the digest changes when it can be.
+    """
+    total = hashlib.sha256()
+    if not os.path.isdir(root):
+        total.update(_file_digest(root, os.path.basename(root)))
+        return total.hexdigest(), True
+    count = 0
+    todo = [root]
+    while todo:
+        here = todo.pop()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError as error:
+            total.update(f"unreadable {here} {error.errno}\0".encode("utf-8", "surrogateescape"))
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
+                continue
+            count += 1
+            if count > MAX_TREE_FILES:
+                return total.hexdigest(), False
+            name = os.path.relpath(entry.path, root)
+            if entry.is_symlink():
+                total.update(f"link {name} {_link(entry.path)}\0".encode("utf-8", "surrogateescape"))
+            elif entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)
+            else:
+                total.update(_file_digest(entry.path, name))
+    return total.hexdigest(), True
+
+
+def _file_digest(path: str, name: str) -> bytes:
+    try:
+        state = os.stat(path, follow_symlinks=False)
+        if stat.S_ISREG(state.st_mode) and state.st_size <= MAX_DIGESTED_BYTES:
+            what = hashlib.sha256(read_file(path, MAX_DIGESTED_BYTES)).hexdigest()
+        else:
+            what = f"{state.st_mode} {state.st_size} {state.st_mtime_ns}"
+    except (OSError, Unreadable):
+        what = "unreadable"
+    return f"file {name} {what}\0".encode("utf-8", "surrogateescape")
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return "unreadable"
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()

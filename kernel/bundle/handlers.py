@@ -1,0 +1,146 @@
+"""The check that every export has a handler: what is known about each module, and what it means for its document.
+
+What a jail has said about the same files is kept in the workspace's state and believed the next time.
+
+Source: design section 8; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from kernel.bundle.files import Unreadable, read_file, tree_digest
+from kernel.bundle.inspector import MAX_ANSWER, Finding, Inspector
+from kernel.bundle.problems import Path, Report, did_you_mean, shown
+from kernel.bundle.tools import CheckedTool
+from kernel.plan import tool_spec
+from schemas.address import build_tool_name
+
+#: Part of every key: what an earlier version found out is asked again.
+FORMAT: Final = 1
+#: Names listed in a suggestion.
+_LISTED: Final = 8
+#: A module's own message is cut here (characters).
+_MAX_MESSAGE: Final = 300
+
+
+def check_handlers(
+    tools: Iterable[CheckedTool], documents: Sequence[str], inspector: Inspector, report: Report
+) -> None:
+    """Report exports without a handler and modules that cannot be loaded.
+
+    `documents` are the bundle's files, which no module sees. The bundled package is not looked at.
+    """
+    subjects = [tool for tool in tools if tool.runs and tool.root and not tool.bundled]
+    if not subjects:
+        return
+    findings = inspect(subjects, documents, inspector)
+    for tool in subjects:
+        finding = findings.get(tool.name)
+        if finding is None:
+            message = "the handlers were not checked: the inspection did not answer"
+            report.warn("W_CONFIG_UNCHECKED", message, tool.document.place("spec", "entry"), _NO_ANSWER)
+        else:
+            judge(tool, finding, report)
+
+
+_NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this machine."
+
+
+def judge(tool: CheckedTool, finding: Finding, report: Report) -> None:
+    """Report what a finding means for a Tool's document."""
+    at: Path = ("spec", "entry")
+    place, entry = tool.document.place(*at), tool.document.text(*at)
+    if finding.error is not None:
+        message, suggestion = finding.error.message, None
+        if finding.error.reason == "handlers":
+            suggestion = "Give the module a dict `handlers` from export names to functions."
+        report.error("E_CONFIG_ENTRY", f"the entry {entry} cannot be used: {_one_line(message)}", place, suggestion)
+        return
+    if finding.method == "source":
+        message = f"the module {entry} was read, not loaded: there is no jail on this machine"
+        report.warn("W_CONFIG_UNCHECKED", message, place)
+    if finding.exports is None:
+        return
+    for index, export in enumerate(tool.body.exports):
+        if not export.name or export.name in finding.exports:
+            continue
+        text = tool.document.text("spec", "exports", index, "name")
+        hint = did_you_mean(export.name, finding.exports)
+        if build_tool_name(tool.name, export.name) in finding.exports:
+            hint = "The keys of `handlers` are the export names alone, without the tool's name."
+        listed = ", ".join(shown(name) for name in finding.exports[:_LISTED]) or "none"
+        where = tool.document.place("spec", "exports", index, "name")
+        message = f"`handlers` of {entry} has no function {text}"
+        report.error("E_CONFIG_ENTRY", message, where, hint or f"The module has: {listed}.")
+
+
+def inspect(tools: Sequence[CheckedTool], documents: Sequence[str], inspector: Inspector) -> dict[str, Finding]:
+    """What is known about each tool, from the cache or from the inspection; by the tool's name. Never raises."""
+    keys = {tool.name: _key(tool) for tool in tools}
+    remembered = _recall(inspector.cache)
+    findings: dict[str, Finding] = {}
+    for name, key in keys.items():
+        known = remembered.get(key) if key is not None else None
+        if known is not None:
+            findings[name] = known
+    missing = [tool for tool in tools if tool.name not in findings]
+    if missing:
+        for finding in inspector.ask([tool_spec(tool) for tool in missing], documents):
+            findings[finding.name] = finding
+        # Timeouts and crashes may be the machine's mood; what the source says is asked again in case a jail appears.
+        settled = {
+            key: findings[name]
+            for name, key in keys.items()
+            if key is not None and name in findings and _is_settled(findings[name])
+        }
+        _remember(inspector.cache, settled)
+    return findings
+
+
+def _is_settled(finding: Finding) -> bool:
+    return finding.method == "jail" and (finding.error is None or finding.error.reason in ("import", "handlers"))
+
+
+def _key(tool: CheckedTool) -> str | None:
+    """Names the content that a finding depends on; None when more than the tool's own files can decide it."""
+    sandbox = tool.body.sandbox
+    if sandbox.python.venv is not None or sandbox.env or sandbox.filesystem.read or sandbox.filesystem.write:
+        return None
+    digest, whole = tree_digest(tool.root)
+    parts = f"{FORMAT}\0{sys.version}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
+    return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest() if whole else None
+
+
+def _recall(path: str | None) -> dict[str, Finding]:
+    if path is None:
+        return {}
+    try:
+        return msgspec.json.decode(read_file(path, MAX_ANSWER), type=dict[str, Finding])
+    except (Unreadable, msgspec.DecodeError):
+        return {}
+
+
+def _remember(path: str | None, settled: dict[str, Finding]) -> None:
+    """Keep what was found out. A state directory that cannot be written to only makes the next check slower."""
+    if path is None or not settled:
+        return
+    temporary = f"{path}.{os.getpid()}"
+    with suppress(OSError):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "wb") as out:
+            out.write(msgspec.json.encode(settled))
+        os.rename(temporary, path)
+
+
+def _one_line(text: str) -> str:
+    """A module's own message: it is not ours, so it gets no line breaks and no control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_MAX_MESSAGE]

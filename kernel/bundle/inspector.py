@@ -1,0 +1,112 @@
+"""The program that looks into tools' modules, as seen from the kernel.
+
+The kernel neither imports a tool's code nor the tool host: `toolhost.inspection` is started once for all tools and
+loads each module in a jail. What comes back is checked like anything from outside.
+
+Source: design section 8; toolhost/inspection.py has the other half.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from kernel.paths import state_root
+from schemas.launch import ToolSpec
+
+#: One module may take this long to load (seconds): the import of a large library from a cold disk.
+LOAD_TIMEOUT_S: Final = 5.0
+#: The whole inspection (seconds): modules are loaded side by side, and a machine may be busy.
+INSPECTION_TIMEOUT_S: Final = 30.0
+#: What the program may answer (bytes); export names and short messages only.
+MAX_ANSWER: Final = 4 << 20
+#: What is known about handlers, in the workspace's state.
+CACHE_FILE: Final = "cache/handlers.json"
+
+
+class Refusal(Struct, frozen=True):
+    """Why a module cannot serve: `import`, `handlers`, `timeout` or `crash`, and in words."""
+
+    reason: str
+    message: str
+
+
+class Finding(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What the inspection says of one tool. `exports` None: it could not tell, or there is an error."""
+
+    name: str
+    method: Literal["jail", "source"]
+    exports: list[str] | None = None
+    error: Refusal | None = None
+
+
+class _Answer(Struct, frozen=True):
+    tools: list[Finding]
+
+
+class Inspector:
+    """The inspecting program. Started early it loads its own modules while documents are being checked.
+
+    A context manager: the program is gone when it ends. `state_dir` None: nothing is remembered.
+    """
+
+    def __init__(self, state_dir: str | None) -> None:
+        self.state_dir = state_dir
+        self.cache = os.path.join(state_dir, CACHE_FILE) if state_dir is not None else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def start_early(self) -> None:
+        """Start now, unless what will be asked is likely to be known already. Never raises."""
+        if self.cache is None or not os.path.exists(self.cache):
+            try:
+                self._start()
+            except OSError:
+                self._process = None  # ask() tries again, and the caller says when nothing was checked
+
+    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str]) -> list[Finding]:
+        """Have the modules of `tools` looked at; `documents` are the bundle's files, which no module sees.
+
+        Can be asked once. Empty when there is no answer; never raises.
+        """
+        request = {
+            "tools": tools,
+            "stateDir": self.state_dir or state_root(),
+            "protected": documents,
+            "timeoutS": LOAD_TIMEOUT_S,
+        }
+        try:
+            process = self._process or self._start()
+            data, _ = process.communicate(msgspec.json.encode(request), timeout=INSPECTION_TIMEOUT_S)
+            if process.returncode == 0 and len(data) <= MAX_ANSWER:
+                asked = {tool.name for tool in tools}
+                answer = msgspec.json.decode(data, type=_Answer)
+                return [finding for finding in answer.tools if finding.name in asked]
+        except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+            pass  # nothing was checked, and the caller says so
+        return []
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        starter = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")
+        # A session of its own: Ctrl-C is this process's business, and what it starts ends with it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", starter, "toolhost.inspection"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self._process

@@ -1,0 +1,99 @@
+"""From a path to documents: which files belong to a bundle, and their YAML.
+
+A file is a bundle by itself. A directory is every YAML file in it; a file there that is not named goondan.yaml and
+holds no document of ours (a compose file, a CI workflow) is skipped with a warning.
+
+Source: design section 8 ("`goondan.yaml` (several documents) or a directory").
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.bundle.files import Unreadable, list_documents, read_file
+from kernel.bundle.positions import MAX_FILE_BYTES, Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
+from kernel.bundle.problems import Place, Report
+from kernel.bundle.shape import Document
+from kernel.paths import BUNDLE_FILE
+from schemas.resources import API_V1, API_V1ALPHA1, KINDS
+
+#: What a document's apiVersion begins with if it is meant for us.
+_GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")
+
+
+class Source(Struct, frozen=True):
+    """One file of a bundle, absolute path and content."""
+
+    path: str
+    data: bytes
+
+
+class Loaded(Struct):
+    """What was read. `complete` is False when something may stand in what could not be read."""
+
+    root: str
+    sources: list[Source]
+    documents: list[Document]
+    complete: bool
+
+
+def load_documents(path: str, report: Report) -> Loaded:
+    """Read the bundle at `path` (absolute, links resolved). Everything that is wrong goes into `report`."""
+    folder = os.path.isdir(path)
+    loaded = Loaded(path if folder else os.path.dirname(path), [], [], True)
+    budget = Budget()
+    try:
+        files = list(list_documents(path)) if folder else [path]
+    except Unreadable as error:
+        report.error("E_CONFIG_NOT_FOUND", str(error), Place(path))
+        loaded.complete = False
+        return loaded
+    for file in files:
+        _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, budget, report)
+    if not loaded.documents and not report.errors:
+        message = "there is no document in it" if not folder else "there is no YAML file with a Goondan document in it"
+        report.error("E_CONFIG_NOT_FOUND", message, Place(path))
+    return loaded
+
+
+def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: Report) -> None:
+    """Read one file. `strict`: every document in it must be ours."""
+    try:
+        data = read_file(file, MAX_FILE_BYTES)
+    except Unreadable as error:
+        if strict:
+            report.error("E_CONFIG_NOT_FOUND", f"the file cannot be read: {error}", Place(file))
+            loaded.complete = False
+        else:
+            report.warn("W_CONFIG_SKIPPED", f"skipped: {error}", Place(file))
+        return
+    strict = strict or any(group.encode() in data for group in _GROUPS)
+    text = decode(data)
+    # A foreign file may be of any size; what it holds does not count for the bundle.
+    allowed = budget if strict else Budget()
+    composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowed)
+    if not strict and (composed.faults or not any(_is_ours(node) for node in composed.documents)):
+        report.warn("W_CONFIG_SKIPPED", "skipped: there is no Goondan document in it", Place(file))
+        return
+    loaded.sources.append(Source(file, data))
+    loaded.complete = loaded.complete and composed.complete
+    for fault in composed.faults:
+        report.error(fault.code, fault.message, Place(file, fault.line, fault.column, fault.path), fault.suggestion)
+    for index, node in enumerate(composed.documents):
+        if isinstance(node, Mapping):
+            loaded.documents.append(Document(file, node, index))
+        else:
+            message = "a document is a mapping with apiVersion, kind, metadata and spec"
+            report.error("E_CONFIG_INVALID_VALUE", message, Place(file, node.line, node.column))
+
+
+def _is_ours(node: Node) -> bool:
+    if not isinstance(node, Mapping):
+        return False
+    version, kind = node.get("apiVersion"), node.get("kind")
+    if isinstance(version, Scalar):
+        return version.text.startswith(_GROUPS)
+    return isinstance(kind, Scalar) and kind.text in KINDS

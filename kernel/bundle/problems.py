@@ -1,0 +1,153 @@
+"""What is wrong with a bundle: one problem each, with its place, and the report that collects them.
+
+Source: design section 8 ("every error has file, line, column, path in the document, code, suggestion");
+requirements VALIDATE-04, ERROR-06, ERROR-07.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from schemas.errors import CODES, GoondanError, error_payload, help_url
+
+#: Problems kept; the rest is a count. A file of rubbish would else be answered with a report larger than itself.
+MAX_PROBLEMS: Final = 200
+#: Longest piece of a user's text repeated in a message, in characters.
+MAX_SHOWN: Final = 80
+
+#: warning code -> the suggestion shown when the place that raises it has no better one.
+WARNINGS: Final[dict[str, str]] = {
+    "W_CONFIG_IGNORED": "Remove the field; it has no effect.",
+    "W_CONFIG_NOT_STARTED": "Remove the resource, or leave it until the kernel supports it.",
+    "W_CONFIG_SHADOWED": "Give the bundle's own tool another name, or keep it if replacing is what you want.",
+    "W_CONFIG_SKIPPED": "Keep other YAML files out of the bundle's directory, or name the goondan.yaml itself.",
+    "W_CONFIG_UNCHECKED": "Install bubblewrap 0.11 or newer, so that modules can be loaded in a jail and checked.",
+    "W_CONFIG_UNUSED": "Use it in an Agent or in the Swarm, or remove it.",
+    "W_CONFIG_NO_AGENT": "Add an Agent to talk to; without one, only `gdn call` can use the tools.",
+}
+
+Path = tuple[str | int, ...]
+
+
+class Problem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One error or warning. `line` and `column` count from 1 and are 0 when the problem has no place in a file.
+
+    `path` is the place in the document, `resource` the document's identity (`Tool/bash`) where it is known.
+    """
+
+    code: str
+    message: str
+    file: str
+    line: int = 0
+    column: int = 0
+    path: str = ""
+    resource: str = ""
+    suggestion: str = ""
+    help_url: str | None = None
+
+
+class Place(Struct, frozen=True):
+    """Where in which file, and where in the document."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+    path: Path = ()
+    resource: str = ""
+
+
+class Report:
+    """Collects errors and warnings, without repeating one and without growing past MAX_PROBLEMS each."""
+
+    def __init__(self) -> None:
+        self.errors: list[Problem] = []
+        self.warnings: list[Problem] = []
+        #: problems that were not kept
+        self.dropped = 0
+        self._seen: set[tuple[str, str, str, int, int, str]] = set()
+
+    def error(self, code: str, message: str, at: Place, suggestion: str | None = None) -> None:
+        """Add an error. `suggestion` defaults to the code's own."""
+        self._add(self.errors, code, message, at, suggestion or CODES[code], help_url(code))
+
+    def warn(self, code: str, message: str, at: Place, suggestion: str | None = None) -> None:
+        """Add a warning. `suggestion` defaults to the code's own."""
+        self._add(self.warnings, code, message, at, suggestion or WARNINGS[code], None)
+
+    def sort(self, files: Iterable[str]) -> None:
+        """Put the problems in reading order: files in the order given, then line and column."""
+        order = {name: index for index, name in enumerate(files)}
+        for problems in (self.errors, self.warnings):
+            problems.sort(key=lambda p: (order.get(p.file, len(order)), p.file, p.line, p.column))
+
+    def _add(self, into: list[Problem], code: str, message: str, at: Place, suggestion: str, url: str | None) -> None:
+        key = (code, message, at.file, at.line, at.column, at.resource)
+        if key in self._seen:
+            return
+        if len(into) >= MAX_PROBLEMS:
+            self.dropped += 1
+            return
+        self._seen.add(key)
+        into.append(
+            Problem(
+                code=code,
+                message=message,
+                file=at.file,
+                line=at.line,
+                column=at.column,
+                path=spell(at.path),
+                resource=at.resource,
+                suggestion=suggestion,
+                help_url=url,
+            )
+        )
+
+
+class BundleError(GoondanError):
+    """The bundle cannot be run. `problems` are all errors; `info` is the first, with the number of the others."""
+
+    def __init__(self, problems: list[Problem], dropped: int = 0) -> None:
+        first = problems[0]
+        others = len(problems) + dropped - 1
+        more = f" (and {others} more)" if others else ""
+        where = f"{first.file}:{first.line}:{first.column}" if first.line else first.file
+        super().__init__(
+            error_payload(first.code, f"{where}: {first.message}{more}", suggestion=first.suggestion or None)
+        )
+        self.problems = problems
+        self.dropped = dropped
+
+
+def spell(path: Path) -> str:
+    """A path in a document as a person writes it: `spec.exports[0].name`; unusual keys in brackets and quotes."""
+    out: list[str] = []
+    for step in path:
+        if isinstance(step, int):
+            out.append(f"[{step}]")
+        elif step.replace("-", "").replace("_", "").isalnum():
+            out.append(f".{step}" if out else step)
+        else:
+            out.append(f"[{shown(step)}]")
+    return "".join(out)
+
+
+def shown(text: str) -> str:
+    """A user's text in quotes, shortened, on one line and without control characters."""
+    cut = text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    return "'" + "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in cut) + "'"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """A suggestion that names the closest of `known`; None when none is close."""
+    if len(word) > MAX_SHOWN:
+        return None
+    import difflib
+
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if not close:
+        close = [name for name in names if name.lower() == word.lower()]
+    return f"Did you mean {shown(close[0])}?" if close else None

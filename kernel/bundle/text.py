@@ -1,0 +1,38 @@
+"""Problems as a person reads them: grouped by file, `file:line:col: CODE message`, the suggestion below.
+
+Source: design section 8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from kernel.bundle.problems import Problem
+
+
+def problem_lines(problems: Iterable[Problem], cwd: str, *, warning: bool = False) -> list[str]:
+    """Two lines for each problem; paths below `cwd` are shown relative to it."""
+    lines: list[str] = []
+    for problem in problems:
+        where = short_path(problem.file, cwd) or "bundle"
+        if problem.line:
+            where += f":{problem.line}:{problem.column}"
+        kind = "warning: " if warning else ""
+        about = f"{problem.resource}: " if problem.resource and problem.resource not in problem.message else ""
+        place = f" ({problem.path})" if problem.path else ""
+        lines.append(f"{where}: {kind}{problem.code} {about}{problem.message}{place}")
+        if problem.suggestion:
+            lines.append(f"    {problem.suggestion}")
+    return lines
+
+
+def counts(errors: int, warnings: int) -> str:
+    """`2 errors, 1 warning`."""
+    return f"{errors} error{'' if errors == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
+
+
+def short_path(path: str, cwd: str) -> str:
+    """`path` relative to `cwd` when it lies below it."""
+    prefix = cwd.rstrip("/") + "/"
+    return os.path.relpath(path, cwd) if path.startswith(prefix) else path

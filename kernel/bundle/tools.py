@@ -1,0 +1,231 @@
+"""The rules of Tool documents: names, parameters, aliases, examples, the entry file, and what the sandbox is asked.
+
+Source: design section 7; sandbox.md section 1; requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09,
+NAME-10, NAME-12, VALIDATE-01, VALIDATE-03.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Final
+
+from msgspec import Struct
+
+from kernel.bundle.files import BundleFiles, resolve_path
+from kernel.bundle.problems import Path, Report, did_you_mean
+from kernel.bundle.shape import Document
+from schemas import launch, resources
+from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+
+#: Entries that the tool host runs today.
+RUNS: Final = (".py",)
+#: Entries of workers that are not written yet: validated, then refused if used.
+PLANNED: Final = (".ts", ".js", ".mjs", ".cjs", ".mts", ".cts")
+#: Published names of the bundled package that the rule for export names would refuse (NAME-12).
+BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
+VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_HOST_PORT: Final = re.compile(
+    r"(?:(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})\Z"
+)
+_MAX_PORT: Final = 65535
+
+
+class CheckedTool(Struct):
+    """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found."""
+
+    document: Document
+    name: str
+    body: resources.ToolBody | resources.ToolV09Body
+    base_dir: str
+    entry: str = ""
+    root: str = ""
+    bundled: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether the tool host can run it."""
+        return self.entry.endswith(RUNS)
+
+
+def check_tool(tool: CheckedTool, files: BundleFiles, report: Report) -> None:
+    """Report what is wrong with one Tool by itself, and fill in its entry and root."""
+    check_name(tool, report)
+    _check_entry(tool, files, report)
+    _check_exports(tool, report)
+    check_sandbox(tool.body.sandbox, tool.document, ("spec", "sandbox"), files, report)
+
+
+def check_name(tool: CheckedTool, report: Report) -> None:
+    """Each full name must fit into what vendors accept."""
+    if not tool.name:
+        return
+    for index, export in enumerate(tool.body.exports):
+        length = len(build_tool_name(tool.name, export.name))
+        if export.name and length > MAX_TOOL_NAME:
+            message = f"the full name of the tool has {length} characters, and {MAX_TOOL_NAME} is the most"
+            place = tool.document.place("spec", "exports", index, "name")
+            report.error("E_CONFIG_INVALID_NAME", message, place, "Shorten the name of the Tool or of the export.")
+
+
+def _check_entry(tool: CheckedTool, files: BundleFiles, report: Report) -> None:
+    named = tool.body.entry
+    if not named:
+        return
+    place = tool.document.place("spec", "entry")
+    text = tool.document.text("spec", "entry")
+    if not named.endswith(RUNS + PLANNED):
+        message = f"the entry {text} is no Python module"
+        report.error("E_CONFIG_ENTRY", message, place, "Name a .py file.")
+        return
+    found = files.find(named)
+    if found.fault is not None:
+        report.error("E_CONFIG_ENTRY", f"the entry {text} cannot be used: {found.fault}", place, _ENTRY_HINT)
+        return
+    tool.entry = found.path
+    folder = os.path.dirname(found.path)
+    # A jail sees the tool's own folder, never the bundle's root, which can hold keys: then it sees the file alone.
+    tool.root = found.path if folder == files.root else folder
+
+
+_ENTRY_HINT: Final = "Correct the path; it is relative to the bundle's root and may not leave it."
+
+
+def _check_exports(tool: CheckedTool, report: Report) -> None:
+    first: dict[str, int] = {}
+    for index, export in enumerate(tool.body.exports):
+        at: Path = ("spec", "exports", index)
+        if export.name:
+            _check_export_name(tool, export.name, (*at, "name"), report)
+            if export.name in first:
+                text = tool.document.text(*at, "name")
+                message = f"the export {text} stands twice, first as exports[{first[export.name]}]"
+                report.error("E_CONFIG_DUPLICATE", message, tool.document.place(*at, "name"))
+            first.setdefault(export.name, index)
+        _check_parameters(tool, export, at, report)
+
+
+def _check_export_name(tool: CheckedTool, name: str, at: Path, report: Report) -> None:
+    if is_export_name(name) or (tool.bundled and name in BUNDLED_EXPORTS):
+        return
+    what = "contains __, which separates tool and export" if SEPARATOR in name else "is no export name"
+    message = f"{tool.document.text(*at)} {what}"
+    hint = "Use 1 to 64 lowercase letters, digits, - and _, without __."
+    report.error("E_CONFIG_INVALID_NAME", message, tool.document.place(*at), hint)
+
+
+def _check_parameters(tool: CheckedTool, export: resources.ToolExport, at: Path, report: Report) -> None:
+    document, schema = tool.document, export.parameters
+    if schema is None:
+        if export.aliases:
+            message = "aliases need parameters to stand for"
+            report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "aliases"))
+        return
+    where = (*at, "parameters")
+    if schema.get("type") != "object":
+        message = "the parameters of a tool are a JSON Schema of type 'object'"
+        place = document.place(*where, "type") if "type" in schema else document.key(*where)
+        report.error("E_CONFIG_SCHEMA", message, place, "Add type: object.")
+    sound = check_schema(schema, document, where, report)
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, dict) else {}
+    for alias, canonical in export.aliases.items():
+        place = document.place(*at, "aliases", alias)
+        if canonical not in known:
+            message = f"the alias stands for {document.text(*at, 'aliases', alias)}, which is no parameter"
+            report.error("E_CONFIG_INVALID_VALUE", message, place, did_you_mean(canonical, map(str, known)))
+        elif alias in known:
+            message = "the alias is itself a parameter"
+            report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "aliases", alias), "Remove the alias.")
+    if sound and schema.get("type") == "object":
+        _check_examples(export, document, at, report)
+
+
+def check_schema(schema: dict[str, Any], document: Document, at: Path, report: Report) -> bool:
+    """Whether `schema` is valid JSON Schema by itself: its meta-schema, its patterns, its references (VALIDATE-03).
+
+    Nothing is fetched: a reference to another document is an error. Messages never repeat values.
+    """
+    import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
+
+    make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
+    try:
+        make(schema, mask="the value", offline=True)
+    except jsonschema_rs.ValidationError as error:
+        steps = tuple(error.instance_path)
+        message = (error.message.splitlines() or [""])[0]
+        detail = _masked(error, message)
+        report.error("E_CONFIG_SCHEMA", f"not valid JSON Schema: {detail}", document.place(*at, *steps))
+        return False
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        report.error("E_CONFIG_SCHEMA", "not valid JSON Schema", document.place(*at))
+        return False
+    return True
+
+
+def _masked(error: Any, message: str) -> str:
+    """What the library says, without the value it says it about, which may have come from the environment."""
+    kind = error.kind.name
+    if kind == "type":
+        return "expected " + " or ".join(str(name) for name in error.kind.types)
+    if kind == "anyOf" and list(error.instance_path)[-1:] == ["type"]:
+        return "the type is none of array, boolean, integer, null, number, object, string"
+    if kind in ("enum", "const", "anyOf", "oneOf", "not"):
+        return f"the value does not fit the keyword ({kind})"
+    return message if len(message) <= _MAX_DETAIL and "${" not in message else f"the keyword {kind} is not met"
+
+
+_MAX_DETAIL: Final = 200
+
+
+def _check_examples(export: resources.ToolExport, document: Document, at: Path, report: Report) -> None:
+    if not export.examples:
+        return
+    from schemas.arguments import compile_arguments
+
+    checker = compile_arguments(export.parameters, export.aliases)
+    for index, example in enumerate(export.examples):
+        _, issues = checker.apply(example.input)
+        if issues:
+            message = f"the example does not fit the parameters: {issues[0]}"
+            place = document.key(*at, "examples", index, "input")
+            report.error("E_CONFIG_INVALID_VALUE", message, place, "Correct the example or the parameters.")
+
+
+# --- sandbox --------------------------------------------------------------------------------------------------------
+
+
+def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, files: BundleFiles, report: Report) -> None:
+    """Report what a tool cannot ask for: bad hosts and names, limits that are no limits, a venv that is none."""
+
+    def wrong(path: Path, message: str, hint: str) -> None:
+        report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at, *path), hint)
+
+    if isinstance(sandbox.network, resources.NetworkAllow):
+        for index, host in enumerate(sandbox.network.allow):
+            match = _HOST_PORT.match(host)
+            if host and (match is None or not 0 < int(match.group(1)) <= _MAX_PORT):
+                text = document.text(*at, "network", "allow", index)
+                hint = "Write for example api.example.com:443 or *.example.org:443."
+                wrong(("network", "allow", index), f"{text} is no host:port", hint)
+    for index, name in enumerate(sandbox.env):
+        if not VARIABLE_NAME.match(name):
+            text = document.text(*at, "env", index)
+            wrong(("env", index), f"{text} is no name of an environment variable", "Write for example API_TOKEN.")
+    if sandbox.isolation == "shared" and (sandbox.env or sandbox.permissions):
+        what = "env" if sandbox.env else "permissions"
+        wrong((what,), f"a shared jail has no {what}", "Use isolation: instance.")
+    for access in ("read", "write"):
+        for index, path in enumerate(getattr(sandbox.filesystem, access)):
+            if not path or any(c < " " for c in path):
+                wrong(("filesystem", access, index), "the path is empty or holds control characters", "Write a path.")
+    for field in launch.Limits.__struct_fields__:
+        key = launch.Limits.__struct_encode_fields__[launch.Limits.__struct_fields__.index(field)]
+        if getattr(sandbox.limits, field) < 1:
+            wrong(("limits", key), "a limit is at least 1", "Write a positive number.")
+    venv = sandbox.python.venv
+    if venv is not None:
+        home = resolve_path(venv, files.root)
+        if not os.path.isfile(os.path.join(home, "pyvenv.cfg")):
+            text = document.text(*at, "python", "venv")
+            wrong(("python", "venv"), f"{text} is no virtual environment", "Name a folder with a pyvenv.cfg in it.")

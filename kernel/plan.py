@@ -1,0 +1,157 @@
+"""A checked bundle to the launch specifications of everything that runs it.
+
+The registry of every agent is all exports of the bundle's tools and of the bundled package; its catalog is what
+`spec.tools` names, every export of each Tool in the order written. The operator agent behind `gdn call` is added: its
+catalog is the whole registry.
+
+Source: design sections 7, 8 and 11; requirements CATALOG-01, CATALOG-02, CATALOG-04, CATALOG-08, NAME-01, NAME-06,
+ITEM-04, ERROR-04, BASE-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.files import resolve_path
+from kernel.bundle.tools import CheckedTool
+from schemas import resources
+from schemas.address import build_tool_name
+from schemas.frames import OPERATOR_AGENT
+from schemas.launch import (
+    AgentSpec,
+    CatalogItem,
+    ExportSpec,
+    Filesystem,
+    KernelPlan,
+    ModelSpec,
+    PythonSpec,
+    SandboxSpec,
+    ToolHostSpec,
+    ToolSource,
+    ToolSpec,
+)
+
+_OPERATOR_MODEL: Final = ModelSpec(provider="embedded")
+
+
+def build_plan(checked: Checked, *, bundle: str, state_dir: str, revision: str, documents: Iterable[str]) -> KernelPlan:
+    """The plan of a bundle without errors. `documents` are its files; every path is absolute.
+
+    `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
+    """
+    tools = list(checked.tools.values())
+    registry = [item for tool in tools for item in catalog_items(tool)]
+    by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
+    agents = {
+        name: _agent(agent, checked.policy, registry, by_tool, state_dir, revision)
+        for name, agent in checked.agents.items()
+    }
+    agents[OPERATOR_AGENT] = AgentSpec(
+        name=OPERATOR_AGENT,
+        model=_OPERATOR_MODEL,
+        registry=registry,
+        catalog=[item.name for item in registry],
+        state_dir=state_dir,
+        revision=revision,
+        durability=checked.policy.durability,
+        idle_s=checked.policy.agent_idle_seconds,
+    )
+    protected = sorted({*documents, *checked.files, *(tool.root for tool in tools if not tool.bundled)})
+    return KernelPlan(
+        revision=revision,
+        bundle=bundle,
+        state_dir=state_dir,
+        entry_agent=checked.entry_agent,
+        agents=agents,
+        toolhost=ToolHostSpec(
+            tools=[tool_spec(tool) for tool in tools], state_dir=state_dir, revision=revision, protected=protected
+        ),
+        protected=protected,
+        max_live_agents=checked.policy.max_live_agents,
+        agent_idle_s=checked.policy.agent_idle_seconds,
+    )
+
+
+def catalog_items(tool: CheckedTool) -> list[CatalogItem]:
+    """What an agent knows of each export of a Tool."""
+    return [
+        CatalogItem(
+            name=build_tool_name(tool.name, export.name),
+            description=export.description,
+            parameters=export.parameters,
+            source=ToolSource("config", tool.name),
+            error_message_limit=tool.body.error_message_limit,
+            idempotent=export.idempotent,
+            aliases=export.aliases,
+        )
+        for export in tool.body.exports
+    ]
+
+
+def tool_spec(tool: CheckedTool) -> ToolSpec:
+    """What the tool host needs of a Tool."""
+    return ToolSpec(
+        name=tool.name,
+        entry=tool.entry,
+        root=tool.root,
+        exports=[
+            ExportSpec(
+                name=export.name,
+                parameters=export.parameters,
+                idempotent=export.idempotent,
+                background=export.background,
+                aliases=export.aliases,
+            )
+            for export in tool.body.exports
+        ],
+        error_message_limit=tool.body.error_message_limit,
+        sandbox=_sandbox(tool.body.sandbox, tool.base_dir),
+        bundled=tool.bundled,
+    )
+
+
+def _agent(
+    agent: CheckedAgent,
+    policy: resources.SwarmPolicy,
+    registry: list[CatalogItem],
+    by_tool: Mapping[str, list[str]],
+    state_dir: str,
+    revision: str,
+) -> AgentSpec:
+    if agent.model is None:
+        raise AssertionError("an agent without a model is an error, and a bundle with errors has no plan")
+    return AgentSpec(
+        name=agent.name,
+        model=agent.model,
+        registry=registry,
+        catalog=[name for tool in agent.tools for name in by_tool[tool]],
+        state_dir=state_dir,
+        revision=revision,
+        system=agent.system,
+        max_steps_per_turn=policy.max_steps_per_turn,
+        allow_registry=agent.body.policy.tool_calls.allow_registry,
+        durability=policy.durability,
+        idle_s=policy.agent_idle_seconds,
+    )
+
+
+def _sandbox(asked: resources.Sandbox, base_dir: str) -> SandboxSpec:
+    network: Any = asked.network
+    if isinstance(network, resources.NetworkAllow):
+        network = {"allow": network.allow}
+    venv = asked.python.venv
+    return SandboxSpec(
+        isolation=asked.isolation,
+        network=network,
+        filesystem=Filesystem(
+            read=[resolve_path(path, base_dir) for path in asked.filesystem.read],
+            write=[resolve_path(path, base_dir) for path in asked.filesystem.write],
+        ),
+        env=asked.env,
+        permissions=asked.permissions,
+        python=PythonSpec(venv=None if venv is None else resolve_path(venv, base_dir)),
+        limits=asked.limits,
+        min_tier=asked.min_tier,
+    )
