@@ -1,0 +1,120 @@
+"""`gdn validate [P] [--json]`: everything that is wrong with a bundle, and nothing started.
+
+Exit status 0 for a bundle that can run, 2 for one that cannot. With --json, one document on stdout:
+{valid, errors, warnings, dropped?, bundle?, entryAgent?, agents, tools}.
+
+Source: design sections 8 and 11; requirement VALIDATE-04.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from schemas.errors import GoondanError
+
+if TYPE_CHECKING:
+    from kernel.bundle.opening import Inspected
+    from kernel.bundle.problems import Problem
+
+#: Exit status for a bundle that cannot run.
+INVALID: Final = 2
+
+
+@click.command(name="validate")
+@click.argument("bundle", required=False, metavar="[BUNDLE]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(bundle: str | None, as_json: bool) -> int:
+    """Check a bundle: a goondan.yaml or a directory (default: ./goondan.yaml, else the quickstart).
+
+    Every error is reported with its file, line, column and a suggestion; nothing is started.
+    """
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.problems import BundleError
+    from kernel.cli.output import write, write_json
+    from kernel.paths import find_bundle, state_dir
+
+    try:
+        path = find_bundle(bundle)
+        inspected = inspect_bundle(path, state_dir=state_dir(path))
+    except BundleError as error:
+        report, lines = _refused(error.problems)
+    except GoondanError as error:
+        report, lines = _refused([_problem(error, bundle or "")])
+    else:
+        report, lines = describe(inspected), human(inspected, os.getcwd())
+    if as_json:
+        write_json(report)
+    else:
+        write("\n".join(lines))
+    return 0 if report["valid"] else INVALID
+
+
+def describe(inspected: Inspected) -> dict[str, Any]:
+    """The document that --json prints. Agents and tools are listed as far as they could be read."""
+    checked = inspected.checked
+    report: dict[str, Any] = {
+        "valid": not inspected.errors,
+        "errors": inspected.errors,
+        "warnings": inspected.warnings,
+        "bundle": inspected.path,
+        "entryAgent": checked.entry_agent or None,
+        "agents": [
+            {
+                "name": agent.name,
+                "provider": agent.model.provider if agent.model is not None else None,
+                "model": agent.model.model if agent.model is not None else None,
+                "tools": agent.tools,
+            }
+            for agent in checked.agents.values()
+        ],
+        "tools": [
+            {"name": f"{tool.name}__{export.name}", "source": "@goondan/base" if tool.bundled else "bundle"}
+            for tool in checked.tools.values()
+            for export in tool.body.exports
+        ],
+    }
+    if inspected.dropped:
+        report["dropped"] = inspected.dropped
+    return report
+
+
+def human(inspected: Inspected, cwd: str) -> list[str]:
+    """The lines for a person: problems first, what was found last."""
+    from kernel.bundle.text import counts, problem_lines, short_path
+
+    lines = problem_lines(inspected.errors, cwd) + problem_lines(inspected.warnings, cwd, warning=True)
+    name = short_path(inspected.path, cwd)
+    if inspected.errors:
+        if inspected.dropped:
+            lines.append(f"… and {inspected.dropped} more")
+        return [*lines, f"{name}: {counts(len(inspected.errors) + inspected.dropped, len(inspected.warnings))}"]
+    checked = inspected.checked
+    agents = [name + (" (entry)" if name == checked.entry_agent else "") for name in checked.agents]
+    own = [tool.name for tool in checked.tools.values() if not tool.bundled]
+    warned = f" ({counts(0, len(inspected.warnings))})" if inspected.warnings else ""
+    return [
+        *lines,
+        f"{name}: valid{warned}",
+        f"  agents: {', '.join(agents) or 'none'}",
+        f"  tools: {', '.join(own) or 'none of its own'}, and {len(checked.tools) - len(own)} bundled",
+    ]
+
+
+def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
+    """What is printed when the bundle could not even be looked at."""
+    from kernel.bundle.text import problem_lines
+
+    report: dict[str, Any] = {"valid": False, "errors": problems, "warnings": [], "agents": [], "tools": []}
+    return report, problem_lines(problems, os.getcwd())
+
+
+def _problem(error: GoondanError, file: str) -> Problem:
+    from kernel.bundle.problems import Problem
+
+    info = error.info
+    return Problem(
+        code=info.code, message=info.message, file=file, suggestion=info.suggestion or "", help_url=info.help_url
+    )
