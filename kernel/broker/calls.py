@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kernel.broker.mailbox import Event
     from kernel.broker.presence import Connection
+    from schemas.frames import Frame
 
 
 class Call:
     """One open call. `deadline` is seconds on the broker's clock; `data` is kept only while no host has it."""
 
-    __slots__ = ("data", "deadline", "event", "host", "id", "lost", "tool")
+    __slots__ = ("data", "deadline", "event", "frame_id", "host", "id", "sent_before", "tool")
 
-    def __init__(self, call_id: str, event: Event, tool: str | None, deadline_ms: int | None, now: float) -> None:
+    def __init__(self, call_id: str, event: Event, frame: Frame, now: float) -> None:
         self.id = call_id
         self.event = event
-        self.tool = tool
-        self.deadline = None if deadline_ms is None else now + deadline_ms / 1000
+        self.frame_id = frame.id
+        self.tool = frame.tool
+        self.deadline = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000
         self.host: Connection | None = None
         self.data = b""
-        #: Its tool host ended while its agent was away.
-        self.lost = False
+        #: When it was first sent (CLOCK_BOOTTIME, milliseconds), if that was before this broker began.
+        self.sent_before: int | None = None
 
 
 class Calls:
@@ -45,7 +47,6 @@ class Calls:
     def add(self, call: Call) -> None:
         """Open a call."""
         self._calls[call.id] = call
-        call.event.calls.add(call.id)
         call.event.open_calls += 1
 
     def wait(self, call: Call, data: bytes) -> None:
@@ -73,3 +74,19 @@ class Calls:
     def of_host(self, host: Connection) -> list[Call]:
         """The calls a tool host runs."""
         return [call for call in self._calls.values() if call.host is host]
+
+    def open_elsewhere(self, host: Connection) -> list[Call]:
+        """The calls that were given to an earlier connection of the same tool host."""
+        return [
+            call
+            for call in self._calls.values()
+            if call.host is not None and call.host is not host and call.host.address == host.address
+        ]
+
+    def of_launch(self, address: str, launch: int) -> list[Call]:
+        """The calls that were given to a tool host up to its `launch`."""
+        return [
+            call
+            for call in self._calls.values()
+            if call.host is not None and call.host.address == address and call.host.claims.launch <= launch
+        ]

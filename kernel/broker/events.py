@@ -104,10 +104,11 @@ class Events:
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
 
     def _repeat(self, event: Event, connection: Connection, frame: Frame, instance: Instance) -> None:
-        if event.sender is None:  # adopted after a restart: the first who repeats it is its sender
-            event.sender = connection.sender
-            event.from_ = _name(connection)
-        if event.sender != connection.sender or event.instance is not instance:
+        # By name: an instance that had nothing to do may have been forgotten and made anew.
+        same_target = event.instance.address == instance.address
+        if event.adopted and same_target:
+            self._complete(event, connection, frame)
+        if event.sender != connection.sender or not same_target:
             message = "the event id is in use for another sender or another instance"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         event.asker = connection
@@ -119,6 +120,20 @@ class Events:
         self._bus.ack(connection, frame.id, event)
         if event.finished:
             self._send_answer(event)
+
+    def _complete(self, event: Event, connection: Connection, frame: Frame) -> None:
+        """The sender of an event that was known from its holder only has come back with its content."""
+        event.adopted = False
+        event.sender = connection.sender
+        if event.finished:
+            return
+        self._mailbox.bytes -= event.size
+        event.from_ = _name(connection)
+        event.source = _source(connection)
+        event.payload = frame.payload
+        event.workdir = frame.workdir
+        event.auth = _auth(connection, frame)
+        self._mailbox.bytes += event.size
 
     def settled(self, item: Staged, now: float) -> None:
         """The journal has it."""
@@ -188,6 +203,7 @@ class Events:
             event = self._mailbox.events.get(event_id)
             if event is None:
                 event = Event(event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD)
+                event.adopted = True
                 self._mailbox.stage(event)
                 self._mailbox.accept(event)
             if event.instance is not instance or event.finished or instance.leased is not None:

@@ -44,6 +44,7 @@ class Event:
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
 
     __slots__ = (
+        "adopted",
         "answer",
         "answer_id",
         "asker",
@@ -100,14 +101,16 @@ class Event:
         self.state: State = "staged"
         self.attempts = 0
         self.progressed = False
-        #: Every callId it has made, and how many of them are open.
-        self.calls: set[str] = set()
+        #: Every callId it has made, with the incarnation of the tool host that had it; and how many are open.
+        self.calls: dict[str, str | None] = {}
         self.open_calls = 0
         self.lease_until = 0.0
         self.answer: Raw | None = None
         self.answer_id = event_id + ":answer"
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
+        #: Known from its holder only, after a restart: its content is missing until its sender repeats it.
+        self.adopted = False
         #: Frames to acknowledge once the event is journaled: (connection, frame id).
         self.waiting_acks: list[tuple[Connection, str]] = []
 
@@ -223,20 +226,25 @@ class Mailbox:
     def give_back(self, instance: Instance) -> None:
         """The leased event was not delivered, or was released: to the front again, nothing counted."""
         event = instance.leased
-        if event is not None:
-            instance.leased = None
-            event.state = "accepted"
-            instance.queue.appendleft(event)
+        if event is None:
+            return
+        instance.leased = None
+        if event.adopted:  # nothing of it to hand over: its sender, or its next holder, brings it back
+            self.bytes -= event.size
+            del self.events[event.id]
+            return
+        event.state = "accepted"
+        instance.queue.appendleft(event)
 
     def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
         """The holder is gone: new epoch, event to the front. Returns the event if its attempts are used up."""
         instance.epoch += 1
         event = instance.leased
-        if event is None:
+        self.give_back(instance)
+        if event is None or event.state != "accepted":
             return None
         if counts and not event.progressed:
             event.attempts += 1
-        self.give_back(instance)
         return event if event.attempts >= MAX_ATTEMPTS else None
 
     def finish(self, event: Event, state: State, answer: Raw | None) -> None:

@@ -120,8 +120,16 @@ class Processes:
             self._spawn_failed(message)
 
     def _inventory(self, message: Inventory, now: float) -> None:
-        """What runs: an instance that waits for a process which is not there needs another one."""
-        running = {_address(item.principal) for item in message.running}
+        """The agents that run, told at every control connect: others that it had started have ended unheard.
+
+        A tool host that ended unheard is found out when its successor says hello.
+        """
+        running = {_address(item.principal): item.launch for item in message.running}
+        for connection in list(self._bus.presence.connections[AGENTS].values()):
+            claims = connection.claims
+            if claims.launch and running.get(connection.address, 0) != claims.launch:
+                principal = Principal("agent", claims.agent or "", claims.instance_key or "")
+                self._exited(Exited(principal, claims.launch, "it ended unheard"), now)
         for instance in list(self._instances.values()):
             if instance.conn is None and agent_address(instance.agent, instance.key) not in running:
                 instance.requested = instance.leaving = False
@@ -131,8 +139,7 @@ class Processes:
         principal = message.principal
         connection = self._bus.presence.end_launch(_address(principal), message.launch)
         if principal.role == "toolhost":
-            if connection is not None:
-                self._tool_calls.host_lost(connection)
+            self._tool_calls.launch_ended(_address(principal), message.launch)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None or (instance.conn is not None and instance.conn is not connection):
@@ -178,7 +185,9 @@ class Processes:
             instance.conn = None
             if not supervised:
                 self.lost(instance, "the connection was lost", counts=True, now=now)
-        elif connection.cls == TOOLS and not supervised:
+        elif connection.cls == TOOLS and supervised:
+            self._tool_calls.host_unreachable(connection)
+        elif connection.cls == TOOLS:
             self._tool_calls.host_lost(connection)
 
     def _gone(self, instance: Instance) -> None:

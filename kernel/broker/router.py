@@ -167,7 +167,7 @@ class Router:
             self._welcome_agent(connection, old, hello, frame, now)
         elif cls == TOOLS:
             self._welcome(connection, frame, spec=self._host_spec)
-            self._tool_calls.host_here(connection, old)
+            self._tool_calls.host_here(connection)
         else:
             self._welcome(connection, frame)
             if cls == CONTROL:

@@ -14,7 +14,7 @@ Source: delivery.md section 5; sandbox.md section 1.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ from kernel.broker.presence import AGENTS, TOOLS, Connection
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame
+
+#: Stands for the host of a call whose outcome is unknown; no incarnation is empty.
+_LOST: Final = ""
 
 
 class ToolCalls:
@@ -47,53 +50,54 @@ class ToolCalls:
             raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
         if frame.tool not in connection.allowed or frame.workdir is not None:
             raise _forbidden(instance, frame)
-        calls = event.calls
-        if call_id in calls:
-            call = self._repeat(event, call_id, frame, now)
-        else:
-            call = self._new_call(connection, event, call_id, frame, now)
+        if event.adopted:  # its workdir is not known before its sender is back
+            info = error_payload("E_OVERLOADED", "the event's sender is not back yet", retry_after_ms=RETRY_AFTER_MS)
+            raise GoondanError(info)
+        call = self._calls.get(call_id)
+        if call is None:
+            call = self._open(event, call_id, frame, now)
+        elif call.event is not event:
+            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
         frame.from_ = instance.agent
         frame.to = None
         frame.instance_key = instance.key
         frame.workdir = event.workdir or instance.workdir
         frame.chain = event.chain
         frame.source = frame.auth = None
-        host = call.host or instance.host or self._host_for(instance)
+        host = instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
-            return
-        if call.lost or self._may_have_run(call, frame, host):
-            self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
-            return
-        call.host = host
-        self._out.append((TOOLS, host.ident, encode_value(frame)))
+        elif event.calls[call.id] == host.incarnation or not self._may_have_run(call, host):
+            event.calls[call.id] = host.incarnation
+            call.host = host
+            self._out.append((TOOLS, host.ident, encode_value(frame)))
+        else:
+            self._outcome_unknown(call)
 
-    def _new_call(self, connection: Connection, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
+    def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
+        """A call that is not open: a new one, or one whose result was passed on and lost on the way."""
         if not call_id or len(call_id) > MAX_ID:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
         if event.open_calls > CREDIT + CREDIT_SLACK:
             self._bus.counters["overloaded"] += 1
             info = error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS)
             raise GoondanError(info)
-        if self._calls.get(call_id) is not None:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
-        event.progressed = True
-        call = Call(call_id, event, frame.tool, frame.deadline_ms, now)
+        call = Call(call_id, event, frame, now)
+        if call_id not in event.calls:
+            event.calls[call_id] = None
+            event.progressed = True
+        if event.calls[call_id] is None and frame.first_sent_ms is not None:
+            # From before this broker: it is not known here which host it went to, if any.
+            call.sent_before = frame.first_sent_ms if frame.first_sent_ms < self._bus.started_ms else None
         self._calls.add(call)
         return call
 
-    def _repeat(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
-        """The same call again: after a reconnect, or by the agent's next process."""
-        call = self._calls.get(call_id or "")
-        if call is None:  # its result was passed on, and lost on the way: the host has kept it
-            call = Call(call_id or "", event, frame.tool, frame.deadline_ms, now)
-            self._calls.add(call)
-        return call
-
-    def _may_have_run(self, call: Call, frame: Frame, host: Connection) -> bool:
-        """Whether an earlier tool host could have had the call: it is older than this broker and this host."""
-        sent = frame.first_sent_ms
-        return call.host is None and sent is not None and sent < self._bus.started_ms and sent < host.started_ms
+    def _may_have_run(self, call: Call, host: Connection) -> bool:
+        """Whether a host other than `host` could have had the call."""
+        had = call.event.calls[call.id]
+        if had is not None:
+            return had != host.incarnation
+        return call.sent_before is not None and call.sent_before < host.started_ms
 
     def result(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.result` from a tool host."""
@@ -138,30 +142,55 @@ class ToolCalls:
 
     # --- hosts
 
-    def host_here(self, connection: Connection, old: Connection | None) -> None:
-        """A tool host was welcomed; `old` is the connection it replaces."""
-        if old is not None and old.incarnation == connection.incarnation:
-            for call in self._calls.of_host(old):
-                call.host = connection
-        elif old is not None:
-            self.host_lost(old)
-        if old is not None:
-            self._unbind(old)
+    def host_here(self, connection: Connection) -> None:
+        """A tool host was welcomed: over its first connection, another one, or in the place of one that is gone."""
+        for call in self._calls.open_elsewhere(connection):
+            if call.host is not None and call.host.incarnation == connection.incarnation:
+                self._ask_again(call)
+            else:
+                self._outcome_unknown(call)
+        for instance in self._bus.mailbox.instances.values():
+            if instance.host is not None and instance.host.address == connection.address:
+                instance.host = None
         for call in self._calls.take_waiting():
+            data, call.data = call.data, b""
+            if self._may_have_run(call, connection):
+                self._outcome_unknown(call)
+                continue
             call.host = call.event.instance.host = connection
-            self._out.append((TOOLS, connection.ident, call.data))
-            call.data = b""
+            call.event.calls[call.id] = connection.incarnation
+            self._out.append((TOOLS, connection.ident, data))
+
+    def _ask_again(self, call: Call) -> None:
+        """The call or its result may have been lost with the host's old connection: the agent has the frame."""
+        self._calls.remove(call)
+        target = call.event.instance.conn
+        if target is not None:
+            info = error_payload("E_OVERLOADED", "the tool host's connection broke", retry_after_ms=1)
+            frame = Frame("error", in_reply_to=call.frame_id, call_id=call.id, payload=to_raw(info))
+            self._bus.send(target, frame)
+
+    def host_unreachable(self, host: Connection) -> None:
+        """A tool host's connection broke: new calls wait until it is back, or its successor is."""
+        self._bus.presence.drop(host)
+        for instance in self._bus.mailbox.instances.values():
+            if instance.host is host:
+                instance.host = None
 
     def host_lost(self, host: Connection) -> None:
         """A tool host is gone: what it ran has an unknown outcome."""
-        self._bus.presence.drop(host)
-        self._unbind(host)
+        self.host_unreachable(host)
         for call in self._calls.of_host(host):
-            call.host = None
-            if call.event.instance.conn is None:
-                call.lost = True  # its agent is told when it asks again
-            else:
-                self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
+            self._outcome_unknown(call)
+
+    def launch_ended(self, address: str, launch: int) -> None:
+        """The supervisor saw a tool host end, whether or not its connection was still known here."""
+        for call in self._calls.of_launch(address, launch):
+            self._outcome_unknown(call)
+        for instance in self._bus.mailbox.instances.values():
+            host = instance.host
+            if host is not None and host.address == address and host.claims.launch <= launch:
+                instance.host = None
 
     def no_host(self, reason: str) -> None:
         """No tool host can be started: what waits for one has not run and will not."""
@@ -175,15 +204,15 @@ class ToolCalls:
             instance.host = min(self._hosts.values(), key=lambda host: (load[host.address], host.address))
         return instance.host
 
-    def _unbind(self, host: Connection) -> None:
-        for instance in self._bus.mailbox.instances.values():
-            if instance.host is host:
-                instance.host = None
-
     # --- ends
 
+    def _outcome_unknown(self, call: Call) -> None:
+        """The host that had the call is gone. It stays so: the same callId never runs in another host."""
+        call.event.calls[call.id] = _LOST
+        self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
+
     def fail(self, call: Call, code: str, message: str) -> None:
-        """End a call with an error result of the broker's own."""
+        """End a call with an error result of the broker's own; an agent that is away is told when it asks again."""
         self._calls.remove(call)
         target = call.event.instance.conn
         if target is not None:

@@ -1,0 +1,134 @@
+"""Accepted is never lost, answered exactly once: the real machines under cuts, kills and every order of delivery."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.kernel.broker.world import World
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("up"), st.integers(0, 7)),
+    st.tuples(st.just("up"), st.integers(0, 7)),
+    st.tuples(st.just("down"), st.integers(0, 7)),
+    st.tuples(st.just("down"), st.integers(0, 7)),
+    st.tuples(st.just("round"), st.integers(1, 4)),
+    st.tuples(st.just("ask"), st.integers(0, 7)),
+    st.tuples(st.just("work"), st.just(0)),
+    st.tuples(st.just("reconcile"), st.just(0)),
+    st.tuples(st.just("advance"), st.integers(1, 30)),
+    st.tuples(st.just("cut"), st.integers(0, 7)),
+    st.tuples(st.just("kill_agent"), st.integers(0, 3)),
+    st.tuples(st.just("kill_host"), st.just(0)),
+    st.tuples(st.just("kill_broker"), st.just(0)),
+    st.tuples(st.just("leave"), st.integers(0, 3)),
+)
+
+
+def perform(world: World, action: str, number: int) -> None:
+    actors = world.actors()
+    agents = list(world.agents.values())
+    match action:
+        case "up":
+            world.pump_up(actors[number % len(actors)])
+        case "down":
+            world.pump_down(actors[number % len(actors)])
+        case "round":
+            for _ in range(number):
+                for actor in world.actors():
+                    world.pump_up(actor)
+                for actor in world.actors():
+                    world.pump_down(actor)
+                world.supervisor.reconcile()
+        case "ask":
+            client = world.clients[number % 2]
+            count = len(client.asked)
+            agent = "coder" if number & 2 else "reviewer"
+            client.ask(f"c{number % 2}e{count}", agent, f"k{number // 4}", calls=number % 3)
+        case "work":
+            world.host.work()
+        case "reconcile":
+            world.supervisor.reconcile()
+        case "advance":
+            world.advance(number / 10)
+        case "cut":
+            world.cut(actors[number % len(actors)])
+        case "kill_agent":
+            if agents:
+                world.kill_agent(agents[number % len(agents)])
+        case "kill_host":
+            world.kill_host()
+        case "kill_broker":
+            world.kill_broker()
+        case "leave":
+            if agents:
+                agents[number % len(agents)].ask_to_leave()
+
+
+def check(world: World) -> None:
+    """What must hold once everything has come to rest."""
+    for client in world.clients:
+        assert not client.errors, client.errors
+        for event_id in client.asked:
+            answers = client.answers.get(event_id, [])
+            assert len(answers) == 1, f"{event_id} was answered {len(answers)} times"
+    for store in world.stores.values():
+        assert max(Counter(store.completed).values(), default=1) == 1, "a turn was completed twice"
+    runs = Counter(world.ran)
+    assert max(runs.values(), default=1) == 1, "a tool host ran a call twice"
+    by_call: dict[str, set[int]] = {}
+    for launch, call_id in world.ran:
+        by_call.setdefault(call_id, set()).add(launch)
+    assert all(len(launches) == 1 for launches in by_call.values()), "a call ran again after its host was lost"
+    bus = world.router.bus
+    assert len(bus.calls) == 0, "a call is still open"
+    assert all(i.leased is None and not i.queue for i in bus.mailbox.instances.values()), "work was left behind"
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(ACTIONS, max_size=120), st.sampled_from([1, 2, 256]))
+@example([("ask", 2), ("round", 4), ("kill_broker", 0), ("round", 3), ("kill_agent", 0), ("round", 4)], 256)
+@example([("ask", 1), ("round", 4), ("round", 4), ("kill_host", 0), ("kill_broker", 0)], 256)
+def test_every_event_is_answered_once_whatever_breaks(actions: list[tuple[str, int]], max_live: int) -> None:
+    world = World(max_live_agents=max_live)
+    for action, number in actions:
+        perform(world, action, number)
+    world.settle()
+    check(world)
+
+
+@pytest.mark.parametrize("victim", ["kill_broker", "kill_host", "kill_agent", "cut"])
+@pytest.mark.parametrize("after", range(0, 40, 3))
+def test_one_failure_at_every_step(victim: str, after: int) -> None:
+    world = World()
+    for number in (2, 3, 6):
+        perform(world, "ask", number)
+    for step in range(after):
+        perform(world, "up", step)
+        perform(world, "down", step)
+        if step % 4 == 3:
+            perform(world, "reconcile", 0)
+        if step % 6 == 5:
+            perform(world, "work", 0)
+    perform(world, victim, after % 4)
+    world.settle()
+    check(world)
+
+
+NAMES = ["up", "up", "down", "down", "round", "ask", "work", "reconcile", "advance", "cut", "leave"]
+KILLS = ["kill_agent", "kill_host", "kill_broker"]
+
+
+@pytest.mark.parametrize("seed", range(250))
+def test_long_walks(seed: int) -> None:
+    """Longer worlds than hypothesis draws: what takes several failures in a row is found here."""
+    dice = random.Random(seed)
+    world = World(max_live_agents=dice.choice([1, 2, 256]))
+    for _ in range(dice.randrange(10, 300)):
+        perform(world, dice.choice(NAMES + KILLS), dice.randrange(8) or 1)
+    world.settle()
+    check(world)

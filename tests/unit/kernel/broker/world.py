@@ -1,0 +1,484 @@
+"""A whole bus without sockets, processes or time: the real router and the real peers over queues that can break.
+
+What ZeroMQ may do, the wires here may do: a connection delivers in order, without duplicates, until it breaks; then
+both directions lose what they hold, and the peer comes back under a new routing id, probing. Processes may be killed
+at any step. The supervisor is reduced to its contract: it starts what is wanted and reports every exit it saw.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel.broker.bus import Bus
+from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
+from kernel.broker.router import Router
+from schemas.codec import decode, from_raw, to_raw
+from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
+from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo
+from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
+from schemas.tokens import Claims, mint
+
+SECRET = b"s" * 32
+TOOL = "bash__exec"
+
+
+def plan(max_live_agents: int = 256) -> KernelPlan:
+    """Two agents with one tool."""
+    item = CatalogItem(name=TOOL)
+    agents = {
+        name: AgentSpec(
+            name=name,
+            model=ModelSpec(provider="embedded"),
+            registry=[item, CatalogItem(name="secret__tool")],
+            catalog=[TOOL],
+            state_dir="/state",
+            revision="r1",
+        )
+        for name in ("coder", "reviewer")
+    }
+    return KernelPlan(
+        revision="r1",
+        bundle="/b",
+        state_dir="/state",
+        entry_agent="coder",
+        agents=agents,
+        toolhost=ToolHostSpec(tools=[], state_dir="/state", revision="r1"),
+        max_live_agents=max_live_agents,
+    )
+
+
+class Wire:
+    """One connection between an actor's peer and the broker."""
+
+    def __init__(self, world: World, cls: int, actor: Actor) -> None:
+        self.world = world
+        self.cls = cls
+        self.actor = actor
+        self.up: deque[bytes] = deque()
+        self.down: deque[bytes] = deque()
+        self.ident = b""
+        self.connect()
+
+    def connect(self) -> None:
+        self.world.idents += 1
+        self.ident = b"ident-%010d" % self.world.idents
+        self.world.wires[(self.cls, self.ident)] = self
+        self.up.clear()
+        self.down.clear()
+        self.up.append(b"")  # libzmq's probe
+
+    def cut(self, *, reconnect: bool) -> None:
+        self.world.wires.pop((self.cls, self.ident), None)
+        self.up.clear()
+        self.down.clear()
+        if reconnect:
+            self.connect()
+
+
+class Actor:
+    """A process with one link. Subclasses say what it does with what it is given."""
+
+    def __init__(self, world: World, cls: int, claims: Claims) -> None:
+        world.incarnations += 1
+        self.world = world
+        self.peer = Peer(mint(SECRET, claims), f"inc{world.incarnations}", started_ms=int(world.now * 1000))
+        self.wire = Wire(world, cls, self)
+        self.alive = True
+
+    def leases(self) -> list[Lease]:
+        return []
+
+    def on_frame(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def on_settled(self, settled: Settled) -> None:
+        raise NotImplementedError
+
+    def on_welcome(self) -> None:
+        """The link is ready (again)."""
+
+    def send(self, frame: Frame) -> None:
+        if self.peer.phase == "ready":
+            from schemas.codec import encode
+
+            frame.id = frame.id or self.peer.next_id()
+            self.wire.up.append(encode(frame))
+
+    def submit(self, kind: Any, frame: Frame, waiter: Any) -> None:
+        data = self.peer.submit(kind, frame, waiter, self.world.now)
+        if data is not None:
+            self.wire.up.append(data)
+        self.flush()
+
+    def flush(self) -> None:
+        while (entry := self.peer.sendable(self.world.now)) is not None:
+            self.wire.up.append(entry.data)
+
+    def receive(self, data: bytes) -> None:
+        outcome = self.peer.receive(decode(data), self.world.now)
+        if isinstance(outcome, Settled):
+            if outcome.reply is not None:
+                self.wire.up.append(outcome.reply)
+            self.on_settled(outcome)
+        elif isinstance(outcome, Deliver):
+            self.on_frame(outcome.frame)
+        elif isinstance(outcome, Reply):
+            self.wire.up.append(outcome.data)
+        elif isinstance(outcome, Greet):
+            self.wire.up.append(self.peer.hello(self.leases(), [], self.world.now))
+        elif isinstance(outcome, Welcomed):
+            self.on_welcome()
+        elif isinstance(outcome, Refused):
+            self.alive = False
+        self.flush()
+
+    def tick(self) -> None:
+        settled, greet = self.peer.tick(self.world.now)
+        for item in settled:
+            self.on_settled(item)
+        if greet:
+            self.wire.up.append(self.peer.hello(self.leases(), [], self.world.now))
+        self.flush()
+
+
+class Client(Actor):
+    """Asks, and counts the answers."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, CLIENTS, Claims("client", operator=True))
+        self.asked: list[str] = []
+        self.answers: dict[str, list[AgentEvent]] = {}
+        self.errors: dict[str, str] = {}
+
+    def ask(self, event_id: str, agent: str = "coder", key: str = "k", calls: int = 1) -> None:
+        event = AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=calls)
+        self.asked.append(event_id)
+        frame = Frame(
+            "event",
+            to=agent,
+            instance_key=key,
+            event_id=event_id,
+            reply_to=ReplyTo("client", "corr-" + event_id),
+            payload=to_raw(event),
+        )
+        self.submit("ask", frame, event_id)
+
+    def on_settled(self, settled: Settled) -> None:
+        event_id = settled.entry.waiter
+        if settled.frame is not None:
+            self.answers.setdefault(event_id, []).append(from_raw(settled.frame.payload, AgentEvent))
+        elif settled.error is not None:
+            self.errors[event_id] = settled.error.code
+
+    def on_frame(self, frame: Frame) -> None:
+        raise AssertionError(f"a client was sent {frame.type}")
+
+
+@dataclass
+class Store:
+    """What an instance has on its disk: it survives the agent, not only the link."""
+
+    epoch: int = 0
+    finished: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, dict[int, str]] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    completed: list[str] = field(default_factory=list)
+
+
+class Agent(Actor):
+    """Runs turns: as many tool calls in a row as the event's input says, then `done`."""
+
+    def __init__(self, world: World, name: str, key: str, launch: int) -> None:
+        super().__init__(world, AGENTS, Claims("agent", agent=name, instance_key=key, launch=launch))
+        self.name, self.key, self.launch = name, key, launch
+        self.store = world.stores.setdefault((name, key), Store())
+        self.held: Frame | None = None
+        self.wanted_calls = 0
+
+    def leases(self) -> list[Lease]:
+        held = self.held
+        return [] if held is None else [Lease(held.event_id or "", held.epoch or 0, self.key)]
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.type == "shutdown":
+            self.world.kill_agent(self)
+            return
+        assert frame.type == "event", frame.type
+        if self.held is not None and self.held.event_id not in self.store.finished:
+            assert frame.event_id == self.held.event_id, "a second lease at a time"
+            self.held = frame
+            return
+        assert (frame.epoch or 0) >= self.store.epoch, "an epoch went back"
+        self.store.epoch = frame.epoch or 0
+        self.held = frame
+        self.wanted_calls = from_raw(frame.payload, AgentEvent).input
+        self.step()
+
+    def step(self) -> None:
+        """The next action of the turn; what it did is in the store before it is sent."""
+        held = self.held
+        if held is None:
+            return
+        event_id = held.event_id or ""
+        results = self.store.results.setdefault(event_id, {})
+        if event_id not in self.store.finished:
+            for number in range(self.wanted_calls):
+                if number not in results:
+                    self.call(event_id, number)
+                    return
+            answer = Answer(turn_id=event_id, status="completed", response=",".join(results.values()))
+            self.store.finished[event_id] = AgentEvent(
+                id=event_id + "!", type="agent.response", created_at="2026-01-01T00:00:00Z", answer=answer
+            )
+            self.store.completed.append(event_id)
+        frame = Frame("ack", stage="done", event_id=event_id, epoch=held.epoch)
+        frame.payload = to_raw(self.store.finished[event_id])
+        self.submit("post", frame, ("done", event_id))
+
+    def call(self, event_id: str, number: int) -> None:
+        held = self.held
+        assert held is not None
+        call_id = f"{self.name}/{self.key}/{event_id}/{number}"
+        first = self.store.sent.setdefault(call_id, int(self.world.now * 1000))
+        frame = Frame("tool.call", call_id=call_id, tool=TOOL, event_id=event_id, epoch=held.epoch, first_sent_ms=first)
+        frame.payload = to_raw({"args": {}, "turnId": event_id, "toolCallId": str(number)})
+        self.submit("call", frame, ("call", event_id, number))
+
+    def on_settled(self, settled: Settled) -> None:
+        what = settled.entry.waiter
+        held = self.held
+        if what[0] == "call" and held is not None and what[1] == held.event_id:
+            if settled.frame is None:
+                assert settled.error is not None
+                assert settled.error.code in ("E_LEASE_LOST", "E_OVERLOADED"), settled.error
+                if settled.error.code == "E_LEASE_LOST":
+                    self.held = None
+                return
+            result = from_raw(settled.frame.payload, dict)
+            code = result["output"] if result["status"] == "ok" else result["error"]["code"]
+            self.store.results[what[1]][what[2]] = str(code)
+            self.send(Frame("ack", stage="result", calls=[settled.frame.call_id or ""]))
+            self.step()
+        elif what[0] == "done" and held is not None and what[1] == held.event_id:
+            self.held = None
+        elif what[0] == "bye" and settled.error is None:
+            self.world.kill_agent(self)
+
+    def ask_to_leave(self) -> None:
+        if self.held is None:
+            self.submit("post", Frame("bye"), ("bye",))
+
+
+class Host(Actor):
+    """Runs calls once each, and keeps results until they are acknowledged. A result waits until `work` is called."""
+
+    def __init__(self, world: World, launch: int) -> None:
+        super().__init__(world, TOOLS, Claims("toolhost", agent="1", launch=launch))
+        self.launch = launch
+        self.running: dict[str, Frame] = {}
+        self.kept: dict[str, str] = {}
+        self.ran: list[str] = []
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.type == "tool.call":
+            call_id = frame.call_id or ""
+            assert frame.from_ in ("coder", "reviewer")
+            if call_id in self.kept:
+                self.give(call_id)
+            elif call_id not in self.running:
+                self.ran.append(call_id)
+                self.world.ran.append((self.launch, call_id))
+                self.running[call_id] = frame
+        elif frame.type == "ack":
+            for call_id in frame.calls or []:
+                self.kept.pop(call_id, None)
+        elif frame.type == "tool.cancel":
+            self.running.pop(frame.call_id or "", None)
+
+    def work(self) -> None:
+        for call_id in list(self.running):
+            del self.running[call_id]
+            self.kept[call_id] = f"ran{len(self.ran)}"
+            self.give(call_id)
+
+    def give(self, call_id: str) -> None:
+        payload = to_raw({"status": "ok", "output": self.kept[call_id]})
+        self.send(Frame("tool.result", call_id=call_id, payload=payload))
+
+    def on_settled(self, settled: Settled) -> None:
+        raise AssertionError("a tool host posts nothing here")
+
+
+class Supervisor(Actor):
+    """Starts what is wanted, kills what it is told to, reports exits."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, CONTROL, Claims("control"))
+        self.wanted: set[Principal] = set()
+        self.backlog: list[Exited] = []
+
+    def on_welcome(self) -> None:
+        running = [Running(Principal("agent", a.name, a.key), a.launch) for a in self.world.agents.values()]
+        self.send(Frame("runtime.event", payload=to_raw(Inventory(running))))
+        for exited in self.backlog:
+            self.send(Frame("runtime.event", payload=to_raw(exited)))
+        self.backlog.clear()
+
+    def on_frame(self, frame: Frame) -> None:
+        import msgspec
+
+        message = msgspec.msgpack.decode(frame.payload, type=Wanted | Retire | Kill)
+        if isinstance(message, Wanted):
+            self.wanted = set(message.principals) if message.full else self.wanted | set(message.principals)
+        elif isinstance(message, Retire):
+            self.wanted.discard(message.principal)
+        else:
+            agent = self.world.agents.get((message.principal.name, message.principal.instance_key or ""))
+            if agent is not None and agent.launch == message.launch:
+                self.world.kill_agent(agent)
+
+    def reconcile(self) -> None:
+        for principal in sorted(self.wanted, key=lambda p: (p.name, p.instance_key or "")):
+            key = (principal.name, principal.instance_key or "")
+            if key not in self.world.agents:
+                self.world.launches += 1
+                self.world.agents[key] = Agent(self.world, *key, launch=self.world.launches)
+
+    def exited(self, principal: Principal, launch: int) -> None:
+        self.wanted.discard(principal)
+        message = Exited(principal, launch, "signal SIGKILL")
+        if self.peer.phase == "ready":
+            self.send(Frame("runtime.event", payload=to_raw(message)))
+        else:
+            self.backlog.append(message)
+
+    def on_settled(self, settled: Settled) -> None:
+        raise AssertionError("the supervisor posts nothing here")
+
+
+class World:
+    """Everything, and the ways in which it can go wrong."""
+
+    def __init__(self, *, max_live_agents: int = 256) -> None:
+        self.now = 1000.0
+        self.idents = self.incarnations = self.launches = 0
+        self.wires: dict[tuple[int, bytes], Wire] = {}
+        self.agents: dict[tuple[str, str], Agent] = {}
+        self.stores: dict[tuple[str, str], Store] = {}
+        self.ran: list[tuple[int, str]] = []
+        self.plan = plan(max_live_agents)
+        self.router = self._new_router()
+        self.supervisor = Supervisor(self)
+        self.launches += 1
+        self.host = Host(self, self.launches)
+        self.clients = [Client(self), Client(self)]
+
+    def _new_router(self) -> Router:
+        ms = int(self.now * 1000)
+        return Router(Bus(self.plan, SECRET, broker_id=f"b{ms}", started_ms=ms, first_epoch=ms))
+
+    def actors(self) -> list[Actor]:
+        return [self.supervisor, self.host, *self.clients, *self.agents.values()]
+
+    # --- steps
+
+    def pump_up(self, actor: Actor) -> bool:
+        """One message from an actor to the broker."""
+        wire = actor.wire
+        if not wire.up:
+            return False
+        data = wire.up.popleft()
+        known = self.router.bus.presence.connections[wire.cls].get(wire.ident)
+        if known is None:
+            self.router.stranger(wire.cls, wire.ident, data, self.now)
+        else:
+            self.router.receive(known, data, self.now)
+        self.after_round()
+        return not _small_talk(data)
+
+    def after_round(self) -> None:
+        bus = self.router.bus
+        if bus.staged:
+            staged, bus.staged = bus.staged, []
+            self.router.settle(staged, self.now)
+        while bus.out:
+            cls, ident, data = bus.out.pop(0)
+            wire = self.wires.get((cls, ident))
+            if wire is None:
+                self.router.unreachable(cls, ident, self.now)
+            else:
+                wire.down.append(data)
+        if bus.faults:
+            raise bus.faults[0]
+
+    def pump_down(self, actor: Actor) -> bool:
+        """One message from the broker to an actor."""
+        if not actor.wire.down:
+            return False
+        data = actor.wire.down.popleft()
+        actor.receive(data)
+        return not _small_talk(data)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.router.tick(self.now)
+        self.after_round()
+        for actor in self.actors():
+            actor.tick()
+
+    # --- harm
+
+    def cut(self, actor: Actor) -> None:
+        """The connection breaks; libzmq makes another one."""
+        actor.wire.cut(reconnect=True)
+
+    def kill_agent(self, agent: Agent) -> None:
+        if self.agents.get((agent.name, agent.key)) is not agent:
+            return
+        del self.agents[(agent.name, agent.key)]
+        agent.wire.cut(reconnect=False)
+        self.supervisor.exited(Principal("agent", agent.name, agent.key), agent.launch)
+
+    def kill_host(self) -> None:
+        old = self.host
+        old.wire.cut(reconnect=False)
+        self.supervisor.exited(Principal("toolhost", "1"), old.launch)
+        self.now += 0.05
+        self.launches += 1
+        self.host = Host(self, self.launches)
+
+    def kill_broker(self) -> None:
+        self.now += 0.05
+        self.router = self._new_router()
+        self.wires.clear()
+        for actor in self.actors():
+            actor.wire.cut(reconnect=True)
+
+    # --- calm
+
+    def settle(self, rounds: int = 400) -> None:
+        """Let everything run until nothing moves; time goes on slowly."""
+        quiet = 0
+        for _ in range(rounds):
+            moved = False
+            for actor in self.actors():
+                while actor.wire.up:
+                    moved = self.pump_up(actor) or moved
+            for actor in self.actors():
+                while actor.wire.down:
+                    moved = self.pump_down(actor) or moved
+            self.supervisor.reconcile()
+            moved = bool(self.host.running) or moved
+            self.host.work()
+            self.advance(0.3)
+            quiet = 0 if moved else quiet + 1
+            if quiet > 12:
+                return
+        raise AssertionError("it does not come to rest")
+
+
+def _small_talk(data: bytes) -> bool:
+    return bool(data) and decode(data).type in ("ping", "pong")
