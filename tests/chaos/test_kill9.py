@@ -1,0 +1,89 @@
+"""`kill -9` of every process during a call: a result or one structured error within 5 s, and the next call works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, wait_until
+
+#: The promise (seconds), besides what the command of the call itself takes.
+PROMISE_S = 5.0
+CALL_S = 1.0
+
+
+def victim(kernel: Sandbox, role: str) -> int:
+    """The process of `role`, while the call runs."""
+
+    def find() -> int | None:
+        rows: list[dict[str, Any]] = [row for row in kernel.ps() if row["role"] == role and row["pid"]]
+        return int(rows[0]["pid"]) if rows else None
+
+    return int(wait_until(find))
+
+
+def started(kernel: Sandbox) -> bool:
+    return any(kernel.home.glob("state/workspaces/*/instances/*/*/workspace/started"))
+
+
+@pytest.mark.parametrize("role", ["worker", "toolhost", "agent", "forkserver", "broker"])
+def test_a_killed_process_costs_at_most_one_structured_error(kernel: Sandbox, role: str) -> None:
+    kernel.detach()
+    command = {"command": f"touch started; sleep {CALL_S}; echo survived"}
+    call = kernel.popen("call", "bash__exec", json.dumps(command), "--json")
+    wait_until(lambda: started(kernel))
+    os.kill(victim(kernel, role), signal.SIGKILL)
+    killed = time.monotonic()
+    out, err = call.communicate(timeout=30)
+    assert time.monotonic() - killed < PROMISE_S + CALL_S, kernel.log("")
+    document = json.loads(out)
+    if call.returncode == 0:
+        assert document["output"]["stdout"] == "survived\n"
+    else:
+        error = document["error"]
+        assert error["code"].startswith("E_")
+        assert error["message"]
+        assert error["helpUrl"]
+    assert err == b""
+    if role in ("broker", "forkserver"):
+        assert call.returncode == 0, document  # nothing of the call ran there
+    begun = time.monotonic()
+    assert kernel.call("echo next")["output"]["stdout"] == "next\n"
+    assert time.monotonic() - begun < PROMISE_S
+
+
+def test_a_killed_supervisor_takes_everything_along_and_the_next_start_works_at_once(kernel: Sandbox) -> None:
+    kernel.detach()
+    call = kernel.popen("call", "bash__exec", json.dumps({"command": "touch started; sleep 60"}), "--json")
+    wait_until(lambda: started(kernel))
+    os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+    kernel.wait_for_nothing(2.0)
+    out, _ = call.communicate(timeout=5)
+    assert call.returncode == 1
+    assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
+    begun = time.monotonic()
+    kernel.detach()
+    assert kernel.call("echo again")["output"]["stdout"] == "again\n"
+    assert time.monotonic() - begun < PROMISE_S
+
+
+def test_a_start_waits_for_what_is_left_of_a_killed_kernel(kernel: Sandbox) -> None:
+    kernel.detach()
+    os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+    result = kernel.gdn("run", "--detach")  # at once, with everything still dying
+    assert result.status == 0, result.err
+    assert kernel.call("echo again")["output"]["stdout"] == "again\n"
+
+
+@pytest.mark.parametrize("role", ["broker", "toolhost", "forkserver"])
+def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: str) -> None:
+    kernel.detach()
+    for _ in range(4):
+        os.kill(kernel.pid(role), signal.SIGKILL)
+        wait_until(lambda: any(row["role"] == role and row["status"] == "running" for row in kernel.ps()))
+    assert kernel.call("echo back", "--instance", "fresh")["output"]["stdout"] == "back\n"

@@ -1,0 +1,241 @@
+"""Kernels for tests: each with a state root and a runtime directory of its own, and nothing of it left afterwards.
+
+A process belongs to a test if its environment, its command line or its mounts (a jailed worker has nothing else) name
+the test's state root, or if it descends from one that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: How long anything may take that takes well under a second on an idle machine (seconds).
+PATIENCE_S = 20.0
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash]
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
+"""
+
+
+@dataclass
+class Result:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """One JSON document a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass
+class Sandbox:
+    """A bundle, and the commands on it."""
+
+    home: Path
+    env: dict[str, str]
+    bundle: Path
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    # --- commands
+
+    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start `gdn`; killed at the end of the test if it still runs."""
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kernel.cli", *arguments],
+            env={**self.env, "PYTHONPATH": str(ROOT)},
+            cwd=self.home,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=options.pop("stdout", subprocess.PIPE),
+            stderr=options.pop("stderr", subprocess.PIPE),
+            **options,
+        )
+        self.running.append(process)
+        return process
+
+    def gdn(self, *arguments: str, input: str | bytes | None = None, timeout: float = PATIENCE_S) -> Result:
+        """Run `gdn` to its end."""
+        data = input.encode() if isinstance(input, str) else input
+        process = self.popen(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
+        out, err = process.communicate(data, timeout=timeout)
+        return Result(process.returncode, out.decode(), err.decode())
+
+    def detach(self) -> None:
+        """Start the swarm; it runs until `stop`, or the end of the test."""
+        result = self.gdn("run", "--detach")
+        assert result.status == 0, result.err
+
+    def call(self, command: str, *options: str) -> Any:
+        """`bash__exec` by `gdn call`; the tool result."""
+        return self.gdn("call", "bash__exec", json.dumps({"command": command}), "--json", *options).json
+
+    # --- looking
+
+    def ps(self) -> list[dict[str, Any]]:
+        """`gdn ps --json`."""
+        result = self.gdn("ps", "--json")
+        assert result.status == 0, result.err
+        rows: list[dict[str, Any]] = result.json
+        return rows
+
+    def pid(self, role: str) -> int:
+        """The process of a role."""
+        return int(next(row["pid"] for row in self.ps() if row["role"] == role and row["pid"] is not None))
+
+    @property
+    def run_dirs(self) -> list[Path]:
+        """Runtime directories that exist."""
+        parent = Path(self.env["XDG_RUNTIME_DIR"]) / "goondan"
+        return list(parent.iterdir()) if parent.exists() else []
+
+    def log(self, name: str) -> str:
+        """Everything in the logs of a role, for the message of a failed assertion."""
+        logs = sorted(self.home.glob(f"state/workspaces/*/logs/{name}*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in logs)
+
+    def processes(self) -> dict[int, str]:
+        """Living processes of this test: pid and command line."""
+        ours = {pid for pid in _all_pids() if self._is_ours(pid)}
+        parents = _parents()
+        found = set(ours)
+        for pid in parents:
+            at: int | None = pid
+            while at is not None and at not in found:
+                at = parents.get(at)
+            if at is not None and pid not in found:
+                found.add(pid)
+        mine = {process.pid for process in self.running if process.poll() is None}
+        return {pid: _command(pid) for pid in sorted(found - mine - {os.getpid()}) if _is_alive(pid)}
+
+    def _is_ours(self, pid: int) -> bool:
+        marker = self.env["GOONDAN_STATE_ROOT"].encode()
+        for name in ("environ", "cmdline", "mountinfo"):
+            with suppress(OSError):
+                if marker in Path(f"/proc/{pid}/{name}").read_bytes():
+                    return True
+        return False
+
+    def mounts(self) -> list[str]:
+        """Mounts below the test's directory."""
+        return [line for line in Path("/proc/mounts").read_text().splitlines() if f" {self.home}/" in line]
+
+    def wait_for_nothing(self, seconds: float) -> None:
+        """See that every process is gone within `seconds`."""
+        until = time.monotonic() + seconds
+        while left := self.processes():
+            assert time.monotonic() < until, f"still alive after {seconds} s: {left}"
+            time.sleep(0.01)
+
+    def assert_clean(self) -> None:
+        """No process, no runtime directory, no mount."""
+        self.wait_for_nothing(2.0)
+        assert self.run_dirs == []
+        assert self.mounts() == []
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for pid in _all_pids():
+        with suppress(OSError):
+            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return "?"
+
+
+def wait_until(condition: Any, seconds: float = PATIENCE_S, what: str = "") -> Any:
+    """The first true value of `condition()`."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, f"not within {seconds} s: {what or condition}"
+        time.sleep(0.01)
+    return value
+
+
+@contextmanager
+def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) -> Iterator[Sandbox]:
+    """A fresh directory with a bundle; at the end everything is stopped, and must be gone."""
+    home = Path(tempfile.mkdtemp(prefix="gk", dir="/tmp"))
+    runtime = home / "r"
+    runtime.mkdir(mode=0o700)
+    (home / "goondan.yaml").write_text(bundle)
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    env |= {"GOONDAN_STATE_ROOT": str(home / "state"), "XDG_RUNTIME_DIR": str(runtime), **(extra_env or {})}
+    made = Sandbox(home, env, home / "goondan.yaml")
+    passed = False
+    try:
+        yield made
+        passed = True
+    finally:
+        try:
+            if made.run_dirs:
+                made.gdn("stop", timeout=15)
+            _end(made)
+            if passed:
+                made.assert_clean()
+        finally:
+            for pid in made.processes():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _end(made: Sandbox) -> None:
+    for process in made.running:
+        if process.poll() is None:
+            process.kill()
+            process.wait(timeout=5)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
