@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ps": "Show the processes of a running swarm.",
     "stop": "Stop a running swarm.",
     "validate": "Check a bundle and report everything that is wrong with it.",
+    "schema": "Write the contract as JSON Schema files.",
 }
 
 #: Exit status after an interrupt, and when the reader of our output has gone: what a shell reports for the signals.

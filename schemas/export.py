@@ -1,0 +1,148 @@
+"""`python -m schemas.export [DIR] [--check]`: the structs as JSON Schema, for editors and for other languages.
+
+The files in `schemas/json/` are committed; `--check` says whether they still are what the structs give. No process of
+the kernel imports this module.
+
+Source: design section 4 ("exported JSON Schema (checked for drift by CI)"), section 11 (`gdn schema export DIR`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+
+from schemas import frames, launch, resources, worker_frames
+
+DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+#: Where the committed files are.
+COMMITTED: Final = Path(__file__).parent / "json"
+
+_PAYLOADS: Final = (
+    frames.Hello,
+    frames.Welcome,
+    frames.Credit,
+    frames.ErrorPayload,
+    frames.AgentEvent,
+    frames.OperatorCall,
+    frames.ToolCallPayload,
+    frames.ToolResult,
+    frames.Shutdown,
+)
+_SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
+_WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))
+
+
+def export() -> dict[str, bytes]:
+    """File name to content of every schema."""
+    return {
+        "frame.schema.json": _document(
+            "Frame", "One frame of the bus: the header, with an opaque payload.", (frames.Frame,)
+        ),
+        "payloads.schema.json": _document(
+            "Payloads", "What a frame's `payload` holds; PROTOCOL.md says which type of frame has which.", _PAYLOADS
+        ),
+        "specs.schema.json": _document(
+            "Specs", "What `welcome` hands to an agent (AgentSpec) or a tool host (ToolHostSpec).", _SPECS
+        ),
+        "worker.schema.json": _document(
+            "Worker", "Every frame between a tool host and a jailed worker, in both directions.", _WORKER
+        ),
+        "bundle.schema.json": _document(
+            "Bundle", "One YAML document of a bundle.", tuple(resources.DOCUMENTS.values())
+        ),
+    }
+
+
+def _document(title: str, description: str, kinds: tuple[type[Any], ...]) -> bytes:
+    """One schema: any of `kinds`, with everything that they use in $defs."""
+    plain = [_without_raw_defaults(kind) for kind in kinds]
+    roots, definitions = msgspec.json.schema_components(plain, ref_template="#/$defs/{name}")
+    for name, definition in definitions.items():
+        _refine(name, definition)
+    schema: dict[str, Any] = {"$schema": DRAFT, "title": title, "description": description}
+    schema |= roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
+    schema["$defs"] = dict(sorted(definitions.items()))
+    return json.dumps(schema, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _without_raw_defaults(kind: type[Any]) -> type[Any]:
+    """The struct with nil where its default is nil as msgpack bytes, which no JSON Schema can say."""
+    fields = msgspec.structs.fields(kind)
+    if not any(isinstance(field.default, msgspec.Raw) for field in fields):
+        return kind
+    described: list[Any] = []
+    for field in fields:
+        if field.required:
+            described.append((field.name, field.type))
+        elif field.default_factory is not msgspec.NODEFAULT:
+            described.append((field.name, field.type, msgspec.field(default_factory=field.default_factory)))
+        else:
+            default = None if isinstance(field.default, msgspec.Raw) else field.default
+            described.append((field.name, field.type, msgspec.field(default=default)))
+    names = {field.name: field.encode_name for field in fields}
+    return msgspec.defstruct(kind.__name__, described, rename=names, kw_only=True, namespace={"__doc__": kind.__doc__})
+
+
+def _refine(name: str, definition: dict[str, Any]) -> None:
+    """What the structs know but cannot say as types; docstrings without their indentation."""
+    paragraphs = inspect.cleandoc(definition.get("description", "")).split("\n\n")
+    definition["description"] = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+    if name == "Frame":
+        definition["properties"]["type"]["enum"] = list(get_args(frames.FrameType))
+        definition["properties"]["stage"] = {"enum": [*get_args(frames.AckStage), None], "default": None}
+    if name in ("ToolUse", "ExtensionUse", "AgentUse"):
+        definition["oneOf"] = [{"required": ["ref"]}, {"required": ["kind", "name"]}]
+    if name == "ValueSource":
+        definition["oneOf"] = [{"required": ["value"]}, {"required": ["valueFrom"]}]
+
+
+def write(folder: Path) -> list[Path]:
+    """Write every schema into `folder`, made if need be; the files' paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, content in export().items():
+        path = folder / name
+        path.write_bytes(content)
+        paths.append(path)
+    return paths
+
+
+def drift(folder: Path = COMMITTED) -> list[str]:
+    """What differs between the files in `folder` and what the structs give; empty when nothing does."""
+    wanted = export()
+    problems = []
+    for name, content in wanted.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path} is missing")
+        elif path.read_bytes() != content:
+            problems.append(f"{path} is out of date")
+    problems += [f"{path} belongs to no struct" for path in sorted(folder.glob("*.json")) if path.name not in wanted]
+    return problems
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the schemas, or check them: 1 when they have drifted."""
+    parser = argparse.ArgumentParser(prog="python -m schemas.export", description="The structs as JSON Schema.")
+    parser.add_argument("folder", nargs="?", type=Path, default=COMMITTED, help="where to (default: schemas/json)")
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
+    options = parser.parse_args(arguments)
+    if not options.check:
+        write(options.folder)
+        return 0
+    problems = drift(options.folder)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        print("run `python -m schemas.export`", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
