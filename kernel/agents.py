@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
+from kernel.reaping import Child, Exit, Readiness, Reaper
 from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
-from kernel.spawn import Child, Exit, Readiness, Reaper
-from kernel.supervisor_socket import ProcessInfo, rfc3339
+from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.control import Exited, Principal, SpawnFailed
 from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 

@@ -28,7 +28,8 @@ from kernel.lifecycle import (
     Up,
     step_service,
 )
-from kernel.spawn import Child, Exit, Readiness, Reaper, command, open_log, start_failure, start_program
+from kernel.reaping import Child, Exit, Readiness, Reaper
+from kernel.spawn import command, open_log, start_failure, start_program
 from schemas.frames import ErrorPayload
 
 _log = logging.getLogger("supervisor")

@@ -1,4 +1,4 @@
-"""Starting the programs of the kernel, and seeing every one of them end.
+"""Starting the programs of the kernel; reaping.py sees them end.
 
 - A program is started by exec, with an explicit argument list, a chosen environment, /dev/null as input, its log as
   output, a session of its own (so that its group can be killed without a race) and no descriptors but those named.
@@ -6,19 +6,16 @@
   that started the child ends.
 - A program says itself, on its ready descriptor, that it is ready (one newline) or why it never will be (one line of
   JSON, {"error": {…}}).
-- `Reaper` is the only place that waits for processes: by pidfd for those we know, and by looking at our children for
-  those we do not (orphans come to a subreaper). Unknown zombies are collected, unknown living ones are killed.
 
 Source: delivery.md section 8; design section 2.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -40,14 +37,8 @@ AGENT_ENVIRONMENT: Final = frozenset(
 )
 #: A log that is larger at the start of its program, or grows larger, moves to `<name>.1` (bytes).
 MAX_LOG_BYTES: Final = 8 << 20
-#: An unknown living child gets this long to turn out to be an agent whose pid has not been told yet (seconds).
-STRAY_GRACE_S: Final = 2.0
-#: How long an unknown zombie is kept for the same reason: a reaped pid may be given to another process (seconds).
-ZOMBIE_GRACE_S: Final = 1.0
-#: How soon after a death the children are looked at (seconds); several deaths share one look.
-SWEEP_DELAY_S: Final = 0.05
 #: What a program may say about its failed start (bytes).
-_MAX_REPORT: Final = 65536
+MAX_REPORT: Final = 65536
 
 START: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
@@ -147,57 +138,6 @@ class _Report(msgspec.Struct):
     error: ErrorPayload
 
 
-class Readiness:
-    """The reading end of a ready descriptor.
-
-    `on_ready` is called once for the newline. What else comes before the end is kept: `report` is the error that the
-    program gave as its reason, when it did.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: Callable[[], None]) -> None:
-        self._loop = loop
-        self._on_ready = on_ready
-        self._data = b""
-        self.read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self.read_fd, False)
-        loop.add_reader(self.read_fd, self._read)
-
-    def handed_over(self) -> None:
-        """The child has its copy of `write_fd`: close ours, so that its death is seen as the end."""
-        if self.write_fd >= 0:
-            os.close(self.write_fd)
-            self.write_fd = -1
-
-    def _read(self) -> None:
-        try:
-            chunk = os.read(self.read_fd, 4096)
-        except BlockingIOError:
-            return
-        self._data += chunk
-        if self._data[:1] == b"\n":
-            self.close()
-            self._on_ready()
-        elif not chunk or len(self._data) > _MAX_REPORT:
-            self.close()
-
-    @property
-    def report(self) -> ErrorPayload | None:
-        """Why the program will never be ready, in its own words."""
-        while self.read_fd >= 0:
-            self._read()
-            if not self._data:
-                break
-        return parse_report(self._data)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.handed_over()
-        if self.read_fd >= 0:
-            self._loop.remove_reader(self.read_fd)
-            os.close(self.read_fd)
-            self.read_fd = -1
-
-
 def parse_report(data: bytes) -> ErrorPayload | None:
     """The error of a `{"error": {…}}` line; None for anything else."""
     try:
@@ -223,166 +163,3 @@ def last_line(path: str) -> str:
     except OSError:
         return ""
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-
-
-# --- ends -----------------------------------------------------------------------------------------------------------
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """How a process ended. `cause`: for a person, such as `exit 1` or `signal SIGKILL`."""
-
-    cause: str
-    clean: bool
-
-
-UNKNOWN_EXIT: Final = Exit("unknown exit", False)
-
-
-def describe_exit(result: os.waitid_result | None) -> Exit:
-    """What waitid saw."""
-    if result is None:
-        return UNKNOWN_EXIT
-    if result.si_code == os.CLD_EXITED:
-        return Exit(f"exit {result.si_status}", result.si_status == 0)
-    try:
-        name = signal.Signals(result.si_status).name
-    except ValueError:
-        name = str(result.si_status)  # a real-time signal
-    return Exit(f"signal {name}" + (" (core dumped)" if result.si_code == os.CLD_DUMPED else ""), False)
-
-
-class Child:
-    """A process that we know, held by its pidfd: signals never reach another process that got its pid later."""
-
-    def __init__(self, pid: int, pidfd: int, *, leads_group: bool) -> None:
-        self.pid = pid
-        self._pidfd = pidfd
-        self._leads_group = leads_group
-
-    @property
-    def alive(self) -> bool:
-        """Whether its end has not been observed yet."""
-        return self._pidfd >= 0
-
-    def terminate(self) -> None:
-        """Ask it to leave."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it, with its whole process group if it leads one."""
-        if self._pidfd >= 0 and self._leads_group:
-            # Not reaped yet (only the reaper does that, and it forgets the pidfd then), so the group's number is ours.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pidfd >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, number)
-
-    def forget(self) -> int:
-        """Give the pidfd up: the process is gone, or left to others."""
-        fd, self._pidfd = self._pidfd, -1
-        return fd
-
-
-class Reaper:
-    """Waits for all children of this process, the ones that were started and the ones that were adopted."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._known: dict[int, Child] = {}
-        self._strays: dict[int, float] = {}  # unknown children, and when they were first seen
-        self._sweeper: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Look at the children whenever one of them ends."""
-        self._loop.add_signal_handler(signal.SIGCHLD, self.sweep_soon)
-
-    def stop(self) -> None:
-        """Stop looking."""
-        self._loop.remove_signal_handler(signal.SIGCHLD)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-
-    def watch(self, pid: int, on_exit: Callable[[Exit], None], *, leads_group: bool) -> Child | None:
-        """Hold a child and report its end once; None when there is no such child (any more).
-
-        `leads_group` says that it leads a process group of its own, which dies with it.
-        """
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            return None
-        try:
-            # Our child for sure? A number from outside may be old, and its process another one by now.
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            os.close(pidfd)
-            return None
-        child = Child(pid, pidfd, leads_group=leads_group)
-        self._known[pid] = child
-        self._strays.pop(pid, None)
-        self._loop.add_reader(pidfd, self._ended, child, pidfd, on_exit)
-        return child
-
-    def _ended(self, child: Child, pidfd: int, on_exit: Callable[[Exit], None]) -> None:
-        try:
-            result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            seen = UNKNOWN_EXIT
-        else:
-            if result is None:
-                return  # not yet: the descriptor is readable a moment before
-            seen = describe_exit(result)
-        self._loop.remove_reader(pidfd)
-        child.forget()
-        os.close(pidfd)
-        del self._known[child.pid]
-        on_exit(seen)
-
-    def sweep_soon(self) -> None:
-        """Look for unknown children shortly."""
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(SWEEP_DELAY_S, self._sweep_now)
-
-    def _sweep_now(self) -> None:
-        self._sweeper = None
-        if self.sweep(self._loop.time()):
-            self._sweeper = self._loop.call_later(ZOMBIE_GRACE_S, self._sweep_now)
-
-    def sweep(self, now: float, *, patience: float = 1.0) -> int:
-        """Collect unknown zombies and kill unknown living children; how many are left.
-
-        `patience` scales the time they get to turn out to be known; 0 at the very end, when nobody is expected.
-        """
-        unknown = children_of_this_process() - self._known.keys()
-        self._strays = {pid: self._strays.get(pid, now) for pid in unknown}
-        for pid, first_seen in list(self._strays.items()):
-            try:
-                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-                if ended and now - first_seen >= ZOMBIE_GRACE_S * patience:
-                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-                    del self._strays[pid]
-                elif not ended and now - first_seen >= STRAY_GRACE_S * patience:
-                    os.kill(pid, signal.SIGKILL)  # our child and not waited for, so the number is still its own
-            except (ChildProcessError, ProcessLookupError):
-                self._strays.pop(pid, None)
-        return len(self._strays)
-
-
-def children_of_this_process() -> set[int]:
-    """Living and dead children that have not been waited for.
-
-    Where the kernel does not list them (CONFIG_PROC_CHILDREN), only one of the dead: enough to collect them in turn.
-    """
-    found: set[int] = set()
-    with suppress(ChildProcessError):
-        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if dead is not None:
-            found.add(dead.si_pid)
-    for task in os.listdir("/proc/self/task"):
-        with suppress(FileNotFoundError), open(f"/proc/self/task/{task}/children") as listing:
-            found.update(int(pid) for pid in listing.read().split())
-    return found

@@ -41,17 +41,18 @@ from kernel.lifecycle import (
     TerminateGroup,
     step_stop,
 )
+from kernel.reaping import Reaper
 from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
 from kernel.spawn import (
     AGENT_ENVIRONMENT,
-    Reaper,
     bound_log,
     close_unknown_descriptors,
     environment,
     memory_file,
 )
-from kernel.supervisor_socket import ProcessInfo, SupervisorSocket, rfc3339
+from kernel.supervisor_client import ProcessInfo, rfc3339
+from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted

@@ -1,11 +1,5 @@
-"""`supervisor.sock`: how the commands talk to a supervisor, also while its broker is down.
-
-One JSON object a line in, one a line out, any number on a connection. Operations:
-- `{"op":"ps"}` -> `{"ok":true,"processes":[…]}`.
-- `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
-- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"shared":…}`, or `{"error":…}` when it will
-  not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
-- `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
+"""`supervisor.sock`: how the commands reach a supervisor, also while its broker is down. This is the listening half;
+supervisor_client.py says what is spoken.
 
 Who may connect: the directory is closed to others, and the peer's uid is checked besides.
 """
@@ -13,61 +7,19 @@ Who may connect: the directory is closed to others, and the peer's uid is checke
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
 import socket
-import struct
 from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
 
 from kernel import rundir
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import ErrorPayload
+from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
+from schemas.errors import GoondanError, error_payload
 
 #: Requests are a few bytes, an answer to `ps` some hundred a process.
 MAX_REQUEST: Final = 4096
-#: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
-ANSWER_S: Final = 5.0
-
-_PEER: Final = struct.Struct("3i")  # pid, uid, gid
-
-
-class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
-    """One line of `gdn ps`. `pid` is the host's, None while there is none; `since`: RFC 3339, when `status` began."""
-
-    role: str
-    name: str
-    instance_key: str | None
-    pid: int | None
-    status: str
-    since: str
-    restarts: int
-    last_exit: str | None
-
-
-def rfc3339(seconds: float) -> str:
-    """A wall-clock time, in seconds since 1970, as the commands print it: UTC with milliseconds."""
-    text = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-class Request(msgspec.Struct):
-    """What a command asks."""
-
-    op: str
-
-
-class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """What it is told."""
-
-    ok: bool = False
-    error: ErrorPayload | None = None
-    processes: list[ProcessInfo] | None = None
-    entry_agent: str | None = None
-    shared: bool = False
-    stopping: bool = False
 
 
 class Kernel(Protocol):
@@ -118,8 +70,8 @@ class SupervisorSocket:
         holder = object()
         self._writers.add(writer)
         try:
-            peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            if _PEER.unpack(peer)[1] not in (os.geteuid(), 0):
+            peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            if PEER.unpack(peer)[1] not in (os.geteuid(), 0):
                 return
             while line := await reader.readline():
                 reply = await self._answer(line, holder)
@@ -159,58 +111,3 @@ class SupervisorSocket:
             kernel.released()
             return Reply(ok=True, stopping=kernel.stopping)
         return Reply(error=error_payload("E_USAGE", f"no operation {request.op[:40]!r}"))
-
-
-class SupervisorClient:
-    """The commands' half, without an event loop: `ps` and `stop` start no more than they need."""
-
-    def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
-        self._connection = connection
-        self._input = connection.makefile("rb")
-        #: The supervisor; `pidfd` tells when it is gone.
-        self.pid = pid
-        self.pidfd = pidfd
-
-    @classmethod
-    def connect(cls, run_dir: str) -> SupervisorClient | None:
-        """The supervisor of this directory; None without one. Raises GoondanError E_RUN_DIR, E_KERNEL_LOST."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(ANSWER_S)
-        try:
-            rundir.check(run_dir)
-            connection.connect(f"{run_dir}/{rundir.SUPERVISOR_SOCKET}")
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            pid = _PEER.unpack(peer)[0]
-            return cls(connection, pid, os.pidfd_open(pid))
-        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
-            connection.close()
-            return None
-        except TimeoutError:
-            connection.close()
-            raise fail("E_KERNEL_LOST", f"the supervisor in {run_dir} does not answer") from None
-        except GoondanError:
-            connection.close()
-            raise
-
-    def ask(self, op: str, timeout_s: float = ANSWER_S) -> Reply:
-        """One question. Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes."""
-        try:
-            self._connection.settimeout(timeout_s)
-            self._connection.sendall(msgspec.json.encode(Request(op)) + b"\n")
-            line = self._input.readline()
-            reply = msgspec.json.decode(line, type=Reply) if line else None
-        except (OSError, msgspec.DecodeError):
-            reply = None
-        if reply is None:
-            raise fail("E_KERNEL_LOST", "the supervisor went away without an answer")
-        if reply.error is not None:
-            raise GoondanError(reply.error)
-        return reply
-
-    def close(self) -> None:
-        """Leave; a hold ends with it."""
-        self._input.close()
-        self._connection.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1

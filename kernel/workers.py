@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kernel.supervisor_socket import ProcessInfo
+from kernel.supervisor_client import ProcessInfo
 
 #: A line longer than this is none (bytes).
 MAX_LINE: Final = 65536

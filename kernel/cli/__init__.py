@@ -10,6 +10,7 @@ Source: design section 11.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any, Final, NoReturn
 
@@ -26,9 +27,10 @@ COMMANDS: Final[dict[str, str]] = {
     "schema": "Write the contract as JSON Schema files.",
 }
 
-#: Exit status after an interrupt, and when the reader of our output has gone: what a shell reports for the signals.
+#: Exit status after an interrupt, when the reader of our output has gone, and after SIGTERM: what a shell reports.
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
+EXIT_TERMINATED: Final = 143
 EXIT_USAGE: Final = 2
 
 
@@ -69,6 +71,7 @@ def group() -> None:
 
 def main() -> NoReturn:
     """The console script. Ends the process."""
+    signal.signal(signal.SIGTERM, _terminated)
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -77,6 +80,11 @@ def main() -> NoReturn:
     # Not sys.exit: a thread that waits for a line on stdin would hold the interpreter's end up.
     sys.stderr.flush()
     os._exit(code)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """SIGTERM: leave by the same way as always, so that a kernel which was started for us stops."""
+    sys.exit(EXIT_TERMINATED)
 
 
 def run(arguments: list[str]) -> int:

@@ -22,7 +22,7 @@ import msgspec
 from kernel import paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.spawn import command, open_log, start_program
-from kernel.supervisor_socket import SupervisorClient
+from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 
@@ -128,7 +128,7 @@ class Started:
         try:
             report = msgspec.json.decode(data, type=_Report)
         except msgspec.DecodeError:
-            raise fail("E_INTERNAL", f"the supervisor ended before it was ready; see {self._log}") from None
+            raise fail("E_KERNEL_LOST", f"the supervisor ended before it was ready; see {self._log}") from None
         if report.problems:
             raise InvalidBundle(report.error, report.problems, report.dropped)
         raise GoondanError(report.error)

@@ -10,7 +10,7 @@ import click
 from kernel.cli import options
 
 if TYPE_CHECKING:
-    from kernel.supervisor_socket import ProcessInfo
+    from kernel.supervisor_client import ProcessInfo
 
 _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "LAST EXIT")
 
@@ -22,7 +22,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     """Show the processes of a running swarm."""
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
-    from kernel.supervisor_socket import SupervisorClient
+    from kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle)
     client = SupervisorClient.connect(place.run_dir)

@@ -6,7 +6,6 @@ in the order of the lines. At the end of input the answers to these lines are wa
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -32,8 +31,6 @@ MAX_IN_FLIGHT: Final = 64
 MAX_LINE_BYTES: Final = 1 << 20
 #: How long an answer may take before a person is shown that it is worked on (seconds).
 PATIENCE_S: Final = 0.5
-#: Exit status after SIGTERM, as a shell reports it.
-EXIT_TERMINATED: Final = 143
 
 
 @click.command()
@@ -84,8 +81,6 @@ def _talk(kernel: Kernel, as_json: bool) -> int:
         asyncio.run(talk.run())
     finally:
         kernel.finish()
-    if talk.terminated:
-        return EXIT_TERMINATED
     if as_json:
         write_json({"answers": talk.documents})
     return 1 if talk.failed else 0
@@ -98,35 +93,27 @@ class _Talk:
         self._kernel = kernel
         self._as_json = as_json
         self.failed = False
-        self.terminated = False
         #: With --json: what is printed at the end.
         self.documents: list[dict[str, Any]] = []
 
     async def run(self) -> None:
-        """Until the end of input, SIGTERM, or the kernel's end. Raises GoondanError E_KERNEL_LOST."""
+        """Until the end of input, or of the kernel: then it raises GoondanError E_KERNEL_LOST."""
         import asyncio
 
         from kernel.cli.lines import LineReader
         from kernel.cli.output import is_terminal
         from kernel.cli.session import Session
 
-        loop = asyncio.get_running_loop()
         async with Session(self._kernel) as session:
             terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
             lines = LineReader(0, MAX_LINE_BYTES)
             work = asyncio.ensure_future(self._interactive(session, lines) if terminal else self._piped(session, lines))
-            loop.add_signal_handler(signal.SIGTERM, self._terminate, work)
             await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
                 raise session.lost_error()
-            if not work.cancelled():
-                work.result()
-
-    def _terminate(self, work: asyncio.Future[None]) -> None:
-        self.terminated = True
-        work.cancel()
+            work.result()
 
     async def _piped(self, session: Session, lines: Any) -> None:
         """Lines are sent as they come, answers are printed in their order."""

@@ -22,7 +22,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     from kernel import rundir
     from kernel.cli.attach import STOP_S, end_of, locate
     from kernel.cli.output import write, write_json
-    from kernel.supervisor_socket import SupervisorClient
+    from kernel.supervisor_client import SupervisorClient
     from schemas.errors import GoondanError, fail
 
     place = locate(bundle)

@@ -271,9 +271,21 @@ def test_send_without_waiting(kernel: Sandbox) -> None:
     assert (result.status, result.json) == (0, {"eventId": "slow", "status": "accepted"})
 
 
-def test_send_gives_up_in_time(kernel: Sandbox) -> None:
+def test_the_time_of_send_is_the_time_of_its_tools(kernel: Sandbox) -> None:
     kernel.detach()
-    result = kernel.gdn("send", exec_line("sleep 30"), "--timeout", "0.5", "--json")
+    begun = time.monotonic()
+    result = kernel.gdn("send", exec_line("sleep 30"), "--timeout", "1", "--json")
+    assert time.monotonic() - begun < 4.0
+    assert "E_AGENT_TIMEOUT" in result.out or "E_TOOL_TIMEOUT" in result.out
+
+
+def test_send_gives_up_by_itself(kernel: Sandbox) -> None:
+    kernel.detach()
+    kernel.gdn("send", "hello")
+    agent = kernel.pid("agent")
+    os.kill(agent, signal.SIGSTOP)
+    result = kernel.gdn("send", "hello", "--timeout", "0.5", "--json")
+    os.kill(agent, signal.SIGKILL)
     assert (result.status, result.json["error"]["code"]) == (1, "E_AGENT_TIMEOUT")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernel import rundir, spawn
-from kernel.spawn import Exit, Readiness, Reaper
+from kernel.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from kernel.workers import Workers
 from schemas import startup
 from schemas.errors import GoondanError
@@ -27,7 +27,7 @@ def start(code: str, *, pass_fds: tuple[int, ...] = (), output_fd: int | None = 
 
 
 def outcome(pid: int) -> str:
-    return spawn.describe_exit(os.waitid(os.P_PID, pid, os.WEXITED)).cause
+    return describe_exit(os.waitid(os.P_PID, pid, os.WEXITED)).cause
 
 
 def test_a_program_has_only_what_it_was_given(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
         orphan = int(os.read(read, 20))
         os.close(read)
         assert (await asyncio.wait_for(gone, 10)).clean
-        assert orphan in spawn.children_of_this_process()
+        assert orphan in children_of_this_process()
         loop = asyncio.get_running_loop()
         assert reaper.sweep(loop.time()) == 1  # it gets its time to turn out to be known
         os.kill(orphan, 0)
@@ -142,7 +142,7 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
             if not reaper.sweep(loop.time(), patience=0.0):
                 break
             await asyncio.sleep(0.01)
-        assert orphan not in spawn.children_of_this_process()
+        assert orphan not in children_of_this_process()
         assert not Path(f"/proc/{orphan}").exists()
     finally:
         reaper.stop()

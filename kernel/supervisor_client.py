@@ -1,0 +1,121 @@
+"""`supervisor.sock`, the commands' half and the messages of both; supervisor_socket.py is the supervisor's half.
+
+One JSON object a line in, one a line out, any number on a connection. Operations:
+- `{"op":"ps"}` -> `{"ok":true,"processes":[…]}`.
+- `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
+- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"shared":…}`, or `{"error":…}` when it will
+  not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
+- `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
+
+No event loop is needed here: `ps` and `stop` start no more than they need.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import struct
+from typing import Final
+
+import msgspec
+
+from kernel import rundir
+from schemas.errors import GoondanError, fail
+from schemas.frames import ErrorPayload
+
+#: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
+ANSWER_S: Final = 5.0
+#: What SO_PEERCRED gives: pid, uid, gid.
+PEER: Final = struct.Struct("3i")
+
+
+class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """One line of `gdn ps`. `pid` is the host's, None while there is none; `since`: RFC 3339, when `status` began."""
+
+    role: str
+    name: str
+    instance_key: str | None
+    pid: int | None
+    status: str
+    since: str
+    restarts: int
+    last_exit: str | None
+
+
+def rfc3339(seconds: float) -> str:
+    """A wall-clock time, in seconds since 1970, as the commands print it: UTC with milliseconds."""
+    text = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+class Request(msgspec.Struct):
+    """What a command asks."""
+
+    op: str
+
+
+class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """What it is told."""
+
+    ok: bool = False
+    error: ErrorPayload | None = None
+    processes: list[ProcessInfo] | None = None
+    entry_agent: str | None = None
+    shared: bool = False
+    stopping: bool = False
+
+
+class SupervisorClient:
+    """A connection to the supervisor of one runtime directory."""
+
+    def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
+        self._connection = connection
+        self._input = connection.makefile("rb")
+        #: The supervisor; `pidfd` tells when it is gone.
+        self.pid = pid
+        self.pidfd = pidfd
+
+    @classmethod
+    def connect(cls, run_dir: str) -> SupervisorClient | None:
+        """The supervisor of this directory; None without one. Raises GoondanError E_RUN_DIR, E_KERNEL_LOST."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(ANSWER_S)
+        try:
+            rundir.check(run_dir)
+            connection.connect(f"{run_dir}/{rundir.SUPERVISOR_SOCKET}")
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            pid = PEER.unpack(peer)[0]
+            return cls(connection, pid, os.pidfd_open(pid))
+        except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
+            connection.close()
+            return None
+        except TimeoutError:
+            connection.close()
+            raise fail("E_KERNEL_LOST", f"the supervisor in {run_dir} does not answer") from None
+        except GoondanError:
+            connection.close()
+            raise
+
+    def ask(self, op: str, timeout_s: float = ANSWER_S) -> Reply:
+        """One question. Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes."""
+        try:
+            self._connection.settimeout(timeout_s)
+            self._connection.sendall(msgspec.json.encode(Request(op)) + b"\n")
+            line = self._input.readline()
+            reply = msgspec.json.decode(line, type=Reply) if line else None
+        except (OSError, msgspec.DecodeError):
+            reply = None
+        if reply is None:
+            raise fail("E_KERNEL_LOST", "the supervisor went away without an answer")
+        if reply.error is not None:
+            raise GoondanError(reply.error)
+        return reply
+
+    def close(self) -> None:
+        """Leave; a hold ends with it."""
+        self._input.close()
+        self._connection.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
