@@ -217,7 +217,7 @@ class Router:
 
     def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
         if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it anew
-            del self._connections[connection.cls][connection.ident]
+            self.bus.presence.drop(connection)
             self.stranger(connection.cls, connection.ident, encode(frame), now)
         elif frame.type != "error":
             self.bus.counters["frames_refused"] += 1

@@ -1,0 +1,281 @@
+"""The real broker against peers that lie, flood and break the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from schemas.codec import encode, from_raw, to_raw
+from schemas.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
+from schemas.link import Link
+from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with bare_broker() as made:
+        yield made
+
+
+def code(frame: Frame) -> str:
+    assert frame.type == "error", frame
+    error = from_raw(frame.payload, ErrorPayload)
+    assert error.message
+    assert error.suggestion
+    assert error.help_url == "https://docs.goondan.ai/errors/" + error.code
+    return error.code
+
+
+def leased(broker: Broker, key: str = "k", event_id: str = "e1", **event: object) -> tuple[Raw, Frame, Raw]:
+    """An agent that holds an event: the agent's connection, the event, the client's connection."""
+    client = broker.hello("client", operator=True)
+    frame = Frame("event", id="1", event_id=event_id, to="coder", instance_key=key, **event)  # type: ignore[arg-type]
+    frame.reply_to = ReplyTo("client", "corr")
+    frame.payload = to_raw({"id": event_id, "type": "user", "createdAt": "2026-01-01T00:00:00Z"})
+    assert client.ask(frame).stage == "accepted"
+    agent = broker.hello("agent", agent="coder", instance_key=key)
+    return agent, agent.receive(), client
+
+
+def call(event: Frame, call_id: str = "t/1", **more: object) -> Frame:
+    frame = Frame("tool.call", id="c" + call_id, call_id=call_id, tool=TOOL, event_id=event.event_id, epoch=event.epoch)
+    frame.payload = to_raw({"args": {}, "turnId": "t", "toolCallId": "1"})
+    for name, value in more.items():
+        setattr(frame, name, value)
+    return frame
+
+
+@pytest.mark.parametrize("cls", ["agent", "toolhost", "client", "control"])
+def test_nobody_is_heard_before_hello(broker: Broker, cls: str) -> None:
+    peer = broker.raw(cls)  # type: ignore[arg-type]
+    assert code(peer.ask(Frame("event", id="1", to="coder"))) == "E_HELLO_REQUIRED"
+
+
+def test_the_token_is_the_authority_not_the_socket(broker: Broker) -> None:
+    client_token = broker.token("client", operator=True)
+    for cls in ("agent", "toolhost", "control"):
+        peer = broker.raw(cls)  # type: ignore[arg-type]
+        hello = Frame("hello", id="h", payload=to_raw(Hello(client_token, "i")))
+        assert code(peer.ask(hello)) == "E_CLASS_MISMATCH"
+    forged = broker.raw("client")
+    assert code(forged.ask(Frame("hello", id="h", payload=to_raw(Hello("a.b", "i"))))) == "E_TOKEN_INVALID"
+
+
+def test_a_second_process_for_a_principal_waits_for_the_end_of_the_first(broker: Broker) -> None:
+    first = broker.hello("agent", agent="coder", instance_key="k")
+    second = broker.raw("agent")
+    hello = Frame("hello", id="h", payload=to_raw(Hello(broker.token("agent", agent="coder", instance_key="k"), "2")))
+    assert code(second.ask(hello)) == "E_PRINCIPAL_BUSY"
+    first.close()
+    broker.peers.remove(first)
+    until = time.monotonic() + 5
+    while (answer := second.ask(hello)).type == "error" and time.monotonic() < until:
+        time.sleep(0.02)  # the close is noticed by the send that the refusal causes
+    assert answer.type == "welcome"
+
+
+def test_a_sender_cannot_say_who_it_is(broker: Broker) -> None:
+    agent, event, _ = leased(broker)
+    host = broker.hello("toolhost")
+    agent.send(call(event, from_="reviewer", instance_key="other", chain=["x"]))
+    forwarded = host.receive()
+    assert (forwarded.from_, forwarded.instance_key, forwarded.chain) == ("coder", "k", None)
+    assert forwarded.workdir == f"{broker.plan.state_dir}/instances/coder/k/workspace"
+
+
+def test_an_agent_reaches_only_what_it_holds_and_declares(broker: Broker) -> None:
+    agent, event, _ = leased(broker)
+    broker.hello("toolhost")
+    assert code(agent.ask(call(event, tool="secret__tool"))) == "E_FORBIDDEN"
+    assert code(agent.ask(call(event, workdir="/etc"))) == "E_FORBIDDEN"
+    assert code(agent.ask(call(event, epoch=(event.epoch or 0) - 1))) == "E_LEASE_LOST"
+    assert code(agent.ask(call(event, event_id="other"))) == "E_LEASE_LOST"
+    assert code(agent.ask(call(event, call_id=""))) == "E_FRAME_INVALID"
+    assert code(agent.ask(Frame("tool.result", id="r", call_id="t/1"))) == "E_FRAME_TYPE"
+
+
+def test_a_foreign_call_id_is_of_no_use(broker: Broker) -> None:
+    one, event, _ = leased(broker, "one", "e1")
+    two, other, _ = leased(broker, "two", "e2")
+    host = broker.hello("toolhost")
+    one.send(call(event))
+    assert host.receive().call_id == "t/1"
+    assert code(two.ask(call(other))) == "E_FORBIDDEN"
+    two.send(Frame("tool.cancel", id="x", call_id="t/1"))
+    host.send(Frame("tool.result", id="r", call_id="t/1", payload=to_raw({"status": "ok"})))
+    assert one.receive().type == "tool.result"
+
+
+def test_a_result_counts_once_and_only_from_the_host_that_runs_the_call(broker: Broker) -> None:
+    agent, event, _ = leased(broker)
+    host = broker.hello("toolhost", agent="1")
+    agent.send(call(event))
+    host.receive()
+    liar = broker.hello("toolhost", agent="2")
+    liar.send(Frame("tool.result", id="r", call_id="t/1", payload=to_raw("lie")))
+    host.send(Frame("tool.result", id="r", call_id="t/1", payload=to_raw("truth")))
+    host.send(Frame("tool.result", id="r", call_id="t/1", payload=to_raw("again")))
+    assert from_raw(agent.receive().payload, str) == "truth"
+    assert agent.ask(Frame("ping", id="p")).type == "pong", "nothing else came"
+
+
+def test_a_clients_event_is_accepted_once_and_answered_to_whoever_repeats_it(broker: Broker) -> None:
+    agent, event, client = leased(broker)
+    done = Frame("ack", id="d", stage="done", event_id="e1", epoch=event.epoch, payload=to_raw("answer"))
+    assert agent.ask(done).stage == "accepted"
+    assert from_raw(client.receive().payload, str) == "answer"
+    assert agent.ask(done).stage == "accepted", "a repeat is heard again"
+    other = broker.hello("client", operator=True)
+    repeat = Frame("event", id="9", event_id="e1", to="coder", instance_key="k", reply_to=ReplyTo("client", "corr"))
+    assert other.ask(repeat).stage == "accepted"
+    assert from_raw(other.receive().payload, str) == "answer"
+
+
+def test_an_event_id_means_one_event(broker: Broker) -> None:
+    _, _, client = leased(broker)
+    assert code(client.ask(Frame("event", id="2", event_id="e1", to="reviewer", instance_key="k"))) == "E_FRAME_INVALID"
+    stranger = broker.hello("client")
+    assert stranger.ask(Frame("event", id="2", event_id="e2", to="coder", instance_key="k")).stage == "accepted"
+
+
+def test_clients_that_are_no_operators_name_no_workdir_and_no_operator_agent(broker: Broker) -> None:
+    client = broker.hello("client")
+    frame = Frame("event", id="1", event_id="e", to="coder", instance_key="k", workdir="/")
+    assert code(client.ask(frame)) == "E_FORBIDDEN"
+    assert (
+        code(client.ask(Frame("event", id="2", event_id="e", to="_operator", instance_key="k"))) == "E_AGENT_NOT_FOUND"
+    )
+    assert code(client.ask(Frame("event", id="3", event_id="e", to="coder", instance_key="a\nb"))) == "E_FRAME_INVALID"
+
+
+BAD = {
+    "not msgpack": b"\xc1\xff\xff",
+    "truncated": encode(Frame("event", id="1"))[:-2],
+    "an array": msgspec.msgpack.encode([1, 2]),
+    "wrong types": msgspec.msgpack.encode({"type": 7}),
+    "no type": msgspec.msgpack.encode({"id": "x"}),
+    "bad UTF-8": b"\x82\xa4type\xa2\xff\xfe\xa2id\xa1x",
+    "deep payload": b"\x82\xa4type\xa5event\xa7payload" + b"\x91" * 200_000 + b"\xc0",
+    "deep header": b"\x82\xa4type\xa5event\xa1x" + b"\x81\xa1a" * 200_000 + b"\xc0",
+    "huge claim": b"\x82\xa4type\xa5event\xa7payload\xdb\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bytes_that_are_no_frame_get_one_error_and_the_broker_goes_on(broker: Broker, name: str) -> None:
+    for peer in (broker.raw("client"), broker.hello("client", operator=True)):
+        peer.socket.send(BAD[name])
+        assert code(peer.receive()) in ("E_FRAME_INVALID", "E_HELLO_REQUIRED")
+    assert broker.hello("client").ask(Frame("ping", id="p")).type == "pong"
+
+
+def test_an_oversized_message_costs_its_sender_the_connection(broker: Broker) -> None:
+    flooder = broker.hello("client", operator=True)
+    before = broker.memory()
+    flooder.socket.send(b"x" * (64 << 20))
+    assert broker.hello("client").ask(Frame("ping", id="p")).type == "pong"
+    assert broker.memory() - before < 16 << 20
+
+
+def test_an_unknown_type_is_answered_and_the_link_stays(broker: Broker) -> None:
+    client = broker.hello("client")
+    assert code(client.ask(Frame("teleport", id="1"))) == "E_FRAME_TYPE"
+    assert client.ask(Frame("ping", id="p")).type == "pong"
+
+
+def test_parts_of_a_longer_message_are_nobody_elses_words(broker: Broker) -> None:
+    victim = broker.hello("client")
+    attacker = broker.hello("client")
+    ping = encode(Frame("ping", id="p"))
+    for parts in ([ping, ping], [ping, ping, ping], [ping, os.urandom(16), ping], [b"", b"", b"", b"", ping]):
+        attacker.socket.send_multipart(parts)
+        assert victim.ask(Frame("ping", id="v")).in_reply_to == "v"
+    until = time.monotonic() + 5
+    attacker.send(Frame("ping", id="end"))
+    while attacker.receive().in_reply_to != "end":
+        assert time.monotonic() < until
+    stats = victim.ask(Frame("admin", id="s", payload=to_raw({"op": "stats"})))
+    assert from_raw(stats.payload, dict)["counters"]["frames_multipart"] >= 4
+
+
+def test_one_class_cannot_starve_another(broker: Broker) -> None:
+    """delivery.md section 6: a flood on one socket delays the others by its quota, not by its length."""
+    flooder = broker.hello("agent", agent="coder", instance_key="k")
+    control = broker.hello("control")
+    noise = encode(Frame("log", id="n"))
+    for _ in range(20_000):
+        flooder.socket.send(noise)
+    started = time.monotonic()
+    while control.ask(Frame("ping", id="p")).type != "pong":
+        pass
+    assert time.monotonic() - started < 0.25
+
+
+async def test_links_outlive_the_broker(broker: Broker) -> None:
+    """A turn with the broker killed twice in it: one result, one answer."""
+    events: asyncio.Queue[Frame] = asyncio.Queue()
+    held: list[Lease] = []
+
+    def serve(frame: Frame) -> None:
+        if frame.type == "tool.call":
+            host.send(Frame("tool.result", call_id=frame.call_id, payload=to_raw({"status": "ok"})))
+
+    host = Link(broker.endpoint("toolhost"), broker.token("toolhost"), on_frame=serve)
+    agent = Link(
+        broker.endpoint("agent"),
+        broker.token("agent", agent="coder", instance_key="k"),
+        on_frame=events.put_nowait,
+        leases=lambda: held,
+    )
+    client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=print)
+    links = (host, agent, client)
+    try:
+        for link in links:
+            await link.start()
+        ask = Frame("event", event_id="e1", to="coder", instance_key="k", reply_to=ReplyTo("client", "c1"))
+        answer = client.ask(ask)
+        event = await asyncio.wait_for(events.get(), 5)
+        held.append(Lease(event.event_id or "", event.epoch or 0, "k"))
+        broker.restart()
+        result = await asyncio.wait_for(agent.call_tool(call(event)), 5)
+        assert from_raw(result.payload, dict) == {"status": "ok"}
+        broker.restart()
+        done = Frame("ack", stage="done", event_id="e1", epoch=event.epoch, payload=to_raw("the answer"))
+        assert (await asyncio.wait_for(agent.post(done), 5)).stage == "accepted"
+        assert from_raw((await asyncio.wait_for(answer, 5)).payload, str) == "the answer"
+    finally:
+        for link in links:
+            await link.close()
+
+
+async def test_a_link_says_why_it_was_refused(broker: Broker) -> None:
+    from schemas.errors import GoondanError
+
+    link = Link(broker.endpoint("agent"), broker.token("client"), on_frame=print)
+    with pytest.raises(GoondanError) as refused:
+        await link.start()
+    assert refused.value.info.code == "E_CLASS_MISMATCH"
+    nobody = Link(f"ipc://{broker.run_dir}/nobody.sock", "t.t", on_frame=print)
+    with pytest.raises(GoondanError) as absent:
+        await nobody.start(timeout_s=0.3)
+    assert absent.value.info.code == "E_KERNEL_NOT_RUNNING"
+
+
+async def test_no_wake_up_is_lost(broker: Broker) -> None:
+    """The descriptor is edge-triggered: bursts of every size, from both sides, must all come through."""
+    links = [Link(broker.endpoint("client"), broker.token("client"), on_frame=print) for _ in range(2)]
+    try:
+        for link in links:
+            await link.start()
+        for size in (1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 500):
+            asked = [links[n % 2].post(Frame("admin", payload=to_raw({"op": "stats"}))) for n in range(size)]
+            replies = await asyncio.wait_for(asyncio.gather(*asked), 10)
+            assert len({reply.in_reply_to for reply in replies}) == size
+    finally:
+        for link in links:
+            await link.close()

@@ -1,0 +1,261 @@
+"""The link's state machine: what is kept, what is sent again, in which order, and when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.codec import FrameError, decode, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Credit, Frame, Hello, ReplyTo, Welcome
+from schemas.peer import BUSY_PATIENCE_S, HELLO_RETRY_S, Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
+
+HELLO_REQUIRED = Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "hello?")))
+
+
+def welcome(peer: Peer, *, credit: int = 4, now: float = 0.0) -> list[Frame]:
+    """Take a peer through the greeting; what it sends then."""
+    assert isinstance(peer.receive(HELLO_REQUIRED, now), Greet)
+    hello = decode(peer.hello([], [], now))
+    body = Welcome(version=1, principal="client/1", broker="b", credit=credit, max_frame=1 << 20)
+    outcome = peer.receive(Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)), now)
+    assert isinstance(outcome, Welcomed)
+    return flush(peer, now)
+
+
+def flush(peer: Peer, now: float = 0.0) -> list[Frame]:
+    sent = []
+    while (entry := peer.sendable(now)) is not None:
+        sent.append(decode(entry.data))
+    return sent
+
+
+def event(event_id: str, to: str = "coder", **more: object) -> Frame:
+    return Frame("event", to=to, instance_key="k", event_id=event_id, **more)  # type: ignore[arg-type]
+
+
+def ask(peer: Peer, event_id: str, to: str = "coder", now: float = 0.0) -> bytes | None:
+    return peer.submit("ask", event(event_id, to, reply_to=ReplyTo("client", "c" + event_id)), event_id, now)
+
+
+def refuse(frame: Frame, code: str, **more: object) -> Frame:
+    return Frame("error", in_reply_to=frame.id, payload=to_raw(error_payload(code, "no", **more)))  # type: ignore[arg-type]
+
+
+def test_nothing_is_sent_before_the_welcome_and_everything_after_it() -> None:
+    peer = Peer("token", "inc")
+    assert ask(peer, "e1") is None
+    assert ask(peer, "e2") is None
+    assert [frame.event_id for frame in welcome(peer)] == ["e1", "e2"]
+
+
+def test_hello_names_what_is_awaited_and_carries_the_token() -> None:
+    peer = Peer("token", "inc", pid=7, started_ms=9)
+    ask(peer, "e1")
+    body = from_raw(decode(peer.hello([], ["t/1"], 0.0)).payload, Hello)
+    assert (body.token, body.incarnation, body.awaiting, body.calls, body.pid, body.started_ms) == (
+        "token",
+        "inc",
+        ["ce1"],
+        ["t/1"],
+        7,
+        9,
+    )
+
+
+def test_a_new_broker_gets_everything_unanswered_again_with_the_same_ids() -> None:
+    peer = Peer("token", "inc")
+    first = welcome(peer)
+    assert first == []
+    ask(peer, "e1")
+    data = peer.submit("post", Frame("ack", stage="done", event_id="x"), "w", 0.0)
+    assert data is not None
+    sent = decode(data)
+    assert isinstance(peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 0.0), Settled)
+    again = welcome(peer)
+    assert [frame.event_id for frame in again] == ["e1"], "the answered one is not repeated, the other is"
+
+
+def test_accepted_is_not_answered() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    data = ask(peer, "e1")
+    assert data is not None
+    assert peer.receive(Frame("ack", in_reply_to=decode(data).id, stage="accepted"), 0.0) is None
+    assert [frame.event_id for frame in welcome(peer)] == ["e1"], "a broker without memory must hear it again"
+
+
+def test_an_answer_settles_once_and_is_acknowledged_every_time() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    ask(peer, "e1")
+    answer = Frame("event", id="b.1", event_id="e1:answer", in_reply_to="ce1")
+    settled = peer.receive(answer, 0.0)
+    assert isinstance(settled, Settled)
+    assert settled.entry.waiter == "e1"
+    assert settled.reply is not None
+    assert decode(settled.reply).stage == "done"
+    repeated = peer.receive(answer, 0.0)
+    assert isinstance(repeated, Reply)
+    assert decode(repeated.data).event_id == "e1:answer"
+
+
+def test_a_result_settles_its_call_by_call_id() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    peer.submit("call", Frame("tool.call", call_id="t/1", tool="a__b"), "w", 0.0)
+    settled = peer.receive(Frame("tool.result", call_id="t/1"), 0.0)
+    assert isinstance(settled, Settled)
+    assert peer.receive(Frame("tool.result", call_id="t/1"), 0.0) is None, "a second result is nobody's"
+    assert peer.in_use == 0
+
+
+def test_credit_bounds_new_work_but_not_acks() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer, credit=2)
+    sent = [ask(peer, f"e{n}") for n in range(4)]
+    assert [data is not None for data in sent] == [True, True, False, False]
+    # acks wait behind nothing but the queue itself: they cost no credit
+    peer.submit("post", Frame("ack", stage="done"), "w", 0.0)
+    first = decode(sent[0] or b"")
+    peer.receive(Frame("ack", in_reply_to=first.id, stage="accepted"), 0.0)
+    assert [frame.event_id for frame in flush(peer)][:1] == ["e2"]
+
+
+def test_a_credit_frame_moves_the_window() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer, credit=1)
+    ask(peer, "e1")
+    assert ask(peer, "e2") is None
+    peer.receive(Frame("credit", payload=to_raw(Credit(8))), 0.0)
+    assert [frame.event_id for frame in flush(peer)] == ["e2"]
+
+
+def test_overload_holds_the_target_in_order_and_no_other() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer, credit=10)
+    frames = [decode(ask(peer, f"e{n}") or b"") for n in range(3)]
+    for frame in frames[1:]:
+        peer.receive(refuse(frame, "E_OVERLOADED", retry_after_ms=500), 1.0)
+    ask(peer, "e3", now=1.0)
+    ask(peer, "other", to="reviewer", now=1.0)
+    assert [frame.event_id for frame in flush(peer, 1.2)] == ["other"]
+    assert [frame.event_id for frame in flush(peer, 1.6)] == ["e1", "e2", "e3"]
+
+
+def test_a_deadline_ends_an_entry_after_its_grace() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    peer.submit("call", Frame("tool.call", call_id="t/1", deadline_ms=1000), "w", 10.0)
+    assert peer.tick(11.5) == ([], False)
+    settled, _ = peer.tick(12.1)
+    assert [item.error.code for item in settled if item.error] == ["E_TOOL_TIMEOUT"]
+    assert peer.in_use == 0
+
+
+def test_hello_is_repeated_until_answered_and_a_busy_principal_waited_for() -> None:
+    peer = Peer("token", "inc")
+    peer.receive(HELLO_REQUIRED, 0.0)
+    hello = decode(peer.hello([], [], 0.0))
+    assert peer.receive(refuse(hello, "E_PRINCIPAL_BUSY"), 0.0) is None
+    assert peer.tick(HELLO_RETRY_S)[1]
+    hello = decode(peer.hello([], [], BUSY_PATIENCE_S))
+    refused = peer.receive(refuse(hello, "E_PRINCIPAL_BUSY"), BUSY_PATIENCE_S)
+    assert isinstance(refused, Refused)
+
+
+def test_a_refused_token_ends_the_link() -> None:
+    peer = Peer("token", "inc")
+    peer.receive(HELLO_REQUIRED, 0.0)
+    refused = peer.receive(refuse(decode(peer.hello([], [], 0.0)), "E_TOKEN_INVALID"), 0.0)
+    assert isinstance(refused, Refused)
+    assert refused.error.code == "E_TOKEN_INVALID"
+    with pytest.raises(GoondanError) as closed:
+        ask(peer, "e1")
+    assert closed.value.info.code == "E_LINK_CLOSED"
+
+
+def test_a_frame_that_is_too_large_is_refused_before_it_is_kept() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    with pytest.raises(FrameError) as error:
+        peer.submit("ask", event("e1", reply_to=ReplyTo("c", "c"), payload=to_raw("x" * (1 << 20))), "w", 0.0)
+    assert error.value.info.code == "E_FRAME_TOO_LARGE"
+    assert not peer.has_waiting
+
+
+def test_hello_required_for_an_early_frame_starts_no_second_greeting() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    sent = decode(ask(peer, "e1") or b"")
+    assert peer.receive(refuse(sent, "E_HELLO_REQUIRED"), 0.0) is None
+    assert peer.phase == "ready"
+
+
+def test_pushed_frames_are_delivered_and_pings_answered() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    assert isinstance(peer.receive(event("e9"), 0.0), Deliver)
+    pong = peer.receive(Frame("ping", id="b.7"), 0.0)
+    assert isinstance(pong, Reply)
+    assert decode(pong.data).in_reply_to == "b.7"
+
+
+STEPS = st.lists(
+    st.sampled_from(["ask", "ask_other", "call", "post", "answer", "accept", "overload", "lose", "tick", "unsend"]),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 5))
+def test_credit_and_outbox_always_add_up(steps: list[str], credit: int) -> None:
+    """Whatever happens: the window is never exceeded, and what is unanswered is sent again after a loss."""
+    peer = Peer("token", "inc")
+    sent = {frame.id: frame for frame in welcome(peer, credit=credit)}
+    now, count, open_ids = 0.0, 0, {}
+
+    def track(data: bytes | None, frame: Frame) -> None:
+        open_ids[frame.id] = frame
+        if data is not None:
+            sent[frame.id] = frame
+
+    for step in steps:
+        count += 1
+        now += 0.05
+        if step in ("ask", "ask_other"):
+            frame = event(f"e{count}", "coder" if step == "ask" else "other", reply_to=ReplyTo("c", f"c{count}"))
+            track(peer.submit("ask", frame, frame.event_id, now), frame)
+        elif step == "call":
+            frame = Frame("tool.call", call_id=f"t/{count}")
+            track(peer.submit("call", frame, frame.call_id, now), frame)
+        elif step == "post":
+            frame = Frame("ack", stage="done")
+            track(peer.submit("post", frame, "p", now), frame)
+        elif step == "lose":
+            sent = {frame.id: frame for frame in welcome(peer, credit=credit, now=now)}
+        elif step == "tick":
+            peer.tick(now)
+        elif sent:
+            frame = sent[min(sent)]
+            if step == "unsend":
+                peer.unsend(frame.id)
+                del sent[frame.id]
+            elif step == "accept" and frame.type == "event":
+                peer.receive(Frame("ack", in_reply_to=frame.id, stage="accepted"), now)
+            elif step == "overload":
+                peer.receive(refuse(frame, "E_OVERLOADED", retry_after_ms=100), now)
+                del sent[frame.id]
+            elif step == "answer":
+                reply = {
+                    "event": Frame("event", in_reply_to=frame.reply_to.correlation_id if frame.reply_to else None),
+                    "tool.call": Frame("tool.result", call_id=frame.call_id),
+                    "ack": Frame("ack", in_reply_to=frame.id),
+                }[frame.type]
+                assert isinstance(peer.receive(reply, now), Settled)
+                del sent[frame.id], open_ids[frame.id]
+        for frame in flush(peer, now):
+            sent[frame.id] = frame
+        assert 0 <= peer.in_use <= credit
+    again = welcome(peer, credit=10_000, now=now + 10)
+    assert [frame.id for frame in again] == list(open_ids), "all that is open, oldest first"
