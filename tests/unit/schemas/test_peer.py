@@ -213,15 +213,14 @@ def test_credit_and_outbox_always_add_up(steps: list[str], credit: int) -> None:
     """Whatever happens: the window is never exceeded, and what is unanswered is sent again after a loss."""
     peer = Peer("token", "inc")
     sent = {frame.id: frame for frame in welcome(peer, credit=credit)}
-    now, count, open_ids = 0.0, 0, {}
+    now, open_ids = 0.0, {}
 
     def track(data: bytes | None, frame: Frame) -> None:
         open_ids[frame.id] = frame
         if data is not None:
             sent[frame.id] = frame
 
-    for step in steps:
-        count += 1
+    for count, step in enumerate(steps):
         now += 0.05
         if step in ("ask", "ask_other"):
             frame = event(f"e{count}", "coder" if step == "ask" else "other", reply_to=ReplyTo("c", f"c{count}"))
