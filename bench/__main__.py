@@ -1,4 +1,4 @@
-"""`python -m bench`: run the benchmarks, print a table, write bench/results.json."""
+"""`python -m bench`: run the benchmarks and print a table; a run of all of them also writes bench/results.json."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
         "seconds": options.seconds,
         "benchmarks": results,
     }
-    RESULTS.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not options.names:
+        RESULTS.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
