@@ -12,6 +12,7 @@ caller then waits for an event, whose lease its calls run under.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -162,6 +163,7 @@ def open_socket(endpoint: str, bind: bool) -> Socket:
     """A DEALER with libzmq's usual options and no message limit in the way."""
     socket = zmq.Context().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTING_ID, b"b" + os.urandom(15))  # as links choose theirs
     if bind:
         socket.bind(endpoint)
     else:

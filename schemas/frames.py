@@ -78,7 +78,7 @@ class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
     instance_key: str | None = None
 
 
-class Frame(Struct, rename={"from_": "from"}, omit_defaults=True):
+class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     """One frame. `id` is unique per sender and incarnation; `deadline_ms` is the milliseconds left at sending.
 
     `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
