@@ -24,7 +24,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zmq
 import zmq.backend
@@ -112,7 +112,7 @@ class BrokerLoop:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
-        waiting: list[tuple[object, int]] = [(socket, zmq.POLLIN) for socket in self._sockets]
+        waiting: list[tuple[Any, int]] = [(socket, zmq.POLLIN) for socket in self._sockets]
         waiting.append((self._wake_r, zmq.POLLIN))
         journal_fd = self._journal.wake_fd()
         if journal_fd is not None:
