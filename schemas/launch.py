@@ -123,7 +123,8 @@ class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
 class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One Tool resource as the tool host needs it. `entry` and `root` are absolute paths on the host.
 
-    `root` is the tool's own folder: the only part of the bundle that its jail sees.
+    `root` is the tool's own folder: the only part of the bundle that its jail sees. It is the entry file itself when
+    that lies directly in the bundle's root.
     """
 
     name: str

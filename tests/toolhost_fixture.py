@@ -1,0 +1,166 @@
+"""A tool host without a bus: real policy, real jails, results handed to whoever made the call."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from schemas.codec import encode, encode_value
+from schemas.frames import Frame, ToolCallPayload
+from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from toolhost.facts import find_bwrap, host_facts
+from toolhost.host import Host
+from toolhost.tenancy import LogLine, WorkerNews
+
+
+@lru_cache(maxsize=1)
+def bwrap() -> str:
+    """Found once: it is asked for its version each time."""
+    return find_bwrap()
+
+
+def make_tool(
+    folder: Path,
+    source: str,
+    *exports: str | ExportSpec,
+    name: str = "t",
+    sandbox: SandboxSpec | None = None,
+    error_message_limit: int = 1000,
+) -> ToolSpec:
+    """A tool with that source; exports are named, or given whole."""
+    root = folder / f"tool-{name}"
+    root.mkdir(parents=True, exist_ok=True)
+    entry = root / "handler.py"
+    entry.write_text(source, encoding="utf-8")
+    return ToolSpec(
+        name=name,
+        entry=str(entry),
+        root=str(root),
+        exports=[ExportSpec(name=e) if isinstance(e, str) else e for e in exports],
+        sandbox=sandbox or SandboxSpec(),
+        error_message_limit=error_message_limit,
+    )
+
+
+class Bench:
+    """A host, and callers of it. Use inside `bench(...)`."""
+
+    def __init__(
+        self, spec: ToolHostSpec, *, hidden: list[str] | None = None, environment: dict[str, str] | None = None
+    ):
+        self.loop = asyncio.get_running_loop()
+        self.logs: list[LogLine] = []
+        self.workers: list[WorkerNews] = []
+        self.progress: list[tuple[str, Any]] = []
+        self.results: list[tuple[str, dict[str, Any]]] = []
+        self._waiters: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._count = itertools.count(1)
+        self.host = Host(
+            spec,
+            None,
+            send=self._receive,
+            on_log=self.logs.append,
+            on_worker=self.workers.append,
+            environment=environment or {},
+        )
+        self.facts = host_facts(bwrap(), hidden or [])
+
+    def _receive(self, frame: Frame) -> bool:
+        encode(frame)  # what does not fit the bus is a bug
+        if frame.type == "tool.progress":
+            self.progress.append((frame.call_id or "", msgspec.msgpack.decode(frame.payload)))
+            return True
+        assert frame.type == "tool.result"
+        result = msgspec.msgpack.decode(frame.payload)
+        self.results.append((frame.call_id or "", result))
+        waiter = self._waiters.pop(frame.call_id or "", None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(result)
+        return True
+
+    def start(
+        self,
+        tool: str,
+        args: Any = None,
+        *,
+        workdir: Path | str | None = None,
+        agent: str = "coder",
+        instance_key: str = "k1",
+        deadline_ms: int | None = 20_000,
+        call_id: str | None = None,
+        message_id: str | None = None,
+        message: Any = None,
+    ) -> tuple[str, asyncio.Future[dict[str, Any]]]:
+        """Make a call; its callId and its result to come."""
+        number = next(self._count)
+        call_id = call_id or f"turn-1/call-{number}"
+        waiter = self._waiters[call_id] = self.loop.create_future()
+        payload = ToolCallPayload(
+            args=Raw(encode_value({} if args is None else args)),
+            turn_id="turn-1",
+            tool_call_id=call_id.rpartition("/")[2],
+            message_id=message_id,
+            message=None if message is None else Raw(encode_value(message)),
+        )
+        self.host.on_frame(
+            Frame(
+                "tool.call",
+                call_id=call_id,
+                from_=agent,
+                instance_key=instance_key,
+                tool=tool,
+                workdir=None if workdir is None else str(workdir),
+                deadline_ms=deadline_ms,
+                payload=Raw(encode_value(payload)),
+            )
+        )
+        return call_id, waiter
+
+    async def call(self, tool: str, args: Any = None, *, within_s: float = 25.0, **options: Any) -> dict[str, Any]:
+        """Make a call and wait for its result."""
+        _, waiter = self.start(tool, args, **options)
+        return await asyncio.wait_for(waiter, within_s)
+
+    def cancel(self, call_id: str) -> None:
+        """Say that the caller gave up."""
+        self.host.on_frame(Frame("tool.cancel", call_id=call_id))
+
+    def acknowledge(self, *call_ids: str) -> None:
+        """Say that results were stored."""
+        self.host.on_frame(Frame("ack", stage="result", calls=list(call_ids)))
+
+
+@asynccontextmanager
+async def bench(
+    *tools: ToolSpec,
+    state_dir: Path | str = "/nonexistent/state",
+    max_jails: int = 16,
+    jail_idle_s: float = 60.0,
+    protected: list[str] | None = None,
+    hidden: list[str] | None = None,
+    environment: dict[str, str] | None = None,
+) -> AsyncIterator[Bench]:
+    """A host that serves these tools; at the end all of its jails are gone."""
+    spec = ToolHostSpec(
+        tools=list(tools),
+        state_dir=str(state_dir),
+        revision="1",
+        max_jails=max_jails,
+        jail_idle_s=jail_idle_s,
+        protected=protected or [],
+    )
+    made = Bench(spec, hidden=hidden, environment=environment)
+    made.host.open(made.facts)
+    try:
+        yield made
+    finally:
+        await made.host.close()
+        assert made.host.jail_count == 0

@@ -1,0 +1,55 @@
+"""`python -m toolhost`: one tool host, on its own or under a supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import uvloop
+
+from schemas.errors import GoondanError
+from schemas.startup import die_with_parent, read_token, set_process_name
+from toolhost.app import App, Settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until told to stop. 0: told to; 1: refused or broken, with one line on standard error; 2: usage."""
+    arguments = _parser().parse_args(argv)
+    die_with_parent(arguments.parent_pid)
+    set_process_name("gdn-toolhost")
+    try:
+        token = read_token(arguments.token_fd, arguments.token_file)
+        settings = Settings(
+            endpoint=arguments.endpoint, token=token, ready_fd=arguments.ready_fd, status_fd=arguments.status_fd
+        )
+        uvloop.run(_run(settings))
+    except GoondanError as error:
+        print(f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    await App(settings).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m toolhost", description="Run tool handlers in jails.")
+    parser.add_argument(
+        "--endpoint", required=True, help="the broker's socket for tool hosts, such as ipc:///…/tools.sock"
+    )
+    token = parser.add_mutually_exclusive_group(required=True)
+    token.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
+    token.add_argument("--token-file", help="file that holds the launch token")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that gets a newline when the host is ready")
+    parser.add_argument(
+        "--status-fd", type=int, help="descriptor that gets a JSON line for each worker's start and end"
+    )
+    parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

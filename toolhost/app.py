@@ -1,0 +1,181 @@
+"""The tool host's process: the link, the host, the probe jail, signals and the end of it all.
+
+Ready means: the broker has welcomed us, and a probe jail has run, or it is known why none can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from schemas.codec import from_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame, Welcome
+from schemas.launch import ToolHostSpec
+from schemas.link import Link
+from schemas.startup import report_ready
+from toolhost.facts import find_bwrap, hidden_folders, host_facts
+from toolhost.host import Host
+from toolhost.probe import probe
+from toolhost.tenancy import LogLine, WorkerNews
+
+#: How long queued results may take to reach the broker at the end (seconds).
+LINGER_S: Final = 0.5
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens."""
+
+    endpoint: str
+    token: str
+    ready_fd: int | None = None
+    status_fd: int | None = None
+
+
+class App:
+    """One tool host from start to end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._host: Host | None = None
+        self._early: list[Frame] = []
+        self._stop = asyncio.Event()
+        self._shutdown: Frame | None = None
+        self._link = Link(
+            settings.endpoint,
+            settings.token,
+            on_frame=self._on_frame,
+            calls=lambda: self._host.call_ids() if self._host is not None else [],
+            on_welcome=self._on_welcome,
+        )
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, a `shutdown` frame or the end of the link. Raises GoondanError when refused."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        probing = asyncio.ensure_future(_probe())  # while the broker answers
+        try:
+            welcome = await self._link.start()
+        except BaseException:
+            await probing
+            raise
+        spec = _spec(welcome)
+        host = self._host = Host(spec, None, send=self._send, on_log=_log, on_worker=self._report)
+        for frame in self._early:
+            self._on_frame(frame)
+        self._early.clear()
+        try:
+            found = await probing
+            if isinstance(found, GoondanError):
+                _say("error", f"tools cannot run here: {found.info.message}", code=found.info.code)
+                host.open(None, found)
+            else:
+                bwrap, disable_userns = found
+                hidden = hidden_folders(spec, self._settings.endpoint)
+                host.open(host_facts(bwrap, hidden, disable_userns=disable_userns))
+            report_ready(self._settings.ready_fd)
+            await self._serve()
+        finally:
+            await host.close()
+            if self._shutdown is not None:
+                answer = Frame("shutdown_ack", to=self._shutdown.from_, in_reply_to=self._shutdown.id)
+                with suppress(GoondanError):
+                    self._link.send(answer)
+            await self._link.close(LINGER_S)
+
+    async def _serve(self) -> None:
+        self._link.closed.add_done_callback(lambda closed: self._stop.set())
+        await self._stop.wait()
+        if self._link.closed.done():
+            self._link.closed.result()  # raises what the broker refused us with
+
+    # --- the link
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.type == "shutdown":
+            self._shutdown = frame
+            self._stop.set()
+        elif self._host is None:
+            self._early.append(frame)
+        else:
+            self._host.on_frame(frame)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        """Welcomed again, perhaps by a new broker with a new bundle."""
+        if self._host is None:
+            return
+        try:
+            spec = _spec(welcome)
+        except GoondanError as error:
+            _say("error", error.info.message, code=error.info.code)
+            return
+        if spec != self._host.spec:
+            self._host.configure(spec)
+        self._host.resend()
+
+    def _send(self, frame: Frame) -> bool:
+        try:
+            return self._link.send(frame)
+        except GoondanError as error:  # larger than a frame may be, which the host has ruled out
+            _say("error", error.info.message, code=error.info.code)
+            return False
+
+    def _report(self, news: WorkerNews) -> None:
+        fd = self._settings.status_fd
+        if fd is not None:
+            with suppress(OSError):  # nobody listens any more, or does not keep up
+                os.write(fd, msgspec.json.encode(news) + b"\n")
+
+
+async def _probe() -> tuple[str, bool] | GoondanError:
+    """The bubblewrap to use and whether it can take nested user namespaces away, or why there is none."""
+    nothing = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
+    first: GoondanError | None = None
+    try:
+        bwrap = find_bwrap()
+    except GoondanError as error:
+        return error
+    # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise.
+    for disable_userns in (True, False):
+        problem = await probe(host_facts(bwrap, [], disable_userns=disable_userns), nothing)
+        if problem is None:
+            return bwrap, disable_userns
+        first = first or problem
+    return first or fail("E_SANDBOX_UNAVAILABLE", "no probe was made")
+
+
+def _spec(welcome: Welcome) -> ToolHostSpec:
+    try:
+        return from_raw(welcome.spec, ToolHostSpec)
+    except GoondanError as error:
+        raise fail(
+            "E_INTERNAL", f"the broker's welcome holds no tool host specification: {error.info.message}"
+        ) from None
+
+
+def _log(line: LogLine) -> None:
+    _write(msgspec.json.encode(line))
+
+
+class _Said(Struct, omit_defaults=True):
+    level: str
+    message: str
+    code: str | None = None
+
+
+def _say(level: str, message: str, *, code: str | None = None) -> None:
+    _write(msgspec.json.encode(_Said(level, message, code)))
+
+
+def _write(line: bytes) -> None:
+    """One line on standard error, where the supervisor collects the log."""
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), line + b"\n")

@@ -1,0 +1,470 @@
+"""The bundled tool `bash`: shell commands and scripts in the instance's workdir.
+
+How a call ends: when the shell has exited and nobody holds its output pipes any more; or, once its time is over, with
+SIGTERM to the process group at once and SIGKILL after KILL_AFTER_S. Either way what was printed is returned.
+
+Processes are started with posix_spawn, which neither forks this threaded process nor imports `subprocess` (15 ms of a
+cold call).
+
+Source: requirements BASH-01 to BASH-09; design section 12a; recorded parity `bash__*`.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import select
+import sys
+from time import monotonic
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from toolhost.inside import ToolContext
+
+DEFAULT_TIMEOUT_MS = 30_000
+#: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (design section 12a).
+KILL_AFTER_S = 0.5
+#: Each stream is returned up to this size (bytes); the rest is read and counted.
+STREAM_BYTES = 1 << 20
+#: The host ends the whole jail at the call's deadline; stop this long before, so that there is a result (milliseconds).
+DEADLINE_MARGIN_MS = 1000
+#: A deadline that is closer than this is left to the host: stopping before it would leave no time at all.
+SHORT_DEADLINE_MS = 3000
+#: How often a waiting call looks whether it was cancelled (seconds).
+LOOK_S = 0.1
+#: After SIGKILL the pipes are read for this long at most: a process in a session of its own may still hold them.
+LAST_READ_S = 0.05
+#: What the output's other fields take beside command and paths, at most (bytes).
+FIELDS_BYTES = 1024
+READ_BYTES = 65536
+SIGTERM, SIGKILL = 15, 9
+#: From 1 on; the `signal` module would cost a cold call 3 ms.
+SIGNALS = (
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
+    "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+).split()
+SHELL = "/bin/sh"
+SCRIPT_SHELL = "/bin/bash"
+#: Ignored signals stay ignored through exec, and this worker ignores SIGPIPE.
+DEFAULT_SIGNALS = (13,)
+
+
+class InvalidInput(ValueError):
+    """An argument that the schema lets through but that cannot be used."""
+
+
+class ShellError(Exception):
+    """The shell could not be started; `code` is the operating system's name of the reason."""
+
+    def __init__(self, number: int, operation: str, suggestion: str | None = None) -> None:
+        name = errno.errorcode.get(number, f"errno {number}")
+        super().__init__(f"{name}: {posix.strerror(number).lower()}, {operation}")
+        self.code = name
+        self.suggestion = suggestion
+
+
+class Cancelled(Exception):
+    """The caller gave up; everything the call started has been killed."""
+
+    code = "E_CANCELLED"
+
+
+# --- exports --------------------------------------------------------------------------------------------------------
+
+
+def execute(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`bash__exec`: run a command line with /bin/sh as a login shell."""
+    command = non_empty(input, "command")
+    cwd = absolute(ctx.workdir, optional_string(input, "cwd", ctx.workdir))
+    timeout_ms = timeout(input)
+    environment = merged_environment(input)
+    check_folder(cwd)
+    ended = Shell(ctx, [SHELL, "-lc", command], cwd, environment, timeout_ms).run()
+    return report(ctx, {"command": command, "cwd": cwd}, ended)
+
+
+def script(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`bash__script`: run a script file with a shell, in the workdir."""
+    path = absolute(ctx.workdir, non_empty(input, "path"))
+    args = strings(input, "args")
+    shell = optional_string(input, "shell", SCRIPT_SHELL)
+    timeout_ms = timeout(input)
+    environment = merged_environment(input)
+    check_script(path)
+    program = find_program(shell, environment)
+    ended = Shell(ctx, [shell, path, *args], ctx.workdir, environment, timeout_ms, program=program).run()
+    return report(ctx, {"path": path, "shell": shell, "args": args}, ended)
+
+
+handlers = {"exec": execute, "script": script}
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def non_empty(input: dict[str, Any], name: str) -> str:
+    """A required string."""
+    value = input.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"'{name}' must be a non-empty string")
+    return without_null(name, value)
+
+
+def optional_string(input: dict[str, Any], name: str, default: str) -> str:
+    """A string that may be left out."""
+    value = input.get(name, default)
+    if not isinstance(value, str):
+        raise InvalidInput(f"'{name}' must be a string")
+    return without_null(name, value)
+
+
+def strings(input: dict[str, Any], name: str) -> list[str]:
+    """A list of strings that may be left out."""
+    value = input.get(name, [])
+    if not isinstance(value, list):
+        raise InvalidInput(f"'{name}' must be an array")
+    if not all(isinstance(item, str) for item in value):
+        raise InvalidInput(f"'{name}' must contain only strings")
+    return [without_null(name, item) for item in value]
+
+
+def timeout(input: dict[str, Any]) -> float:
+    """`timeoutMs`; zero or less means none."""
+    value = input.get("timeoutMs", DEFAULT_TIMEOUT_MS)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput("'timeoutMs' must be a finite number")
+    return float(value)
+
+
+def merged_environment(input: dict[str, Any]) -> dict[bytes, bytes]:
+    """The jail's environment with `env` on top (BASH-05)."""
+    given = input.get("env", {})
+    if not isinstance(given, dict):
+        raise InvalidInput("'env' must be a JSON object")
+    environment = dict(posix.environ)
+    for name, value in given.items():
+        if not isinstance(value, str | int | float):  # bool is an int
+            raise InvalidInput(f"env.{name} must be a primitive string/number/boolean value")
+        if not name or "=" in name:
+            raise InvalidInput(f"'{name}' is no name of an environment variable")
+        environment[encode(without_null("env", name))] = encode(without_null(f"env.{name}", as_text(value)))
+    return environment
+
+
+def as_text(value: str | float) -> str:
+    """A value as JavaScript prints it: 1.0 is 1, -0.0 is 0, 1e21 is 1e+21, and integers are doubles."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    number = float(value)
+    if number == 0:
+        return "0"
+    sign, digits, point = split_number(number)
+    if 0 < point <= 21:
+        text = digits.ljust(point, "0") if len(digits) <= point else f"{digits[:point]}.{digits[point:]}"
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + digits
+    else:
+        mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
+        text = f"{mantissa}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+    return sign + text
+
+
+def split_number(number: float) -> tuple[str, str, int]:
+    """Sign, shortest digits, and where the decimal point stands: 1.5 is ("", "15", 1)."""
+    mantissa, _, exponent = f"{abs(number)!r}".partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
+    return ("-" if number < 0 else ""), digits.rstrip("0") or "0", point
+
+
+def without_null(name: str, value: str) -> str:
+    """No string with a zero byte can reach a program."""
+    if "\0" in value:
+        raise InvalidInput(f"'{name}' must not contain null bytes")
+    return value
+
+
+def encode(text: str) -> bytes:
+    """Arguments as the operating system takes them."""
+    return text.encode("utf-8", "replace")
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+
+def absolute(workdir: str, path: str) -> str:
+    """An absolute path as it is; a relative one joined to the workdir and normalised."""
+    if path.startswith("/"):
+        return path
+    names: list[str] = []
+    for name in f"{workdir}/{path}".split("/"):
+        if name == "..":
+            del names[-1:]
+        elif name not in ("", "."):
+            names.append(name)
+    return "/" + "/".join(names) + ("/" if path.endswith("/") and names else "")
+
+
+def check_folder(path: str) -> None:
+    """Raise what starting the shell there would raise."""
+    try:
+        mode = posix.stat(path).st_mode
+    except OSError as error:
+        raise missing(path) or ShellError(error.errno or errno.ENOENT, f"posix_spawn '{SHELL}'") from None
+    if mode & 0o170000 != 0o040000:
+        raise ShellError(errno.ENOTDIR, f"posix_spawn '{SHELL}'")
+    if not posix.access(path, posix.X_OK):
+        raise ShellError(errno.EACCES, f"posix_spawn '{SHELL}'")
+
+
+def check_script(path: str) -> None:
+    """Raise unless the script is there."""
+    try:
+        posix.stat(path)
+    except OSError as error:
+        raise missing(path) or ShellError(error.errno or errno.ENOENT, f"access '{path}'") from None
+
+
+def missing(path: str) -> Exception | None:
+    """The better error for a path that the sandbox does not show."""
+    if "goondan_tool" not in sys.modules:
+        return None  # not in a jail
+    from goondan_tool.sandbox import denied  # type: ignore[import-not-found]
+
+    error: Exception | None = denied(path)
+    return error
+
+
+def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
+    """The file to start; a bare name is looked up in PATH."""
+    if "/" in shell:
+        candidates = [shell]
+    else:
+        path = environment.get(b"PATH", b"/usr/bin:/bin").decode("utf-8", "surrogateescape")
+        candidates = [f"{folder or '.'}/{shell}" for folder in path.split(":")]
+    found = errno.ENOENT
+    for candidate in candidates:
+        try:
+            is_folder = posix.stat(candidate).st_mode & 0o170000 == 0o040000
+        except OSError:
+            continue
+        if not is_folder and posix.access(candidate, posix.X_OK):
+            return candidate
+        found = errno.EACCES
+    # A program that is not there stays ENOENT, as recorded; where it might be, the suggestion says.
+    denied = missing(shell) if shell.startswith("/") and found == errno.ENOENT else None
+    raise ShellError(found, f"posix_spawn '{shell}'", getattr(denied, "suggestion", None))
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """What came through one pipe."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.fd = fd
+        self.name = name
+        self.total = 0
+        self._kept = bytearray()
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        try:
+            data = posix.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.total += len(data)
+        if len(self._kept) < STREAM_BYTES:
+            self._kept += data[: STREAM_BYTES - len(self._kept)]
+        return bool(data)
+
+    def text(self, limit: int) -> str:
+        """At most `limit` bytes of text, with a marker when there was more. Bad UTF-8 becomes U+FFFD."""
+        text = self._kept.decode("utf-8", "replace")
+        raw = text.encode()
+        if self.total <= len(self._kept) and len(raw) <= limit:
+            return text
+        shown = raw[: min(limit, STREAM_BYTES)].decode("utf-8", "ignore")
+        return f"{shown}\n[{self.name} was cut: {self.total} bytes in all]\n"
+
+
+class Ended:
+    """How a shell ended."""
+
+    def __init__(self, status: int, timed_out: bool, seconds: float, streams: list[Stream]) -> None:
+        self.status = status
+        self.timed_out = timed_out
+        self.duration_ms = int(seconds * 1000)
+        self.stdout, self.stderr = streams
+
+
+class Shell:
+    """One shell with its pipes, from start to end."""
+
+    def __init__(
+        self,
+        ctx: ToolContext,
+        argv: list[str],
+        cwd: str,
+        environment: dict[bytes, bytes],
+        timeout_ms: float,
+        *,
+        program: str | None = None,
+    ) -> None:
+        self._ctx = ctx
+        self._program = program or argv[0]
+        self._shown = argv[0]
+        self._argv = argv
+        self._cwd = cwd
+        self._environment = environment
+        self._timeout_ms = timeout_ms
+
+    def run(self) -> Ended:
+        """Start it, read its pipes to their end, stop it when its time is over. Raises ShellError, Cancelled."""
+        began = monotonic()
+        out_read, out_write = posix.pipe()
+        err_read, err_write = posix.pipe()
+        try:
+            pid = self._spawn(out_write, err_write)
+        except OSError as error:
+            posix.close(out_read)
+            posix.close(err_read)
+            raise ShellError(error.errno or errno.EIO, f"posix_spawn '{self._shown}'") from None
+        finally:
+            posix.close(out_write)
+            posix.close(err_write)
+        streams = [Stream(out_read, "stdout"), Stream(err_read, "stderr")]
+        try:
+            for stream in streams:
+                posix.set_blocking(stream.fd, False)
+            timed_out = self._wait(pid, streams, began)
+        finally:
+            kill_group(pid)  # what it left in the background; the shell itself is over, or is to be
+            _, status = posix.waitpid(pid, 0)
+            posix.close(out_read)
+            posix.close(err_read)
+        return Ended(status, timed_out, monotonic() - began, streams)
+
+    def _spawn(self, out_write: int, err_write: int) -> int:
+        argv = self._argv
+        program = self._program
+        if self._cwd != posix.getcwd():
+            # posix_spawn cannot change the folder, and this process has other threads; a shell in between can.
+            argv = [SHELL, "-c", 'cd -P -- "$1" && shift && exec "$@"', "sh", self._cwd, program, *argv[1:]]
+            program = SHELL
+        return posix.posix_spawn(
+            encode(program),
+            [encode(argument) for argument in argv],
+            self._environment,
+            file_actions=[
+                (posix.POSIX_SPAWN_OPEN, 0, "/dev/null", posix.O_RDONLY, 0),
+                (posix.POSIX_SPAWN_DUP2, out_write, 1),
+                (posix.POSIX_SPAWN_DUP2, err_write, 2),
+            ],
+            setpgroup=0,
+            setsigdef=DEFAULT_SIGNALS,
+        )
+
+    def _wait(self, pid: int, streams: list[Stream], began: float) -> bool:
+        """Until the shell has exited and its pipes are closed, or it had to be killed; whether its time was over."""
+        exited_fd = posix.pidfd_open(pid)
+        poll = select.poll()
+        open_streams = {stream.fd: stream for stream in streams}
+        for fd in (*open_streams, exited_fd):
+            poll.register(fd, select.POLLIN)
+        deadline = self._deadline(began)
+        kill_at: float | None = None
+        exited = False
+        try:
+            while open_streams or not exited:
+                now = monotonic()
+                if kill_at is not None and now >= kill_at:
+                    kill_group(pid)
+                    self._last_read(poll, open_streams, exited_fd)
+                    return True
+                if kill_at is None and deadline is not None and now >= deadline:
+                    kill_at = now + KILL_AFTER_S
+                    signal_group(pid, SIGTERM)
+                if self._ctx.cancelled:
+                    raise Cancelled("the command was cancelled")
+                until = min((at for at in (kill_at, deadline if kill_at is None else None) if at), default=now + LOOK_S)
+                for fd, _ in poll.poll(max(0.0, min(until - now, LOOK_S)) * 1000):
+                    if fd == exited_fd:
+                        exited = True
+                        poll.unregister(fd)
+                    elif not open_streams[fd].read():
+                        poll.unregister(fd)
+                        del open_streams[fd]
+            return kill_at is not None
+        finally:
+            posix.close(exited_fd)
+
+    def _deadline(self, began: float) -> float | None:
+        """When to stop the shell: its own time, or just before the host ends the jail with everything in it."""
+        milliseconds = self._timeout_ms if self._timeout_ms > 0 else None
+        remaining = self._ctx.remaining_ms
+        if remaining is not None and remaining > SHORT_DEADLINE_MS:
+            limit = float(remaining - DEADLINE_MARGIN_MS)
+            milliseconds = limit if milliseconds is None else min(milliseconds, limit)
+        return None if milliseconds is None else began + milliseconds / 1000
+
+    @staticmethod
+    def _last_read(poll: select.poll, open_streams: dict[int, Stream], exited_fd: int) -> None:
+        """After SIGKILL: what is still in the pipes."""
+        end = monotonic() + LAST_READ_S
+        while open_streams and (left := end - monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                if fd == exited_fd:
+                    poll.unregister(fd)
+                elif fd in open_streams and not open_streams[fd].read():
+                    poll.unregister(fd)
+                    del open_streams[fd]
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to the shell and what shares its process group."""
+    try:  # noqa: SIM105 # contextlib is not imported here
+        posix.killpg(pid, number)
+    except OSError:
+        pass  # nobody there
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the group, and to the shell should it have left it; not reaped yet, its number is nobody else's."""
+    signal_group(pid, SIGKILL)
+    posix.kill(pid, SIGKILL)
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def report(ctx: ToolContext, first: dict[str, Any], ended: Ended) -> dict[str, Any]:
+    """The result of a call (BASH-02, BASH-08). Streams are cut further when both do not fit the call's output."""
+    texts = [*(value for value in first.values() if isinstance(value, str)), *first.get("args", [])]
+    room = ctx.output_limit - FIELDS_BYTES - sum(len(encode(text)) + 8 for text in texts)
+    half = max(0, room // 2)
+    stderr = ended.stderr.text(max(half, room - min(ended.stdout.total * 3, room)))
+    stdout = ended.stdout.text(max(half, room - len(stderr.encode())))
+    code = posix.waitstatus_to_exitcode(ended.status)
+    return {
+        **first,
+        "durationMs": ended.duration_ms,
+        "stdout": stdout,
+        "stderr": stderr,
+        "exitCode": code if code >= 0 else -1,
+        "signal": None if code >= 0 else signal_name(-code),
+        "timedOut": ended.timed_out,
+    }
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; real-time signals have only their number."""
+    return f"SIG{SIGNALS[number - 1]}" if number <= len(SIGNALS) else f"SIG{number}"

@@ -1,0 +1,210 @@
+"""The calls that this host has taken on, by callId: pure, with the time as an argument.
+
+States of a callId: unknown -> open (waiting or running) -> kept (finished, its result here) -> unknown again once the
+agent has stored the result, or forgotten (finished, its result dropped).
+
+Rules.
+- A callId runs at most once: a repeat of an open one attaches to it, of a kept one gets the same result again, of a
+  forgotten one is told that its outcome is unknown.
+- Kept results are bounded in bytes and in time; the oldest go first. What is dropped stays known by its id alone.
+- A callId belongs to the agent instance that used it first; from another one it is refused.
+
+Source: delivery.md section 5.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from itertools import count
+from typing import Any, Final, Literal
+
+from msgspec import Raw
+
+from schemas.launch import ExportSpec, ToolSpec
+
+#: Results that no agent has acknowledged yet, in all (bytes): 64 of the largest.
+KEPT_BYTES: Final = 64 << 20
+#: How long a result waits for its acknowledgement (seconds). An agent that is restarted asks again within seconds; ten
+#: minutes cover an operator who restarts a whole machine's services by hand.
+KEPT_S: Final = 600.0
+#: Ids of calls whose results were dropped; each takes some hundred bytes.
+FORGOTTEN: Final = 16384
+#: A kept result costs at least this much, so that many tiny ones are bounded, too (bytes).
+_KEPT_OVERHEAD: Final = 512
+
+State = Literal["waiting", "running", "done"]
+
+
+class Call:
+    """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
+
+    `jail_id` is its name in its jail.
+    """
+
+    __slots__ = (
+        "agent", "allowed_ms", "args", "attempts", "deadline", "export", "id", "instance_key", "jail_id", "message_id",
+        "progress_at", "slot", "state", "tool", "tool_call_id", "turn_id", "workdir",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        agent: str,
+        instance_key: str,
+        tool: ToolSpec,
+        export: ExportSpec,
+        args: Raw,
+        turn_id: str,
+        tool_call_id: str,
+        message_id: str | None,
+        workdir: str | None,
+        deadline: float | None,
+        allowed_ms: int = 0,
+    ) -> None:
+        self.id = id
+        self.agent = agent
+        self.instance_key = instance_key
+        self.tool = tool
+        self.export = export
+        self.args = args
+        self.turn_id = turn_id
+        self.tool_call_id = tool_call_id
+        self.message_id = message_id
+        self.workdir = workdir
+        self.deadline = deadline
+        self.allowed_ms = allowed_ms
+        self.state: State = "waiting"
+        self.slot: Any = None  # pool.Slot once it is in a jail
+        self.jail_id = ""
+        self.attempts = 0
+        self.progress_at = 0.0
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose call it is."""
+        return (self.agent, self.instance_key)
+
+
+class Kept:
+    """The result of a finished call, for repeats; `payload` is None once it was dropped."""
+
+    __slots__ = ("agent", "at", "id", "instance_key", "payload")
+
+    def __init__(self, call: Call, payload: Raw | None, at: float) -> None:
+        self.id = call.id
+        self.agent = call.agent
+        self.instance_key = call.instance_key
+        self.payload = payload
+        self.at = at
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose call it was."""
+        return (self.agent, self.instance_key)
+
+
+class CallBook:
+    """All of them."""
+
+    def __init__(self, *, kept_bytes: int = KEPT_BYTES, kept_s: float = KEPT_S, forgotten: int = FORGOTTEN) -> None:
+        self._max_bytes = kept_bytes
+        self._max_s = kept_s
+        self._max_forgotten = forgotten
+        self._open: dict[str, Call] = {}
+        self._kept: dict[str, Kept] = {}  # oldest first
+        self._forgotten: dict[str, Kept] = {}
+        self._bytes = 0
+        self._deadlines: list[tuple[float, int, Call]] = []
+        self._order = count()
+
+    def get(self, call_id: str) -> Call | Kept | None:
+        """What is known of a callId."""
+        return self._open.get(call_id) or self._kept.get(call_id) or self._forgotten.get(call_id)
+
+    def open(self, call: Call) -> None:
+        """Take on a new call."""
+        self._open[call.id] = call
+        if call.deadline is not None:
+            heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
+
+    def close(self, call: Call, payload: Raw, now: float) -> bool:
+        """The call's one result is here; False when it had one already (then this one counts for nothing)."""
+        if call.state == "done":
+            return False
+        call.state = "done"
+        del self._open[call.id]
+        self._kept[call.id] = Kept(call, payload, now)
+        self._bytes += _size(payload)
+        while self._bytes > self._max_bytes:
+            self._forget(next(iter(self._kept)))
+        return True
+
+    def acknowledge(self, call_ids: Iterable[str]) -> None:
+        """The agents have stored these results."""
+        for call_id in call_ids:
+            kept = self._kept.pop(call_id, None)
+            if kept is not None and kept.payload is not None:
+                self._bytes -= _size(kept.payload)
+            self._forgotten.pop(call_id, None)
+
+    def expire(self, now: float) -> None:
+        """Drop results that have waited too long. Call now and then."""
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if now - oldest.at < self._max_s:
+                return
+            self._forget(oldest.id)
+
+    def _forget(self, call_id: str) -> None:
+        kept = self._kept.pop(call_id)
+        if kept.payload is not None:
+            self._bytes -= _size(kept.payload)
+        kept.payload = None
+        self._forgotten[call_id] = kept
+        if len(self._forgotten) > self._max_forgotten:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    # --- deadlines
+
+    def next_deadline(self) -> float | None:
+        """When the next open call is due."""
+        heap = self._deadlines
+        while heap and heap[0][2].state == "done":
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due(self, now: float) -> list[Call]:
+        """Open calls whose deadline has passed, earliest first. Each is reported once."""
+        heap = self._deadlines
+        found = []
+        while heap and heap[0][0] <= now:
+            call = heapq.heappop(heap)[2]
+            if call.state != "done":
+                found.append(call)
+        return found
+
+    # --- views
+
+    def known_ids(self) -> list[str]:
+        """CallIds that this host answers for: what `hello` names."""
+        return [*self._open, *self._kept]
+
+    def kept(self) -> list[Kept]:
+        """Results that nobody has acknowledged, oldest first: sent again after a reconnect."""
+        return list(self._kept.values())
+
+    @property
+    def open_count(self) -> int:
+        """Calls without a result."""
+        return len(self._open)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the kept results take."""
+        return self._bytes
+
+
+def _size(payload: Raw) -> int:
+    return len(bytes(payload)) + _KEPT_OVERHEAD

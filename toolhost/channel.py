@@ -1,0 +1,212 @@
+"""What comes out of a jail, bytes to frames: pure, and the first wall against a hostile worker.
+
+Rules.
+- A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
+- A frame that is not one of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
+  jail. There is no second chance, because a worker of ours never does it.
+- Log and progress frames have a budget; a worker that keeps to WORKER.md stays far below it.
+- `output` is not decoded: it is walked (`check_json`) and forwarded as it came.
+
+Source: sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from schemas.codec import DECODE_ERRORS
+from schemas.worker_frames import LoadFailed, Log, Progress, Ready, Result, WorkerFrame
+
+#: What a frame needs beside its output: names, ids, an error's texts (bytes).
+FRAME_SLACK: Final = 64 << 10
+#: Levels of maps and arrays in one output; the frames around it need the rest of the 64 that a payload may have.
+MAX_OUTPUT_DEPTH: Final = 60
+#: Values (keys included) in one output. 200,000 take 50 ms to walk and 15 MiB in a receiver that decodes them.
+MAX_ELEMENTS: Final = 200_000
+#: Log and progress frames at once, and then per second; the Python worker drops beyond 1,000 and 200 (and 20 a call).
+NEWS_BURST: Final = 20_000
+NEWS_PER_S: Final = 2_000
+#: Bytes of such frames at once, and then per second.
+NEWS_BYTES_BURST: Final = 64 << 20
+NEWS_BYTES_PER_S: Final = 8 << 20
+
+_decode = msgspec.msgpack.Decoder(WorkerFrame).decode
+
+
+class Violation(Exception):
+    """The worker broke the protocol; the message says how, without repeating what it sent.
+
+    `code` is what its calls are answered with: E_TOOL_LIMIT when something was too large, else E_TOOL_CRASHED.
+    """
+
+    def __init__(self, message: str, code: str = "E_TOOL_CRASHED") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Channel:
+    """The incoming half of one jail's socket."""
+
+    __slots__ = ("_chunks", "_have", "_max_frame", "_news", "_news_at", "_news_bytes", "_want")
+
+    def __init__(self, output_limit: int, now: float) -> None:
+        self._max_frame = output_limit + FRAME_SLACK
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._want = 4
+        self._news = float(NEWS_BURST)
+        self._news_bytes = float(NEWS_BYTES_BURST)
+        self._news_at = now
+
+    @property
+    def kept(self) -> int:
+        """Bytes of an incomplete frame."""
+        return self._have
+
+    def feed(self, data: bytes, now: float) -> list[WorkerFrame]:
+        """The frames that `data` completes, in order. Raises Violation; the channel is of no use afterwards."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._want:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        frames: list[WorkerFrame] = []
+        at, end = 0, len(data)
+        want = 4
+        while end - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "little")
+            if size > self._max_frame:
+                raise Violation(f"the worker sent a frame of {size} bytes, limit {self._max_frame}", "E_TOOL_LIMIT")
+            stop = at + 4 + size
+            if stop > end:
+                want = 4 + size
+                break
+            frame = self._frame(data[at + 4 : stop])
+            if type(frame) is not Result:
+                self._spend(frame, size, now)
+            frames.append(frame)
+            at = stop
+        if at < end:
+            self._chunks.append(data[at:] if at else data)
+        self._have, self._want = end - at, want
+        return frames
+
+    def _frame(self, body: bytes) -> WorkerFrame:
+        try:
+            return _decode(body)  # type: ignore[no-any-return]
+        except DECODE_ERRORS as error:
+            raise Violation(f"the worker sent no frame of the protocol ({_reason(error)})") from None
+
+    def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
+        """Take the frame from the budget; Ready and LoadFailed come once and are the caller's to judge."""
+        if not isinstance(frame, Log | Progress):
+            return
+        passed = max(0.0, now - self._news_at)
+        self._news_at = now
+        self._news = min(float(NEWS_BURST), self._news + passed * NEWS_PER_S) - 1
+        self._news_bytes = min(float(NEWS_BYTES_BURST), self._news_bytes + passed * NEWS_BYTES_PER_S) - size
+        if self._news < 0 or self._news_bytes < 0:
+            raise Violation("the worker flooded its channel with log lines", "E_TOOL_LIMIT")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else type(error).__name__
+
+
+_double = struct.Struct(">d").unpack_from
+_float = struct.Struct(">f").unpack_from
+_INFINITE: Final = (float("inf"), float("-inf"))
+# first byte -> bytes that follow, for values of a fixed size
+_FIXED: Final = dict.fromkeys((0xC0, 0xC2, 0xC3), 0) | {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+}  # fmt: skip
+
+
+def check_json(data: bytes) -> None:
+    """Raise Violation unless `data` is one JSON value as msgpack.
+
+    Refused: bin and ext types, keys that are no strings, bad UTF-8, NaN and infinities, more than MAX_OUTPUT_DEPTH
+    levels, more than MAX_ELEMENTS values, lengths beyond the end, bytes after the value.
+    """
+    at, end = 0, len(data)
+    left = 1  # values still wanted by the innermost container; keys count too
+    keys = False  # whether the innermost container is a map, whose values at even `left` are keys
+    outer: list[tuple[int, bool]] = []
+    budget = MAX_ELEMENTS
+    try:
+        while True:
+            while left == 0:
+                if not outer:
+                    if at != end:
+                        raise Violation("the worker sent bytes after its output")
+                    return
+                left, keys = outer.pop()
+            left -= 1
+            budget -= 1
+            if budget < 0:
+                raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
+            first = data[at]
+            at += 1
+            if 0xA0 <= first <= 0xBF:
+                stop = at + first - 0xA0
+            elif first <= 0x7F or first >= 0xE0:
+                if keys and left & 1:
+                    raise Violation("a key in the output is no string")
+                continue
+            elif 0xD9 <= first <= 0xDB:
+                width = 1 << (first - 0xD9)
+                stop = at + width + int.from_bytes(data[at : at + width], "big")
+                at += width
+            else:
+                if keys and left & 1:
+                    raise Violation("a key in the output is no string")
+                size = _FIXED.get(first)
+                if size is not None:
+                    if first == 0xCB or first == 0xCA:
+                        number = (_double if first == 0xCB else _float)(data, at)[0]
+                        if number != number or number in _INFINITE:
+                            raise Violation("a number in the output is not finite")
+                    at += size
+                    if at > end:
+                        raise Violation("the output ends too early")
+                    continue
+                at, count, is_map = _container(data, at, first)
+                if count > end - at:  # every value takes a byte
+                    raise Violation("the output ends too early")
+                if len(outer) >= MAX_OUTPUT_DEPTH:
+                    raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
+                outer.append((left, keys))
+                left, keys = count, is_map
+                continue
+            if stop > end:
+                raise Violation("the output ends too early")
+            str(data[at:stop], "utf-8")
+            at = stop
+    except IndexError:
+        raise Violation("the output ends too early") from None
+    except UnicodeDecodeError:
+        raise Violation("a string in the output is not UTF-8") from None
+    except struct.error:
+        raise Violation("the output ends too early") from None
+
+
+def _container(data: bytes, at: int, first: int) -> tuple[int, int, bool]:
+    if first <= 0x8F:
+        return at, (first & 0x0F) * 2, True
+    if first <= 0x9F:
+        return at, first & 0x0F, False
+    if first < 0xDC:
+        raise Violation("the output has a type that is not JSON")
+    width = 2 if first in (0xDC, 0xDE) else 4
+    count = int.from_bytes(data[at : at + width], "big")
+    return at + width, count * 2 if first >= 0xDE else count, first >= 0xDE
+
+
+__all__ = ["Channel", "LoadFailed", "Log", "Progress", "Ready", "Result", "Violation", "check_json"]

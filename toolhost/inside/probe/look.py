@@ -1,0 +1,59 @@
+"""The probe: looks around in its jail and tells what it sees. The host judges (toolhost/probe.py)."""
+
+from __future__ import annotations
+
+import posix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_READ_ONLY = ("/", "/dev", "/etc", "/proc/sys/kernel", "/run", "/run/goondan/goondan_tool", "/usr")
+
+
+def look(context: Any, input: Any) -> dict[str, Any]:
+    """Identity, privileges, processes, network, environment, descriptors, namespaces, and what is writable."""
+    status = _status()
+    with open("/proc/self/net/dev", encoding="utf-8") as source:
+        interfaces = [line.split(":")[0].strip() for line in source if ":" in line]
+    return {
+        "uid": [int(value) for value in status["Uid"].split()[:3]],
+        "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+        "noNewPrivs": int(status["NoNewPrivs"]),
+        "pids": sorted(int(name) for name in posix.listdir("/proc") if name.isdigit()),
+        "interfaces": interfaces,
+        "environment": sorted(name.decode() for name in posix.environ),
+        "descriptors": _descriptors(),
+        "namespaces": {name: posix.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
+        "writable": [path for path in _READ_ONLY if _can_write(path)],
+    }
+
+
+def _status() -> dict[str, str]:
+    with open("/proc/self/status", encoding="utf-8") as source:
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in source)}
+
+
+def _descriptors() -> list[int]:
+    """Open descriptors, without those that the worker and this very look have opened."""
+    found = []
+    for name in posix.listdir("/proc/self/fd"):
+        try:
+            target = posix.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the listing's own
+        if target != "/proc/loadavg":
+            found.append(int(name))
+    return sorted(found)
+
+
+def _can_write(path: str) -> bool:
+    try:
+        posix.close(posix.open(f"{path}/probe", posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+handlers = {"look": look}

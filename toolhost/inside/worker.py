@@ -1,0 +1,603 @@
+"""The Python worker: what runs in a jail. It speaks schemas/WORKER.md on descriptor 3 and runs a tool's handlers.
+
+Rules.
+- It imports next to nothing (asyncio only when a handler turns out to be a coroutine), for the sake of a cold jail.
+- One thread at a time holds the reading role. It runs a call's handler itself, so that a quick call costs no thread
+  switch. A watcher takes the role away from a reader whose handler lasts longer than TAKEOVER_S, so that a slow
+  handler holds up nothing else. Exports known to be slow are handed to a thread at once.
+- Results of quick handlers are collected while more calls are waiting, and written together.
+- When the last running call ends, every process it left behind is killed before its result is sent.
+- Nothing here is a wall: tool code runs in this process and can change all of it. The walls are around the jail, and
+  the host believes no frame from here.
+
+Source: design sections 6 and 7; requirements HANDLER-01 to HANDLER-07, CONTEXT-*.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+import sys
+from _thread import allocate_lock, get_ident, start_new_thread
+from collections import deque
+from time import monotonic, sleep
+
+from . import wire
+from .api import Logger, Message, Pending, ToolContext
+from .printed import MAX_LINE, Printed
+from .strays import Strays
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from .aio import AsyncCalls
+
+PROTOCOL = 1
+FD = 3
+#: One read of the channel (bytes); larger buffers would come from mmap each time.
+READ_BYTES = 65536
+#: One frame in either direction (bytes).
+MAX_FRAME = 8 << 20
+#: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds).
+TAKEOVER_S = 0.005
+#: The watcher sleeps for good after this many ticks without a call (one tick is TAKEOVER_S).
+WATCH_TICKS = 20
+#: Exports that take longer than this run on a thread of their own from the start (seconds).
+SLOW_S = 0.001
+#: Results wait to be written together only while the next handler is known to be quicker than this (seconds).
+QUICK_S = 0.0001
+#: Collected results are written at this size at the latest (bytes).
+FLUSH_BYTES = 65536
+#: Threads for slow handlers; further calls wait. Below the default limit of 64 processes (threads count there).
+MAX_THREADS = 32
+#: Messages kept for later calls, oldest out first; the host counts along (WORKER.md).
+MAX_MESSAGES = 8
+#: Log lines at once and per second; what is over is dropped and counted.
+LOG_BURST = 1000
+LOG_PER_S = 200
+#: An error's message (characters).
+MAX_ERROR = 16384
+#: Two progress reports of a call are at least this far apart (seconds).
+PROGRESS_S = 0.05
+
+
+class Seat:
+    """One thread's place to wait for its next job."""
+
+    __slots__ = ("job", "wake")
+
+    def __init__(self) -> None:
+        self.wake = allocate_lock()
+        self.wake.acquire()
+        self.job: Callable[[Seat], None] | None = None
+
+
+class Running:
+    """One call while it runs."""
+
+    __slots__ = ("_logger", "_message", "_progress_at", "cancelled", "frame", "id", "started", "task", "worker")
+
+    def __init__(self, worker: Worker, frame: dict[str, Any], now: float) -> None:
+        self.worker = worker
+        self.frame = frame
+        self.id: str = frame["callId"]
+        self.started = now
+        self.cancelled = False
+        self.task: Any = None
+        self._message: Message | None = None
+        self._logger: Logger | None = None
+        self._progress_at = 0.0
+
+    def message(self) -> Message | None:
+        """The assistant message, decoded at the first look; every call has its own copy."""
+        if self._message is None:
+            fields = self.worker.messages.get(self.frame.get("messageId", ""))
+            if fields is None:
+                return None
+            self._message = Message.__new__(Message)
+            object.__setattr__(self._message, "_fields", _copy(fields))
+        return self._message
+
+    def logger(self) -> Logger:
+        """The call's logger."""
+        if self._logger is None:
+            self._logger = Logger.__new__(Logger)
+            object.__setattr__(self._logger, "_sink", lambda level, text: self.worker.log(level, text, self.id))
+        return self._logger
+
+    def remaining_ms(self) -> int | None:
+        """Milliseconds to the deadline that came with the call."""
+        deadline = self.frame.get("deadlineMs")
+        return None if deadline is None else max(0, deadline - int((monotonic() - self.started) * 1000))
+
+    def progress(self, done: float, total: float | None, message: str | None) -> None:
+        """Send a progress frame unless one was sent just now."""
+        now = monotonic()
+        if now - self._progress_at < PROGRESS_S and done != total:
+            return
+        self._progress_at = now
+        frame: dict[str, Any] = {"type": "progress", "callId": self.id, "done": float(done)}
+        if total is not None:
+            frame["total"] = float(total)
+        if message is not None:
+            frame["message"] = str(message)[:MAX_LINE]
+        self.worker.send(wire.pack(frame))
+
+
+_set_call = ToolContext.__dict__["_call"].__set__
+
+
+class Worker:
+    """The state of this process. `lock` guards `reader`, `running`, `parked` and what is said to be under it."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Callable[[ToolContext, Any], Any]] = {}
+        self.messages: dict[str, Any] = {}
+        self.output_limit = 1 << 20
+        self.lock = allocate_lock()
+        self.running: dict[str, Running] = {}
+        self.current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
+        self._send_lock = allocate_lock()
+        self._inbox: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._want = 4
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._seconds: dict[str, float] = {}  # export -> how long it takes
+        self._reader: Seat | None = None
+        self._inline_since = 0.0
+        self._dozing = False
+        self._doze = allocate_lock()
+        self._doze.acquire()
+        self._parked: list[Seat] = []
+        self._threads = 0
+        self._backlog: deque[Callable[[Seat], None]] = deque()
+        self.forked = False
+        self._async: AsyncCalls | None = None
+        self._strays = Strays()
+        self._log_tokens = float(LOG_BURST)
+        self._log_at = 0.0
+        self._log_dropped = 0
+
+    # --- threads and the reading role
+
+    def main(self) -> None:
+        """Serve until the host closes the channel. Never returns."""
+        seat = Seat()
+        self._reader = seat
+        posix.register_at_fork(after_in_child=self._after_fork)
+        self._read_loop(seat)
+        with self.lock:
+            self._parked.append(seat)
+        self._work(seat)
+
+    def _after_fork(self) -> None:
+        """A forked copy of this process must never speak for it."""
+        self.forked = True
+        self.lock = allocate_lock()  # another thread may have held them
+        self._send_lock = allocate_lock()
+        try:  # noqa: SIM105 # contextlib is not imported here
+            posix.close(FD)
+        except OSError:
+            pass  # the handler had closed it
+
+    def _read_loop(self, seat: Seat) -> None:
+        """Read and serve for as long as this thread holds the role."""
+        inbox = self._inbox
+        while self._reader is seat:
+            if inbox:
+                self._take(inbox.popleft(), seat)
+                continue
+            if self._outbox:
+                self._flush()
+            self._receive()
+
+    def _receive(self) -> None:
+        """One read; complete frames go to the inbox."""
+        if self.forked:
+            leave()
+        try:
+            data = posix.read(FD, READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            leave()
+        self._chunks.append(data)
+        self._have += len(data)
+        if self._have < self._want:
+            return
+        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        at, end = 0, len(buffer)
+        self._want = 4
+        while end - at >= 4:
+            size = int.from_bytes(buffer[at : at + 4], "little")
+            if size > MAX_FRAME:
+                leave(f"frame of {size} bytes")
+            if end - at - 4 < size:
+                self._want = 4 + size
+                break
+            self._inbox.append(buffer[at + 4 : at + 4 + size])
+            at += 4 + size
+        rest = buffer[at:]
+        self._chunks = [rest] if rest else []
+        self._have = len(rest)
+
+    def _watch(self, seat: Seat) -> None:
+        """Take the role over from a reader that is busy with a handler; then somebody else watches."""
+        quiet = 0
+        last = 0.0
+        while True:
+            sleep(TAKEOVER_S)
+            since = self._inline_since
+            if since and monotonic() - since >= TAKEOVER_S:
+                with self.lock:
+                    if self._inline_since != since:
+                        continue
+                    self._reader = seat
+                    self._inline_since = 0.0
+                self._hand(self._watch)
+                self._read_loop(seat)
+                return
+            quiet = quiet + 1 if since == last else 0
+            last = since
+            if quiet >= WATCH_TICKS and not since:
+                self._dozing = True
+                if self._inline_since:  # a call began meanwhile and may not have seen it
+                    self._dozing = False
+                    continue
+                self._doze.acquire()
+                quiet = 0
+
+    def _wake_watcher(self) -> None:
+        self._dozing = False
+        try:  # noqa: SIM105
+            self._doze.release()
+        except RuntimeError:
+            pass  # it was awake already
+
+    def _hand(self, job: Callable[[Seat], None]) -> None:
+        """Give a job to a waiting thread, or to a new one."""
+        with self.lock:
+            seat = self._parked.pop() if self._parked else None
+        if seat is None:
+            seat = Seat()
+            start_new_thread(self._work, (seat,))
+        seat.job = job
+        seat.wake.release()
+
+    def _work(self, seat: Seat) -> None:
+        while True:
+            seat.wake.acquire()
+            if seat.job is not None:
+                seat.job(seat)
+            with self.lock:
+                self._parked.append(seat)
+
+    # --- sending
+
+    def send(self, body: bytes) -> None:
+        """Write one frame now. Silent in a forked child."""
+        self._write(len(body).to_bytes(4, "little") + body)
+
+    def _write(self, data: bytes) -> None:
+        if self.forked:
+            return
+        with self._send_lock:
+            try:
+                sent = posix.write(FD, data)
+                if sent < len(data):
+                    rest = memoryview(data)[sent:]
+                    while rest:
+                        rest = rest[posix.write(FD, rest) :]
+            except OSError:
+                leave()  # the host is gone, or the handler closed the channel
+
+    def _flush(self) -> None:
+        data = b"".join(self._outbox)
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        self._write(data)
+
+    # --- frames from the host
+
+    def _take(self, data: bytes, seat: Seat) -> None:
+        try:
+            frame = wire.unpack(data)
+            kind = frame["type"]
+            if kind == "call":
+                self._start(frame, seat)
+            elif kind == "message":
+                self._remember(frame["messageId"], frame["message"])
+            elif kind == "cancel":
+                self._cancel(frame["callId"])
+            elif kind == "init":
+                self._load(frame)
+            elif kind == "exit":
+                self._flush()
+                leave()
+        except (ValueError, KeyError, TypeError) as error:
+            leave(f"bad frame from the host: {type(error).__name__}: {error}")
+
+    def _remember(self, message_id: str, message: Any) -> None:
+        self.messages[message_id] = message
+        if len(self.messages) > MAX_MESSAGES:
+            del self.messages[next(iter(self.messages))]
+
+    def _cancel(self, call_id: str) -> None:
+        call = self.running.get(call_id)
+        if call is not None:
+            call.cancelled = True
+            if call.task is not None and self._async is not None:
+                self._async.cancel(call)
+
+    def _load(self, init: dict[str, Any]) -> None:
+        if init["protocol"] != PROTOCOL:
+            self.send(wire.pack({"type": "load_failed", "message": f"this worker speaks protocol {PROTOCOL}"}))
+            leave()
+        self.output_limit = init.get("outputLimit", self.output_limit)
+        for name, value in init.get("env", {}).items():
+            posix.environ[name.encode()] = value.encode()
+            posix.putenv(name.encode(), value.encode())
+        sys.path[:0] = init.get("importPaths", [])
+        try:
+            self.handlers = load_handlers(init["entry"])
+        except BaseException as error:  # sys.exit at import included
+            message = f"{type(error).__name__}: {describe(error)}{_where(error)}"
+            self.send(wire.pack({"type": "load_failed", "message": message[:MAX_ERROR]}))
+            leave()
+        if init.get("jailed"):
+            self._strays.enable()
+        self.send(wire.pack({"type": "ready", "protocol": PROTOCOL, "exports": list(self.handlers)}))
+        self._hand(self._watch)
+
+    # --- calls
+
+    def _start(self, frame: dict[str, Any], seat: Seat) -> None:
+        """Begin a call: here on the reader if its export is quick or unknown, else on another thread."""
+        now = monotonic()
+        call = Running(self, frame, now)
+        with self.lock:
+            self.running[call.id] = call
+        export = frame["export"]
+        seconds = self._seconds.get(export)
+        if seconds is not None and seconds > SLOW_S:
+            self._hand_call(call)
+            return
+        if self._outbox and (seconds is None or seconds > QUICK_S or self._outbox_bytes > FLUSH_BYTES):
+            self._flush()
+        self._inline_since = now
+        if self._dozing:
+            self._wake_watcher()
+        result = self._run(call)
+        with self.lock:
+            still_reader = self._reader is seat
+            if still_reader:
+                self._inline_since = 0.0
+        if result is None:
+            return
+        if still_reader:
+            self._outbox.append(len(result).to_bytes(4, "little"))
+            self._outbox.append(result)
+            self._outbox_bytes += len(result)
+        else:
+            self.send(result)
+
+    def _hand_call(self, call: Running) -> None:
+        def job(seat: Seat) -> None:
+            result = self._run(call)
+            if result is not None:
+                self.send(result)
+            with self.lock:
+                following = self._backlog.popleft() if self._backlog else None
+                if following is None:
+                    self._threads -= 1
+            if following is not None:
+                following(seat)
+
+        with self.lock:
+            if self._threads >= MAX_THREADS:
+                self._backlog.append(job)
+                return
+            self._threads += 1
+        self._hand(job)
+
+    def _run(self, call: Running) -> bytes | None:
+        """Run a handler to its result frame; None when the event loop has taken the call over."""
+        export = call.frame["export"]
+        handler = self.handlers.get(export)
+        if handler is None:
+            names = ", ".join(sorted(self.handlers)) or "none"
+            message = f"the tool has no handler {export!r}; it has: {names}"
+            return self.finish(call, error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
+        context = ToolContext.__new__(ToolContext)
+        _set_call(context, call)
+        ident = get_ident()
+        self.current[ident] = call.id
+        began = monotonic()
+        try:
+            value = handler(context, call.frame["input"])
+            if type(value) is not dict and hasattr(type(value), "__await__"):
+                self._to_loop(call, value)
+                return None
+            body = self.result_frame(call.id, value)
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: a handler cannot end the worker
+            body = self.failure(call.id, error)
+        finally:
+            self.current.pop(ident, None)
+        seconds = monotonic() - began
+        known = self._seconds.get(export)
+        # Down at once, up slowly: one hiccup (or waiting for the interpreter lock) makes no export slow.
+        self._seconds[export] = seconds if known is None or seconds < known else known + (seconds - known) * 0.1
+        return self.finish(call, body)
+
+    def _to_loop(self, call: Running, awaitable: Any) -> None:
+        with self.lock:
+            if self._async is None:
+                from .aio import AsyncCalls
+
+                self._async = AsyncCalls(self)
+        self._async.submit(call, awaitable)
+
+    def result_frame(self, call_id: str, value: Any) -> bytes:
+        """The result frame of what a handler returned."""
+        if isinstance(value, Pending):
+            return wire.pack({"type": "result", "callId": call_id, "status": "pending", "handle": value.handle})
+        try:
+            output = wire.pack(value)
+        except wire.BadValue as error:
+            return error_frame(call_id, "TypeError", str(error), code="E_TOOL_BAD_OUTPUT")
+        if len(output) > self.output_limit:
+            message = f"the output has {len(output)} bytes, limit {self.output_limit}"
+            return error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
+        return _RESULT + wire.pack_str(call_id) + _OK + output
+
+    def failure(self, call_id: str, error: BaseException) -> bytes:
+        """The result frame of an exception; where it came from goes to the log."""
+        self.log("debug", f"{type(error).__name__}{_where(error)}", call_id)
+        code = getattr(error, "code", None)
+        if not isinstance(code, str) and isinstance(error, OSError) and error.errno is not None:
+            code = errno.errorcode.get(error.errno)
+        if isinstance(error, SystemExit):
+            code = "E_TOOL"
+        return error_frame(
+            call_id,
+            type(error).__name__,
+            describe(error),
+            code=code,
+            suggestion=getattr(error, "suggestion", None),
+            help_url=getattr(error, "help_url", None),
+        )
+
+    def finish(self, call: Running, body: bytes) -> bytes:
+        """The call has ended: clean up what it left, then its result may go."""
+        with self.lock:
+            if self._strays.enabled and len(self.running) == 1:
+                self._strays.sweep(keep=bool(call.frame.get("background")))
+            self.running.pop(call.id, None)
+        return body
+
+    # --- log
+
+    def log(self, level: str, text: str, call_id: str | None = None) -> None:
+        """Send a log line, within the budget."""
+        now = monotonic()
+        with self.lock:
+            self._log_tokens = min(float(LOG_BURST), self._log_tokens + (now - self._log_at) * LOG_PER_S)
+            self._log_at = now
+            if self._log_tokens < 1:
+                self._log_dropped += 1
+                return
+            self._log_tokens -= 1
+            dropped, self._log_dropped = self._log_dropped, 0
+        if dropped:
+            self.send(wire.pack({"type": "log", "level": "warn", "message": f"{dropped} log lines were dropped"}))
+        frame = {"type": "log", "level": level, "message": text if len(text) <= MAX_LINE else text[:MAX_LINE] + "…"}
+        if call_id:
+            frame["callId"] = call_id
+        self.send(wire.pack(frame))
+
+    def current_call(self) -> str | None:
+        """The call that this thread, or this task, works for."""
+        call_id = self.current.get(get_ident())
+        if call_id is None and self._async is not None:
+            return self._async.current()
+        return call_id
+
+
+# type, callId and status of an `ok` result, the way `wire.pack` would write them
+_RESULT = b"\x84\xa4type\xa6result\xa6callId"
+_OK = b"\xa6status\xa2ok\xa6output"
+
+
+def error_frame(
+    call_id: str,
+    name: str,
+    message: str,
+    *,
+    code: object = None,
+    suggestion: object = None,
+    help_url: object = None,
+) -> bytes:
+    """A result frame with status `error`; only strings are carried."""
+    error = {"name": name, "message": message[:MAX_ERROR]}
+    for key, value in (("code", code), ("suggestion", suggestion), ("helpUrl", help_url)):
+        if isinstance(value, str) and value:
+            error[key] = value[:MAX_ERROR]
+    return wire.pack({"type": "result", "callId": call_id, "status": "error", "error": error})
+
+
+def describe(error: BaseException) -> str:
+    """An exception's message; its class when it has none."""
+    if isinstance(error, SystemExit):
+        return f"the handler called sys.exit({error.code!r})"
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """File and line of the innermost frame, without importing traceback."""
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f" at {code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+class NoHandlers(Exception):
+    """A module that is no tool (HANDLER-03)."""
+
+
+def load_handlers(entry: str) -> dict[str, Callable[[ToolContext, Any], Any]]:
+    """Run a tool's entry module and return its `handlers`. Raises what the module raises, or NoHandlers."""
+    import _frozen_importlib as bootstrap
+    import _frozen_importlib_external as external
+
+    name = entry.rpartition("/")[2].partition(".")[0]
+    name = name if name.isidentifier() and name not in sys.modules else "goondan_entry"
+    loader = external.SourceFileLoader(name, entry)
+    spec = external.spec_from_file_location(name, entry, loader=loader)
+    if spec is None:
+        raise NoHandlers(f"{entry} is no Python module")
+    module = bootstrap.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    handlers = getattr(module, "handlers", None)
+    if not isinstance(handlers, dict) or not all(isinstance(k, str) and callable(v) for k, v in handlers.items()):
+        raise NoHandlers(f"{entry} exposes no `handlers`, a dict from export names to functions")
+    return handlers
+
+
+def leave(reason: str = "") -> NoReturn:
+    """End this process; the jail ends with it."""
+    atexit = sys.modules.get("atexit")
+    try:
+        if reason:
+            posix.write(2, f"worker: {reason}\n".encode("utf-8", "replace"))
+        elif atexit is not None:
+            atexit._run_exitfuncs()
+    finally:
+        posix._exit(1 if reason else 0)
+
+
+def main() -> None:
+    """Entry point: see boot.py."""
+    posix.set_inheritable(FD, False)
+    worker = Worker()
+    sys.stdout = Printed(worker, "info", 1)
+    sys.stderr = Printed(worker, "warn", 2)
+    worker.main()

@@ -1,0 +1,392 @@
+"""One live jail: its socket, its processes, its end.
+
+States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
+
+Rules.
+- A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
+  and that process is over only when all of them are. `gone` is reported after that, never before.
+- At most one read per wake-up, so that a jail that talks much does not starve the others.
+- What the jail writes to its standard output is read within a budget; beyond it the jail's own write blocks.
+- Frames are judged by channel.py; one that is refused ends the jail at once.
+
+The host decides what a jail is for; nothing here knows calls or tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from schemas.codec import DECODE_ERRORS
+from schemas.worker_frames import HostFrame, WorkerFrame
+from toolhost.channel import Channel, Violation
+from toolhost.launch import Launched, launch
+from toolhost.policy import LaunchPlan
+
+#: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
+READ_BYTES: Final = 65536
+#: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
+STRAY_BYTES_PER_S: Final = 1 << 20
+#: The end of the stray output is kept for the error of a crash (bytes).
+STRAY_TAIL: Final = 2048
+#: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
+EXIT_GRACE_S: Final = 0.25
+#: How long bubblewrap may take to name its first process before it is killed without (seconds).
+STATUS_PATIENCE_S: Final = 2.0
+#: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
+MAX_STATUS: Final = 4096
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Owner(Protocol):
+    """Who a jail reports to, in the loop."""
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        """Frames of the worker, already within the limits."""
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        """The worker broke the protocol; the jail is being killed."""
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        """Something was written to the jail's standard output or error."""
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        """Every process of the jail has ended. The last report of a jail."""
+
+
+class Jail:
+    """One jail, from launch to the end of its last process. Use from the loop's thread only."""
+
+    def __init__(
+        self, plan: LaunchPlan, owner: Owner, loop: asyncio.AbstractEventLoop, *, output_limit: int, name: str
+    ) -> None:
+        """Start the jail. Raises GoondanError (see launch.launch)."""
+        self.name = name
+        self.plan = plan
+        self.live = False
+        self.dying = False
+        self.gone = False
+        self.worker_pid: int | None = None
+        self.tenant: Any = None  # what the owner knows about this jail
+        self._owner = owner
+        self._loop = loop
+        self._channel = Channel(output_limit, loop.time())
+        launched: Launched = launch(plan)
+        self.pid = launched.pid
+        self._pidfd = launched.pidfd
+        self._init_pid = 0
+        self._init_pidfd = -1
+        self._socket = launched.channel
+        self._fd = launched.channel.fileno()
+        self._status = launched.status
+        self._output = launched.output
+        self._pending: list[bytes] = []
+        self._flush_scheduled = False
+        self._writing = False
+        self._status_data = b""
+        self._exit_code: int | None = None
+        self._reason: str | None = None
+        self._stray_left = STRAY_BYTES_PER_S
+        self._stray_tail = b""
+        self._stray_timer: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        loop.add_reader(self._fd, self._readable)
+        loop.add_reader(self._status, self._status_readable)
+        loop.add_reader(self._output, self._output_readable)
+        loop.add_reader(self._pidfd, self._exited)
+
+    # --- to the worker
+
+    def send(self, frame: HostFrame) -> None:
+        """Queue a frame; everything queued in one turn of the loop is written at once."""
+        body = _encode(frame)
+        self._pending.append(len(body).to_bytes(4, "little"))
+        self._pending.append(body)
+        if not self._flush_scheduled and not self._writing:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    @property
+    def queued(self) -> int:
+        """Bytes that the worker has not taken yet."""
+        return sum(map(len, self._pending))
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._fd < 0 or not self._pending:
+            return
+        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._pending.clear()  # the worker is gone; the reader finds out
+            return
+        self._pending = [data[sent:]] if sent < len(data) else []
+        if bool(self._pending) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._fd, self._flush)
+            else:
+                self._loop.remove_writer(self._fd)
+
+    # --- from the worker
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close_channel()
+            if not self.dying:
+                self.dying = True
+                self._kill_timer = self._loop.call_later(EXIT_GRACE_S, self.kill, "closed its channel")
+            return
+        try:
+            frames = self._channel.feed(data, self._loop.time())
+        except Violation as violation:
+            self.kill(str(violation))
+            self._owner.jail_broken(self, violation)
+            return
+        if frames:
+            self._owner.jail_frames(self, frames)
+
+    def mark_live(self) -> None:
+        """The worker has said `ready`; find out its process id on this host."""
+        self.live = True
+        if self._init_pidfd < 0 and self._status >= 0:
+            self._status_readable()  # it came before `ready`, but the loop may see the two in any order
+        if self._init_pidfd >= 0:
+            self.worker_pid = _first_child(self._init_pid)
+
+    def strays(self) -> list[int]:
+        """Processes of the jail beside its first one and the worker, as this host counts them; children first found.
+
+        A few file reads: for idle jails only. Descendants show up once what stands above them is gone.
+        """
+        if self._init_pidfd < 0 or self.worker_pid is None or self.dying:
+            return []
+        return [pid for pid in _children(self._init_pid) if pid != self.worker_pid] + _children(self.worker_pid)
+
+    def _close_channel(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._loop.remove_writer(self._fd)
+                self._writing = False
+            self._fd = -1
+            self._socket.close()
+            self._pending.clear()
+
+    # --- stray output
+
+    def _output_readable(self) -> None:
+        try:
+            data = os.read(self._output, min(READ_BYTES, self._stray_left))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close_output()
+            return
+        self._stray_left -= len(data)
+        self._stray_tail = (self._stray_tail + data)[-STRAY_TAIL:]
+        if self._stray_left <= 0:
+            self._loop.remove_reader(self._output)
+        if self._stray_timer is None:
+            self._stray_timer = self._loop.call_later(1.0, self._refill_output)
+        self._owner.jail_printed(self, data.decode("utf-8", "replace"))
+
+    def _refill_output(self) -> None:
+        self._stray_timer = None
+        paused = self._stray_left <= 0
+        self._stray_left = STRAY_BYTES_PER_S
+        if paused and self._output >= 0:
+            self._loop.add_reader(self._output, self._output_readable)
+
+    def _close_output(self) -> None:
+        if self._output >= 0:
+            self._loop.remove_reader(self._output)
+            os.close(self._output)
+            self._output = -1
+        if self._stray_timer is not None:
+            self._stray_timer.cancel()
+            self._stray_timer = None
+
+    @property
+    def last_words(self) -> str:
+        """The last line that the jail wrote to its standard output or error, for the error of a crash."""
+        lines = self._stray_tail.decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
+
+    # --- the end
+
+    def _status_readable(self) -> None:
+        try:
+            data = os.read(self._status, MAX_STATUS)
+        except (BlockingIOError, InterruptedError):
+            return
+        if data:
+            *lines, rest = (self._status_data + data).split(b"\n")
+            self._status_data = rest
+            for line in lines:
+                self._status_line(line)
+        if not data or len(self._status_data) > MAX_STATUS:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+
+    def _status_line(self, line: bytes) -> None:
+        try:
+            told = msgspec.json.decode(line, type=_BwrapStatus)
+        except DECODE_ERRORS:
+            return
+        if told.exit_code is not None:
+            self._exit_code = told.exit_code
+        if told.child_pid is not None and self._init_pidfd < 0 and not self.gone:
+            self._found_init(told.child_pid)
+
+    def _found_init(self, pid: int) -> None:
+        with suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            if _parent(pid) != self.pid:  # it has ended meanwhile, and the number may be somebody else's
+                os.close(pidfd)
+                return
+            self._init_pid, self._init_pidfd = pid, pidfd
+            if self._reason is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def kill(self, reason: str) -> None:
+        """End the jail as a whole. Its calls are the caller's affair. Safe to call again."""
+        if self.gone or self._reason is not None:
+            return
+        self.dying = True
+        self._reason = reason
+        self._close_channel()
+        with suppress(ProcessLookupError):
+            if self._init_pidfd >= 0:
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            elif self._status < 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            else:
+                # Killed before it has told its child's number, bubblewrap could leave that child waiting for ever.
+                self._set_kill_timer(STATUS_PATIENCE_S, self._kill_outside)
+
+    def _set_kill_timer(self, delay_s: float, action: Callable[[], None]) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._kill_timer = self._loop.call_later(delay_s, action)
+
+    def _kill_outside(self) -> None:
+        if self._init_pidfd < 0 and not self.gone:
+            child = _first_child(self.pid)
+            with suppress(ProcessLookupError):
+                if child is not None:
+                    os.kill(child, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _exited(self) -> None:
+        """bubblewrap has ended. The jail has only when its first process has, too."""
+        if self._status >= 0:
+            self._status_readable()  # the exit code may still be there
+        self._loop.remove_reader(self._pidfd)
+        _, wait_status = os.waitpid(self.pid, 0)
+        if self._exit_code is None:
+            code = os.waitstatus_to_exitcode(wait_status)
+            self._exit_code = 128 - code if code < 0 else code
+        self.dying = True
+        if self._init_pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            self._loop.add_reader(self._init_pidfd, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        for timer in (self._kill_timer, self._stray_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._init_pidfd >= 0:
+            self._loop.remove_reader(self._init_pidfd)
+            os.close(self._init_pidfd)
+        os.close(self._pidfd)
+        if self._output >= 0:
+            self._output_readable()  # bubblewrap's own error, if it could not start
+        self._close_output()
+        if self._status >= 0:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+        if self._fd >= 0:
+            self._last_frames()
+        self._close_channel()
+        self._owner.jail_gone(self, self._reason or exit_cause(self._exit_code or 0))
+
+    def _last_frames(self) -> None:
+        """What the worker sent before it ended counts."""
+        while self._fd >= 0:
+            before = self._fd
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            try:
+                frames = self._channel.feed(data, self._loop.time())
+            except Violation:
+                return
+            if frames:
+                self._owner.jail_frames(self, frames)
+            if self._fd != before:
+                return
+
+
+class _BwrapStatus(msgspec.Struct, rename="kebab"):
+    child_pid: int | None = None
+    exit_code: int | None = None
+
+
+def exit_cause(code: int) -> str:
+    """An exit status in words; bubblewrap reports a signal as 128 plus its number."""
+    if code > 128:
+        with suppress(ValueError):
+            return f"ended by {signal.Signals(code - 128).name}"
+    return f"exited with status {code}"
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process, whichever of its threads started them."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
+                found += map(int, source.read().split())
+    return found
+
+
+def _first_child(pid: int) -> int | None:
+    return next(iter(_children(pid)), None)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return int(source.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None

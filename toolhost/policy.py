@@ -1,0 +1,307 @@
+"""What a jail sees, as one exact launch plan: pure, so that every line of it can be tested.
+
+Rules.
+- A jail sees /usr, an interpreter, this package's `inside` folder, the tool's own folder, what was granted, and its
+  workdir. Only the workdir, the write grants and private memory file systems can be written to.
+- Inside a writable folder, what trusted programs later read or run stays read-only: `.git`, `.venv`, the bundle's
+  documents, tool and extension folders, the kernel's own code, interpreters. The folders above such a place are
+  mounted onto themselves, because a folder that is a mount point cannot be renamed away.
+- The state root and the runtime directory never show, not even in a workdir that contains them.
+- Mounts are made from the outermost to the innermost path, so that no later mount hides an earlier one by accident.
+- The plan is all of it: launch.py executes it and chooses nothing.
+
+Source: sandbox.md sections 1 to 3; design section 12a.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from schemas.errors import fail
+from schemas.launch import ToolSpec
+from schemas.worker_frames import WORKER_FD
+
+#: Descriptors that launch.py puts where the plan says; the worker's socket is schemas.worker_frames.WORKER_FD.
+STATUS_FD: Final = 4
+ARGS_FD: Final = 5
+WORKDIR_FD: Final = 6
+
+#: Where this package's `inside` folder stands in a jail; its name is how tools import it.
+JAIL_CODE: Final = "/run/goondan/goondan_tool"
+#: Home of every jail: private, empty, gone with it.
+JAIL_HOME: Final = "/run/goondan/home"
+#: The one user of every jail; never 0, whoever runs the host.
+JAIL_UID: Final = 1000
+JAIL_GID: Final = 1000
+JAIL_HOSTNAME: Final = "tool"
+JAIL_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+#: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
+TMP_BYTES: Final = 256 << 20
+HOME_BYTES: Final = 64 << 20
+SHM_BYTES: Final = 64 << 20
+#: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
+GUARDED_NAMES: Final = (".git", ".venv")
+#: Folders that are the system's, or that a jail makes itself; nothing in them can be a workdir or a grant to write.
+SYSTEM: Final = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
+    "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
+)  # fmt: skip
+#: These themselves cannot be a workdir or a write grant either, only folders in them.
+TOP: Final = ("/", "/run", "/home", "/var")
+
+
+class Place(Struct, frozen=True):
+    """An existing file or folder of the host: `path` is resolved, `name` is how it was named (default: the same)."""
+
+    path: str
+    kind: Literal["dir", "file"]
+    name: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Where it stands in a jail."""
+        return self.name or self.path
+
+
+class HostFacts(Struct, frozen=True, kw_only=True):
+    """What the policy must know about this machine; facts.py gathers it once.
+
+    `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
+    as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
+    `code` are folders of ours that stay read-only, `hidden` folders that never show.
+    """
+
+    bwrap: str
+    python: str
+    inside: str
+    prefix: str | None = None
+    links: list[tuple[str, str]] = []
+    dirs: list[str] = []
+    etc: list[str] = []
+    code: list[str] = []
+    hidden: list[str] = []
+    disable_userns: bool = True
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One jail to be: the tool, and what facts.py found out about the paths that concern it.
+
+    `workdir` is the path as the caller names it, `workdir_real` the same without symbolic links. `guarded` are the
+    existing places inside the workdir or a write grant that stay read-only (candidates: `guard_candidates`), `masked`
+    what is hidden in the tool's folder. `read` and `write` are the granted places. `entry_only`: the tool's folder is
+    the bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
+    """
+
+    tool: ToolSpec
+    workdir: str | None = None
+    workdir_real: str | None = None
+    guarded: list[Place] = []
+    masked: list[Place] = []
+    read: list[Place] = []
+    write: list[Place] = []
+    entry_only: bool = False
+    venv: str | None = None
+    venv_site: str | None = None
+
+
+class LaunchPlan(Struct, frozen=True, kw_only=True):
+    """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
+
+    `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD.
+    """
+
+    bwrap: str
+    options: list[str]
+    command: list[str]
+    open_workdir: str | None
+    workdir: str
+    import_paths: list[str]
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or lies in it. Both absolute and without `..`."""
+    return path == folder or path.startswith(folder if folder == "/" else folder + "/")
+
+
+def check_writable(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED when no jail may write to `path` (resolved): a system folder, an interpreter, our code."""
+    if path in TOP or any(within(path, folder) for folder in SYSTEM):
+        raise fail("E_SANDBOX_DENIED", f"{path} is a system folder and cannot be writable for a tool")
+    for folder in [*host.code, *([host.prefix] if host.prefix else [])]:
+        if within(path, folder):
+            raise fail("E_SANDBOX_DENIED", f"{path} lies in {folder}, which holds code that runs outside of jails")
+
+
+def check_write_grant(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
+    check_writable(path, host)
+    for folder in [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])]:
+        if within(folder, path) or within(path, folder):
+            raise fail("E_SANDBOX_DENIED", f"a grant to write to {path} would reach {folder}")
+
+
+def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:
+    """Paths inside the writable `folder` that must be read-only if they exist, each once."""
+    wanted = [f"{folder}/{name}" for name in GUARDED_NAMES]
+    roots = [*protected, tool.root, *host.code, *([host.prefix] if host.prefix else [])]
+    wanted += [path for path in roots if within(path, folder) and path != folder]
+    if within(tool.entry, folder):
+        wanted.append(tool.entry)
+    return list(dict.fromkeys(wanted))
+
+
+def plan(request: Request, host: HostFacts) -> LaunchPlan:
+    """The launch plan of one jail. Raises GoondanError E_SANDBOX_DENIED for what cannot be given."""
+    tool = request.tool
+    if request.workdir_real is not None:
+        check_writable(request.workdir_real, host)
+    for place in request.write:
+        check_write_grant(place.path, host)
+    options = [*_walls(host), *_system(host), *_private(), *_interpreter(host)]
+    for _, _, mount in sorted(_mounts(request, host), key=lambda item: (item[0], item[1])):
+        options += mount
+    for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
+        options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
+    cwd = request.workdir or JAIL_HOME
+    path = f"{JAIL_PATH}:{host.prefix}/bin" if host.prefix else JAIL_PATH
+    environment = {"PATH": path, "HOME": JAIL_HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+    for name, value in environment.items():
+        options += ["--setenv", name, value]
+    options += ["--chdir", cwd]
+    folder = tool.entry.rpartition("/")[0]
+    import_paths = list(dict.fromkeys([folder] if request.entry_only else [folder, tool.root]))
+    if request.venv_site is not None:
+        import_paths.append(request.venv_site)
+    return LaunchPlan(
+        bwrap=host.bwrap,
+        options=options,
+        command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
+        open_workdir=request.workdir_real,
+        workdir=cwd,
+        import_paths=import_paths,
+    )
+
+
+def _walls(host: HostFacts) -> list[str]:
+    options = [
+        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+        "--hostname", JAIL_HOSTNAME, "--uid", str(JAIL_UID), "--gid", str(JAIL_GID),
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        "--json-status-fd", str(STATUS_FD),
+    ]  # fmt: skip
+    return [*options, "--disable-userns"] if host.disable_userns else options
+
+
+def _system(host: HostFacts) -> list[str]:
+    options = ["--ro-bind", "/usr", "/usr"]
+    for name, target in host.links:
+        options += ["--symlink", target, name]
+    for folder in host.dirs:
+        options += ["--ro-bind", folder, folder]
+    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+        options += ["--ro-bind", f"{host.inside}/etc/{name}", f"/etc/{name}"]
+    for path in host.etc:
+        options += ["--ro-bind", path, path]
+    # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.
+    return [*options, "--proc", "/proc", "--dev", "/dev"]
+
+
+def _private() -> list[str]:
+    return [
+        "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm",
+        "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp",
+        "--size", str(HOME_BYTES), "--perms", "0700", "--tmpfs", JAIL_HOME,
+    ]  # fmt: skip
+
+
+def _interpreter(host: HostFacts) -> list[str]:
+    prefix = ["--ro-bind", host.prefix, host.prefix] if host.prefix else []
+    return [*prefix, "--ro-bind", host.inside, JAIL_CODE]
+
+
+# A mount sorts by its path, as a list of names so that what is inside comes later, then by rank.
+_Mount = tuple[list[str], int, list[str]]
+_SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
+
+
+def _mounts(request: Request, host: HostFacts) -> list[_Mount]:
+    mounts: dict[tuple[str, int], list[str]] = {}
+
+    def mount(path: str, rank: int, *options: str) -> None:
+        mounts.setdefault((path, rank), list(options))
+
+    writable = _writable(request)
+    for place in _shown(request):
+        if not any(within(place.path, real) for real, _ in writable):
+            mount(place.shown, _SHOWN, "--ro-bind", place.path, place.shown)
+    for real, shown in writable:
+        if shown == request.workdir:
+            mount(shown, _WRITABLE, "--bind-fd", str(WORKDIR_FD), shown)
+        else:
+            mount(shown, _WRITABLE, "--bind", real, shown)
+        for place in _outermost(request.guarded):
+            if place.path == real or not within(place.path, real):
+                continue
+            for above in _between(real, place.path):
+                mount(shown + above[len(real) :], _WRITABLE, "--bind", above, shown + above[len(real) :])
+            at = shown + place.path[len(real) :]
+            mount(at, _GUARDED, "--ro-bind", place.path, at)
+    for place in request.masked:
+        at = _seen(place.path, writable)
+        if place.kind == "file":
+            mount(at, _MASKED, "--ro-bind", "/dev/null", at)
+    for at in _emptied(request, host):
+        mount(at, _MASKED, "--perms", "0555", "--tmpfs", at)
+    return [(path.split("/"), rank, options) for (path, rank), options in mounts.items()]
+
+
+def _writable(request: Request) -> list[tuple[str, str]]:
+    """Writable folders: the real path, and where it stands in the jail."""
+    pairs = [(place.path, place.shown) for place in request.write]
+    if request.workdir is not None and request.workdir_real is not None:
+        pairs.append((request.workdir_real, request.workdir))
+    return pairs
+
+
+def _shown(request: Request) -> list[Place]:
+    """What shows read-only: the tool's folder, read grants, the declared environment."""
+    tool = request.tool
+    own = Place(tool.entry, "file") if request.entry_only else Place(tool.root, "dir")
+    return [own, *request.read, *([Place(request.venv, "dir")] if request.venv else [])]
+
+
+def _seen(path: str, writable: list[tuple[str, str]]) -> str:
+    """Where a path of the host stands in the jail: a workdir keeps the name that the caller has for it."""
+    for real, shown in reversed(writable):
+        if within(path, real):
+            return shown + path[len(real) :]
+    return path
+
+
+def _emptied(request: Request, host: HostFacts) -> list[str]:
+    """Folders that show as empty ones: masked folders of the tool, and what is hidden inside anything that shows."""
+    writable = _writable(request)
+    folders = [shown for _, shown in writable] + [place.shown for place in _shown(request) if place.kind == "dir"]
+    paths = [_seen(place.path, writable) for place in request.masked if place.kind == "dir"]
+    for hidden in host.hidden:
+        at = _seen(hidden, writable)
+        # The workdir usually lies inside the state root; then nothing of the state root shows but the workdir.
+        if any(at != folder and within(at, folder) for folder in folders):
+            paths.append(at)
+    return list(dict.fromkeys(paths))
+
+
+def _outermost(places: list[Place]) -> list[Place]:
+    """Without those that lie in another one: a writable mount inside a read-only folder would be a hole in it."""
+    return [p for p in places if not any(p != other and within(p.path, other.path) for other in places)]
+
+
+def _between(outer: str, inner: str) -> list[str]:
+    """The folders strictly between two paths, outermost first."""
+    names = inner[len(outer) + 1 :].split("/")[:-1]
+    return [outer + "/" + "/".join(names[: index + 1]) for index in range(len(names))]
+
+
+assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD}) == 4

@@ -1,0 +1,189 @@
+"""Which jail a call goes to, and which jails there are: pure, with the time as an argument.
+
+A slot is the place of one jail. States: `open` (takes calls) -> `closed` (finishes what it runs, takes nothing new, is
+on its way out) -> gone. There are never more slots than `max_jails`, closed ones included, because their processes
+still live.
+
+Rules.
+- Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time.
+- When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait,
+  first come first served by key.
+- The host performs what is returned: start a jail for a slot, put calls into it, end it.
+
+Source: sandbox.md sections 1 and 5; brief design section 6.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from msgspec import Struct
+
+from toolhost.calls import Call
+
+#: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
+MAX_CALLS_PER_JAIL: Final = 64
+
+#: (tool, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
+Key = tuple[str, ...]
+
+
+class Slot:
+    """The place of one jail. `calls` are those it runs, by their id in the jail."""
+
+    __slots__ = ("calls", "closed", "idle_since", "jail", "key")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.calls: dict[str, Call] = {}
+        self.closed = False
+        self.idle_since: float | None = None
+        self.jail: Any = None  # the live thing, the host's
+
+
+class Start(Struct, frozen=True):
+    """Start a jail for this slot."""
+
+    slot: Slot
+
+
+class Assign(Struct, frozen=True):
+    """Run this call in this slot. Calls for a slot come after its Start."""
+
+    slot: Slot
+    call: Call
+
+
+class End(Struct, frozen=True):
+    """End this slot's jail; it runs nothing."""
+
+    slot: Slot
+
+
+Action = Start | Assign | End
+
+
+class Pool:
+    """All slots, and the calls that wait for one."""
+
+    def __init__(self, max_jails: int) -> None:
+        self.max_jails = max(1, max_jails)
+        self._by_key: dict[Key, Slot] = {}
+        self._idle: dict[Slot, None] = {}  # longest idle first
+        self._waiting: dict[Key, deque[Call]] = {}  # in order of arrival
+        self._slots: set[Slot] = set()
+
+    # --- the hot path
+
+    def find(self, key: Key) -> Slot | None:
+        """An open slot of this key with room; mark it with `enter`."""
+        slot = self._by_key.get(key)
+        return slot if slot is not None and len(slot.calls) < MAX_CALLS_PER_JAIL else None
+
+    def enter(self, slot: Slot, jail_id: str, call: Call) -> None:
+        """The call is now run by the slot's jail."""
+        slot.calls[jail_id] = call
+        if slot.idle_since is not None:
+            slot.idle_since = None
+            self._idle.pop(slot, None)
+
+    def leave(self, slot: Slot, jail_id: str, now: float) -> list[Action]:
+        """The slot's jail is through with a call (whoever has answered it)."""
+        slot.calls.pop(jail_id, None)
+        if not slot.calls:
+            if slot.closed:
+                return [End(slot)]
+            if slot.idle_since is None:
+                slot.idle_since = now
+                self._idle[slot] = None
+        if not self._waiting:
+            return []
+        return self._serve()
+
+    # --- the rest
+
+    def place(self, key: Key, call: Call) -> list[Action]:
+        """Find a place for a call that `find` had none for."""
+        self._waiting.setdefault(key, deque()).append(call)
+        return self._serve()
+
+    def withdraw(self, key: Key, call: Call) -> None:
+        """The call needs no place any more. No matter if it has none."""
+        waiting = self._waiting.get(key)
+        if waiting is not None and call in waiting:
+            waiting.remove(call)
+            if not waiting:
+                del self._waiting[key]
+
+    def close(self, slot: Slot) -> list[Action]:
+        """Nothing new goes to this slot. End it now if it is idle; else `leave` does when its last call is through."""
+        if slot.closed or slot not in self._slots:
+            return []
+        self._unlist(slot)
+        actions: list[Action] = [] if slot.calls else [End(slot)]
+        return actions + (self._serve() if self._waiting else [])
+
+    def gone(self, slot: Slot) -> list[Action]:
+        """The slot's jail has ended for good; its calls are the host's affair."""
+        self._unlist(slot)
+        self._slots.discard(slot)
+        return self._serve() if self._waiting else []
+
+    def retire(self, before: float) -> list[Action]:
+        """End what has been idle since `before` or longer."""
+        actions: list[Action] = []
+        for slot in list(self._idle):
+            if slot.idle_since is None or slot.idle_since > before:
+                break
+            actions += self.close(slot)
+        return actions
+
+    def slots(self) -> list[Slot]:
+        """Every slot, closed ones included."""
+        return list(self._slots)
+
+    def idle(self) -> list[Slot]:
+        """The idle ones, longest idle first."""
+        return list(self._idle)
+
+    @property
+    def waiting_count(self) -> int:
+        """Calls without a place."""
+        return sum(map(len, self._waiting.values()))
+
+    def _serve(self) -> list[Action]:
+        """Give waiting calls what places there are."""
+        actions: list[Action] = []
+        short = 0  # keys that need a slot while there is none
+        for key in list(self._waiting):
+            calls = self._waiting[key]
+            slot = self._by_key.get(key)
+            if slot is None:
+                if len(self._slots) >= self.max_jails:
+                    short += 1
+                    continue
+                slot = Slot(key)
+                self._slots.add(slot)
+                self._by_key[key] = slot
+                actions.append(Start(slot))
+            room = (
+                MAX_CALLS_PER_JAIL
+                - len(slot.calls)
+                - sum(1 for action in actions if isinstance(action, Assign) and action.slot is slot)
+            )
+            actions += [Assign(slot, calls.popleft()) for _ in range(min(room, len(calls)))]
+            if not calls:
+                del self._waiting[key]
+        # Slots that are being ended already will serve the first of them.
+        leaving = sum(1 for slot in self._slots if slot.closed and not slot.calls)
+        for slot in list(self._idle)[: max(0, short - leaving)]:
+            self._unlist(slot)
+            actions.append(End(slot))
+        return actions
+
+    def _unlist(self, slot: Slot) -> None:
+        slot.closed = True
+        self._idle.pop(slot, None)
+        if self._by_key.get(slot.key) is slot:
+            del self._by_key[slot.key]

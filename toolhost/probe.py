@@ -1,0 +1,133 @@
+"""A real jail, once, before any tool: whether this machine can make one, and whether it is one.
+
+The probe goes the way of every tool: policy, launch, worker protocol. Its handler looks around from inside and the
+host compares with what it knows; so a bubblewrap that starts but does not separate is found out.
+
+Source: sandbox.md sections 3 (item 7) and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from schemas.errors import GoondanError, fail
+from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.worker_frames import WORKER_PROTOCOL, Call, Init, LoadFailed, Result, WorkerFrame
+from toolhost.channel import Violation
+from toolhost.facts import look_up
+from toolhost.jail import Jail
+from toolhost.policy import JAIL_UID, HostFacts, plan
+
+#: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
+PROBE_S: Final = 15.0
+
+
+async def probe(facts: HostFacts, spec: ToolHostSpec) -> GoondanError | None:
+    """None when tools can run; else E_SANDBOX_UNAVAILABLE with the cause."""
+    loop = asyncio.get_running_loop()
+    visit = _Visit(loop)
+    folder = f"{facts.inside}/probe"
+    tool = ToolSpec(
+        name="probe",
+        entry=f"{folder}/look.py",
+        root=folder,
+        exports=[ExportSpec(name="look")],
+        sandbox=SandboxSpec(isolation="shared"),
+    )
+    try:
+        launch_plan = plan(look_up(tool, None, spec, facts), facts)
+        jail = Jail(launch_plan, visit, loop, output_limit=65536, name="probe")
+    except GoondanError as error:
+        return _unavailable(error.info.message)
+    jail.send(Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=launch_plan.import_paths, jailed=True))
+    jail.send(
+        Call(
+            call_id="1",
+            export="look",
+            input=Raw(b"\x80"),
+            agent_name="",
+            instance_key="",
+            turn_id="",
+            tool_call_id="",
+            workdir=launch_plan.workdir,
+        )
+    )
+    try:
+        async with asyncio.timeout(PROBE_S):
+            told = await visit.told
+    except TimeoutError:
+        told = f"the probe jail did not answer within {PROBE_S:g} s"
+    finally:
+        jail.kill("the probe is over")
+        await visit.over
+    if isinstance(told, str):
+        return _unavailable(told)
+    problems = judge(told)
+    return _unavailable("the probe jail is none: " + "; ".join(problems)) if problems else None
+
+
+def judge(seen: dict[str, Any]) -> list[str]:
+    """What is wrong with what a probe saw from inside."""
+    problems: list[str] = []
+    if seen.get("uid") != [JAIL_UID] * 3:
+        problems.append(f"its user ids are {seen.get('uid')}")
+    if any(value != 0 for value in seen.get("capabilities", [-1])):
+        problems.append("it has capabilities")
+    if seen.get("noNewPrivs") != 1:
+        problems.append("it can gain privileges")
+    if seen.get("pids") != [1, 2]:
+        problems.append("it sees other processes")
+    if seen.get("interfaces") not in ([], ["lo"]):
+        problems.append(f"it has the network interfaces {seen.get('interfaces')}")
+    if set(seen.get("environment", ["?"])) - {"PWD"} != {"HOME", "LANG", "PATH", "TMPDIR"}:
+        problems.append(f"it has the environment {seen.get('environment')}")
+    if not set(seen.get("descriptors", [-1])) <= {0, 1, 2, 3}:
+        problems.append(f"it has the descriptors {seen.get('descriptors')}")
+    namespaces: dict[str, str] = seen.get("namespaces", {})
+    ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
+    if ours:
+        problems.append(f"it shares our namespaces {ours}")
+    if len(namespaces) < 7:
+        problems.append("it does not know its namespaces")
+    if seen.get("writable"):
+        problems.append(f"it can write to {seen['writable']}")
+    return problems
+
+
+def _unavailable(cause: str) -> GoondanError:
+    return fail("E_SANDBOX_UNAVAILABLE", f"tools need a jail, and none can be made: {cause}")
+
+
+class _Visit:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.told: asyncio.Future[dict[str, Any] | str] = loop.create_future()
+        self.over: asyncio.Future[None] = loop.create_future()
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        for frame in frames:
+            if isinstance(frame, LoadFailed):
+                self._tell(frame.message)
+            elif isinstance(frame, Result):
+                if frame.status == "ok" and frame.output is not None:
+                    self._tell(msgspec.msgpack.decode(frame.output))
+                else:
+                    self._tell(frame.error.message if frame.error is not None else frame.status)
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        self._tell(str(violation))
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        pass  # the last line is in the jail's last words
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        self._tell(f"{jail.last_words or 'bubblewrap'} ({cause})")
+        self.over.set_result(None)
+
+    def _tell(self, what: dict[str, Any] | str) -> None:
+        if not self.told.done():
+            self.told.set_result(what)
