@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import pytest
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.launch import ToolSpec
-from tests.contract.parity import cases, deviations, differences, fill, set_up
+from tests.contract.recorded import cases, deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 
 CASES = cases("bash")
-#: What the wall clock may be early by (milliseconds): recorded bounds are about behaviour, not about a machine.
 DEVIATIONS = deviations()
 
 
@@ -32,11 +30,11 @@ def spec(open_catalog: bool) -> ToolSpec:
 
 
 @pytest.fixture
-def place(short_tmp: Path) -> Iterator[Path]:
+def place(short_tmp: Path) -> Path:
     """A fresh workdir inside an otherwise empty folder."""
     workdir = short_tmp / "work"
     workdir.mkdir()
-    yield workdir
+    return workdir
 
 
 async def answer(made: Bench, case: dict[str, Any], workdir: Path) -> list[str]:
@@ -62,7 +60,7 @@ async def test_recorded(case: dict[str, Any], place: Path) -> None:
 def test_deviations_are_of_recorded_cases_and_have_reasons() -> None:
     known = {case["id"] for case in CASES}
     assert not [name for name in DEVIATIONS if name.startswith("bash__") and name not in known]
-    assert all(isinstance(reason, str) and len(reason) > 20 for reason in DEVIATIONS.values())
+    assert all(len(reason) > 20 for reason in DEVIATIONS.values())
 
 
 async def test_the_calls_of_one_instance_share_a_warm_jail(place: Path) -> None:
