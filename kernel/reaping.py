@@ -145,10 +145,15 @@ class Child:
 
 
 class Reaper:
-    """Waits for all children of this process, the ones that were started and the ones that were adopted."""
+    """Waits for all children of this process, the ones that were started and the ones that were adopted.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    `is_expected` says of an unknown living child whether it may live on: the fork server keeps an agent waiting that
+    nobody has asked for yet.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, is_expected: Callable[[int], bool] = lambda pid: False) -> None:
         self._loop = loop
+        self._is_expected = is_expected
         self._known: dict[int, Child] = {}
         self._strays: dict[int, float] = {}  # unknown children, and when they were first seen
         self._sweeper: asyncio.TimerHandle | None = None
@@ -210,12 +215,14 @@ class Reaper:
             self._sweeper = self._loop.call_later(ZOMBIE_GRACE_S, self._sweep_now)
 
     def sweep(self, now: float, *, patience: float = 1.0) -> int:
-        """Collect unknown zombies and kill unknown living children; how many are left.
+        """Collect unknown zombies and kill unknown living children; how many are left that should not be.
 
         `patience` scales the time they get to turn out to be known; 0 at the very end, when nobody is expected.
         """
         unknown = children_of_this_process() - self._known.keys()
-        self._strays = {pid: self._strays.get(pid, now) for pid in unknown}
+        self._strays = {
+            pid: self._strays.get(pid, now) for pid in unknown if patience == 0.0 or not self._is_expected(pid)
+        }
         for pid, first_seen in list(self._strays.items()):
             try:
                 ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -108,7 +108,7 @@ class Supervisor:
         self._stop: asyncio.Future[str] = self._loop.create_future()
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
         self._changed = asyncio.Event()
-        self._reaper = Reaper(self._loop)
+        self._reaper = Reaper(self._loop, self._is_waiting_agent)
         self._workers = Workers(self._loop)
         self._fork_channel: socket.socket | None = None
         self._welcomed = False
@@ -366,6 +366,19 @@ class Supervisor:
         if self._agents is None:
             raise AssertionError("the control link begins after the agents")
         return self._agents.roster.inventory()
+
+    def _is_waiting_agent(self, pid: int) -> bool:
+        """Whether an unknown child is an agent that the fork server keeps ready: it holds the kernel's own lock.
+
+        A stray of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
+        """
+        if self._locks is None or self._services is None or not self._services.alive("forkserver"):
+            return False
+        try:
+            theirs = os.stat(f"/proc/{pid}/fd/{self._locks.alive_fd}")
+        except OSError:
+            return False
+        return os.path.samestat(theirs, os.fstat(self._locks.alive_fd))
 
     def _agent_token(self, principal: Principal, launch: int) -> str:
         plan = self._plan

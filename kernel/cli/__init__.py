@@ -71,6 +71,7 @@ def group() -> None:
 
 def main() -> NoReturn:
     """The console script. Ends the process."""
+    _open_standard_streams()
     signal.signal(signal.SIGTERM, _terminated)
     code = run(sys.argv[1:])
     try:
@@ -80,6 +81,16 @@ def main() -> NoReturn:
     # Not sys.exit: a thread that waits for a line on stdin would hold the interpreter's end up.
     sys.stderr.flush()
     os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """A shell can close them (`<&-`); what is opened next must not take their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -180,6 +181,9 @@ class _Batch:
         self._workdir = workdir
         #: Set when the kernel went away before every line had its result.
         self.lost: GoondanError | None = None
+        #: Set when a result could not be printed.
+        self._failure: BaseException | None = None
+        self._give_up: Callable[[], object] = lambda: None
 
     async def run(self) -> None:
         import asyncio
@@ -190,12 +194,15 @@ class _Batch:
 
         async with Session(self._kernel) as session:
             reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
+            self._give_up = reader.cancel
             await asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED)
             if not reader.done():
                 # What is under way gets its error line by itself; nothing more is read.
                 self.lost = self.lost or session.lost_error()
                 reader.cancel()
                 await asyncio.wait({reader})
+            if self._failure is not None:
+                raise self._failure
             if not reader.cancelled():
                 reader.result()
 
@@ -204,29 +211,28 @@ class _Batch:
 
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
         tasks: set[asyncio.Task[None]] = set()
-        failures: list[BaseException] = []
 
         def done(task: asyncio.Task[None]) -> None:
             tasks.discard(task)
             room.release()
             if not task.cancelled() and (error := task.exception()) is not None:
-                failures.append(error)
+                self._failure = self._failure or error
+                self._give_up()
 
         try:
             async for line in lines:
                 await room.acquire()
-                if failures:
-                    break
                 task = asyncio.ensure_future(self._line(session, line))
                 tasks.add(task)
                 task.add_done_callback(done)
         finally:
+            if self._failure is not None:
+                for task in tasks:
+                    task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
         if lines.error is not None:
             raise lines.error
-        if failures:
-            raise failures[0]
 
     async def _line(self, session: Session, line: Line) -> None:
         from kernel.cli.batch import BadLine, parse_line

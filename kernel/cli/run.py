@@ -119,17 +119,23 @@ class _Talk:
         """Lines are sent as they come, answers are printed in their order."""
         import asyncio
 
-        waiting: asyncio.Queue[asyncio.Future[_Told] | None] = asyncio.Queue(MAX_IN_FLIGHT)
+        waiting: asyncio.Queue[asyncio.Future[_Told] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def read() -> None:
             async for line in lines:
-                await waiting.put(asyncio.ensure_future(self._ask(session, line)))
-            await waiting.put(None)
+                await room.acquire()
+                waiting.put_nowait(asyncio.ensure_future(self._ask(session, line)))
+            if lines.error is not None:
+                raise lines.error
 
         reading = asyncio.ensure_future(read())
+        reading.add_done_callback(lambda _: waiting.put_nowait(None))
         try:
             while (asked := await waiting.get()) is not None:
                 self._show(await asked)
+                room.release()
+            reading.result()
         finally:
             reading.cancel()
             while not waiting.empty():
@@ -158,6 +164,8 @@ class _Talk:
             self._show(told)
             _prompt()
         write("", sys.stderr)
+        if lines.error is not None:
+            raise lines.error
 
     async def _ask(self, session: Session, line: Any) -> _Told:
         """One line to its answer. Raises only E_KERNEL_LOST."""

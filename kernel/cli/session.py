@@ -39,6 +39,8 @@ class Session:
         run_dir = self._kernel.place.run_dir
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
+        # What ends with the kernel is said once, by whoever asks; nobody reads the loop's own complaints.
+        loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
         try:
             with open(f"{run_dir}/{rundir.CLIENT_TOKEN}") as source:
