@@ -10,7 +10,7 @@ Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.events import Events
@@ -32,6 +32,9 @@ from schemas.codec import (
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Shutdown, Welcome
 from schemas.launch import AgentSpec
+
+#: Peers of one class that one answer lists: it has to fit one frame.
+MAX_PEERS: Final = 4096
 
 
 class Router:
@@ -240,9 +243,14 @@ class Router:
             self.bus.presence.drop(connection)
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`{op: "stats"}`: counters and sizes."""
-        if from_raw(frame.payload, dict).get("op") != "stats":
-            raise GoondanError(error_payload("E_FRAME_INVALID", "admin knows the op `stats`"))
+        """`{op: "stats"}`: counters and sizes. `{op: "peers"}`, for operators: who is connected besides clients."""
+        op = from_raw(frame.payload, dict).get("op")
+        if op == "peers" and connection.claims.operator:
+            self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))
+            return
+        if op != "stats":
+            message = "admin knows the op `stats` and, for operators, `peers`"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox
         body = {
             "broker": self.bus.broker_id,
@@ -254,6 +262,20 @@ class Router:
             "openCalls": len(self.bus.calls),
         }
         self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _peers(self) -> list[dict[str, Any]]:
+        """Agents and tool hosts: what `gdn ps` shows of a kernel without a supervisor."""
+        return [
+            {
+                "role": CLASSES[cls],
+                "name": connection.claims.agent or "1",
+                "instanceKey": connection.claims.instance_key,
+                "pid": connection.pid,
+                "startedMs": connection.started_ms,
+            }
+            for cls in (AGENTS, TOOLS)
+            for connection in list(self._connections[cls].values())[:MAX_PEERS]
+        ]
 
     def _ping(self, connection: Connection, frame: Frame, now: float) -> None:
         self.bus.send(connection, Frame("pong", in_reply_to=frame.id))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,10 +23,13 @@ import msgspec
 from kernel import paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.spawn import command, open_log, start_program
-from kernel.supervisor_client import SupervisorClient
+from kernel.supervisor_client import ANSWER_S, PEER, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
+from schemas.tokens import SOCKETS
 
+#: What only a broker that was started by hand leaves in the runtime directory (kernel/broker/standalone.py).
+SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
 #: `gdn stop` returns within this time (seconds); the supervisor's own steps add up to less.
 STOP_S: Final = 10.0
 #: How long a command waits for a kernel that somebody else is just starting or stopping (seconds).
@@ -146,7 +150,7 @@ class Started:
     def wait_end(self) -> None:
         """Wait until it and everything below it is gone; what does not go in time is killed."""
         self.stop_soon()
-        end_of(self.pidfd, self.pid, self._place.run_dir)
+        end_of(self.pidfd, self._place.run_dir)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -161,7 +165,7 @@ class Started:
         return f"{self._place.state_dir}/logs/supervisor.log"
 
 
-def end_of(pidfd: int, pid: int, run_dir: str, timeout_s: float = STOP_S) -> bool:
+def end_of(pidfd: int, run_dir: str, timeout_s: float = STOP_S) -> bool:
     """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went."""
     readable, _, _ = select.select([pidfd], [], [], timeout_s)
     if readable:
@@ -176,35 +180,93 @@ def end_of(pidfd: int, pid: int, run_dir: str, timeout_s: float = STOP_S) -> boo
 
 
 class Kernel:
-    """A running kernel that this command holds. `started` is set when this command started it."""
+    """A running kernel, for as long as this command uses it. `pidfd` is readable when it is gone."""
+
+    def __init__(self, place: Place, pidfd: int) -> None:
+        self.place = place
+        self.pidfd = pidfd
+
+    @property
+    def entry_agent(self) -> str | None:
+        """The agent that gets what names no other; None when the bundle has no agent."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns."""
+        raise NotImplementedError
+
+
+class Supervised(Kernel):
+    """A kernel whose supervisor knows that we use it. `started` is set when this command started it."""
 
     def __init__(
         self, place: Place, client: SupervisorClient, entry_agent: str | None, started: Started | None
     ) -> None:
-        self.place = place
-        self.client = client
-        self.entry_agent = entry_agent
-        self.started = started
+        super().__init__(place, client.pidfd)
+        self._client = client
+        self._entry_agent = entry_agent
+        self._started = started
 
     @property
-    def pidfd(self) -> int:
-        """Readable when the supervisor is gone."""
-        return self.client.pidfd
+    def entry_agent(self) -> str | None:
+        """As the supervisor says."""
+        return self._entry_agent
 
     def finish(self) -> None:
-        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns."""
+        """Release it, and see it gone if it ends now."""
         try:
-            over = bool(select.select([self.client.pidfd], [], [], 0)[0]) or self.client.ask("release").stopping
+            over = bool(select.select([self.pidfd], [], [], 0)[0]) or self._client.ask("release").stopping
         except GoondanError:
             over = True
-        if self.started is not None:
-            self.started.stop_soon()
+        if self._started is not None:
+            self._started.stop_soon()
             if over:
-                self.started.wait_end()
+                self._started.wait_end()
             # else other calls use it, and the last of them ends it
         elif over:
-            end_of(self.client.pidfd, self.client.pid, self.place.run_dir)
-        self.client.close()
+            end_of(self.pidfd, self.place.run_dir)
+        self._client.close()
+
+
+class ByHand(Kernel):
+    """A broker that was started by hand, without a supervisor; it lives and dies without us."""
+
+    def __init__(self, place: Place, pid: int, pidfd: int) -> None:
+        super().__init__(place, pidfd)
+        self.pid = pid
+
+    @property
+    def started_ms(self) -> int:
+        """When its process began: CLOCK_BOOTTIME in milliseconds."""
+        with open(f"/proc/{self.pid}/stat") as stat:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])
+        return ticks * 1000 // os.sysconf("SC_CLK_TCK")
+
+    @property
+    def entry_agent(self) -> str | None:
+        """As the bundle says."""
+        from kernel.bundle.opening import load_plan
+
+        return load_plan(self.place.bundle, state_dir=self.place.state_dir, handlers=False).entry_agent
+
+    def finish(self) -> None:
+        """Nothing to release."""
+        os.close(self.pidfd)
+
+
+def by_hand(place: Place) -> ByHand | None:
+    """The broker of a bundle that runs without a supervisor; None without one. Raises GoondanError E_RUN_DIR."""
+    try:
+        rundir.check(place.run_dir)
+        if not os.path.exists(f"{place.run_dir}/{SECRET_FILE}"):
+            return None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+            probe.settimeout(ANSWER_S)
+            probe.connect(f"{place.run_dir}/{SOCKETS['client']}")
+            pid = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0]
+            return ByHand(place, pid, os.pidfd_open(pid))
+    except OSError:
+        return None
 
 
 def attach(place: Place) -> Kernel:
@@ -275,7 +337,7 @@ def _hold(place: Place, started: Started | None) -> Kernel | None:
     while True:
         client = SupervisorClient.connect(place.run_dir)
         if client is None:
-            return None
+            return by_hand(place)
         try:
             reply = client.ask("hold", READY_S)
         except GoondanError as error:
@@ -286,7 +348,7 @@ def _hold(place: Place, started: Started | None) -> Kernel | None:
             if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_KERNEL_LOST"):
                 continue  # it was stopping, and is gone now
             return None  # its start failed; whoever started it is told why
-        return Kernel(place, client, reply.entry_agent, started)
+        return Supervised(place, client, reply.entry_agent, started)
 
 
 def preload() -> None:

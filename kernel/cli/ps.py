@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernel.cli import options
 
 if TYPE_CHECKING:
+    from kernel.cli.attach import ByHand
     from kernel.supervisor_client import ProcessInfo
 
 _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "LAST EXIT")
@@ -20,7 +21,7 @@ _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "L
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """Show the processes of a running swarm."""
-    from kernel.cli.attach import locate
+    from kernel.cli.attach import by_hand, locate
     from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
 
@@ -30,6 +31,8 @@ def command(bundle: str | None, as_json: bool) -> int:
     if client is not None:
         rows = client.ask("ps").processes or []
         client.close()
+    elif (broker := by_hand(place)) is not None:
+        rows = external(broker)
     if as_json:
         write_json(rows)
     elif rows:
@@ -37,6 +40,41 @@ def command(bundle: str | None, as_json: bool) -> int:
     else:
         write("no kernel runs " + place.bundle)
     return 0
+
+
+def external(broker: ByHand) -> list[ProcessInfo]:
+    """What a broker without a supervisor says of itself and of its peers; their number of restarts nobody knows."""
+    import asyncio
+    import time
+
+    from kernel.cli.session import Session
+    from kernel.supervisor_client import ProcessInfo, rfc3339
+    from schemas.link import boottime_ms
+
+    async def ask() -> list[Any]:
+        async with Session(broker) as session:
+            reply = await session.admin({"op": "peers"})
+            return list(reply["peers"])
+
+    try:
+        peers = asyncio.run(ask())
+        offset_ms = time.time() * 1000 - boottime_ms()
+        own = {"role": "broker", "name": "broker", "pid": broker.pid, "startedMs": broker.started_ms}
+        return [
+            ProcessInfo(
+                role=peer["role"],
+                name=peer["name"],
+                instance_key=peer.get("instanceKey"),
+                pid=peer["pid"],
+                status="external",
+                since=rfc3339((peer["startedMs"] + offset_ms) / 1000),
+                restarts=0,
+                last_exit=None,
+            )
+            for peer in (own, *peers)
+        ]
+    finally:
+        broker.finish()
 
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:

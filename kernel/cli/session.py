@@ -98,6 +98,11 @@ class Session:
         frame = self._frame(agent, instance, kind, input, event_id, None, None)
         await self._wait(self._open.post(frame), frame, timeout_s)
 
+    async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A question to the broker itself. Raises GoondanError."""
+        frame = Frame("admin", payload=to_raw(request))
+        return from_raw((await self._wait(self._open.post(frame), frame, WELCOME_S)).payload, dict)
+
     @property
     def _open(self) -> Link:
         if self._link is None or self.lost.done():

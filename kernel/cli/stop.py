@@ -20,7 +20,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     from contextlib import suppress
 
     from kernel import rundir
-    from kernel.cli.attach import STOP_S, end_of, locate
+    from kernel.cli.attach import STOP_S, by_hand, end_of, locate
     from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import GoondanError, fail
@@ -29,13 +29,16 @@ def command(bundle: str | None, as_json: bool) -> int:
     until = time.monotonic() + STOP_S
     client = SupervisorClient.connect(place.run_dir)
     if client is None:
+        if by_hand(place) is not None:
+            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
+            raise fail("E_KERNEL_RUNNING", message, suggestion="End its processes as they were started.")
         if not rundir.clear_after_death(place.run_dir):
             raise fail("E_KERNEL_RUNNING", f"processes of a killed kernel in {place.run_dir} do not end")
         write_json({"stopped": False}) if as_json else write("no kernel runs " + place.bundle)
         return 0
     with suppress(GoondanError):
         client.ask("stop", HEAR_S)
-    orderly = end_of(client.pidfd, client.pid, place.run_dir, max(0.5, until - time.monotonic() - 1.0))
+    orderly = end_of(client.pidfd, place.run_dir, max(0.5, until - time.monotonic() - 1.0))
     client.close()
     if as_json:
         write_json({"stopped": True, "killed": not orderly})
