@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from agentproc.app import main
+from agentproc.app import main, new_loop
 from schemas.errors import GoondanError
-from schemas.startup import die_with_parent, read_token, report_ready, set_process_name
+from schemas.startup import die_with_parent, read_token, set_process_name
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def run(argv: list[str] | None = None) -> int:
     except GoondanError as error:
         print(f"agentproc: {error}", file=sys.stderr)
         return 2
-    return main(options.endpoint, token, name="gdn-agent", ready=lambda: report_ready(options.ready_fd))
+    return main(new_loop(), options.endpoint, token, name="gdn-agent", ready_fd=options.ready_fd)
 
 
 if __name__ == "__main__":

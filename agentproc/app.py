@@ -26,6 +26,7 @@ from schemas.errors import GoondanError
 from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, Lease, Shutdown, Welcome
 from schemas.launch import AgentSpec
 from schemas.link import Link
+from schemas.startup import report_failure, report_ready
 
 #: How long SIGTERM leaves a turn to reach its next step boundary (seconds), like a `shutdown` that names nothing else.
 TERM_GRACE_S: Final = 10.0
@@ -208,23 +209,42 @@ class AgentApp:
         return TurnRunner(spec, instance_key, self.link, store)
 
 
-def main(endpoint: str, token: str, *, name: str, ready: Callable[[], None] | None = None) -> int:
-    """Run one agent process to its end; the exit status. `name` stands in every line of its log."""
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of an agent process, set as the current one."""
     import uvloop
 
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
-    )
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+def configure_log(name: str) -> None:
+    """Log lines to stderr, with `name` in each."""
+    form = f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
+
+
+def main(loop: asyncio.AbstractEventLoop, endpoint: str, token: str, *, name: str, ready_fd: int | None = None) -> int:
+    """Run one agent process to its end; the exit status. `name` stands in every line of its log.
+
+    `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
+    """
+    configure_log(name)
+    waiting = ready_fd
+
+    def ready() -> None:
+        nonlocal waiting
+        waiting = None
+        report_ready(ready_fd)
 
     async def life() -> int:
         return await AgentApp(endpoint, token).run(ready)
 
-    loop = uvloop.new_event_loop()
     try:
-        asyncio.set_event_loop(loop)
         return loop.run_until_complete(life())
     except GoondanError as error:
         log.error("%s", error)
+        report_failure(waiting, error.info)
         return 1
     finally:
         asyncio.set_event_loop(None)

@@ -1,7 +1,11 @@
 """`python -m agentproc.forkserver`: the warm parent of agent processes.
 
-It imports what an agent needs once, and forks on request: an agent is ready in milliseconds and shares the pages of
-its code with all others. So it must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
+It imports what an agent needs once and forks: an agent shares the pages of its code with all others. So it must stay
+fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
+
+One agent is always forked ahead and waits for its request, so that a request costs no fork: two forks and the end of
+the process between them were half of the time to an agent's welcome. It has no name and no token before its request,
+and ends when the fork server does.
 
 Parents. An agent is forked twice, so that it becomes a child of the supervisor (a subreaper) and outlives the fork
 server: the middle process ends at once, the agent waits until its parent is the supervisor, only then asks to be
@@ -23,140 +27,164 @@ import time
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_request, encode_packet
+from agentproc.app import main as run_agent
+from agentproc.app import new_loop
+from agentproc.warmup import rehearse_start, warm_up
+from schemas.forkserver import MAX_PACKET, ForkReply, decode_request, encode_packet
 from schemas.startup import die_with_parent, report_ready, set_process_name
 
 #: How long a new agent waits to become the supervisor's child (seconds): it takes microseconds, or never happens.
 ADOPTION_S: Final = 2.0
 #: Exit status of an agent that could not even begin (sysexits: internal software error).
 EXIT_FAILED: Final = 70
-#: What a middle process says when its fork failed, before the reason.
-_FAILED: Final = b"!"
 
 
-def preload() -> None:
-    """Import and warm everything that an agent process uses, so that its pages are shared."""
-    import sqlite3
+class Spare(NamedTuple):
+    """An agent process that waits for its request at the other end of `channel`; it ends when that is closed."""
 
-    import uvloop  # noqa: F401
-
-    from agentproc import app  # noqa: F401
-    from agentproc.providers import embedded  # noqa: F401
-    from schemas import codec, frames, launch
-
-    sqlite3.connect(":memory:").close()
-    # Decoders are built at their first use; a payload that does not fit builds them just as well.
-    for kind in (
-        frames.Welcome, frames.AgentEvent, frames.ToolResult, frames.Credit, frames.Shutdown, frames.ErrorPayload,
-        launch.AgentSpec,
-    ):  # fmt: skip
-        with suppress(codec.FrameError):
-            codec.from_raw(frames.NO_PAYLOAD, kind)
+    pid: int
+    channel: socket.socket
 
 
-def serve(server: socket.socket, keep: Collection[int] = ()) -> int:
-    """Answer requests until the other end is closed. `keep`: descriptors that stay open in the agents."""
-    while True:
+class ForkServer:
+    """Keeps one agent process waiting, hands each request to it and forks the next one after the reply."""
+
+    def __init__(self, server: socket.socket, keep: Collection[int] = ()) -> None:
+        self._server = server
+        self._keep = keep
+        self._spare: Spare | None = None
+
+    def serve(self) -> int:
+        """Answer requests until the other end is closed; the exit status."""
+        self._prepare()
+        while True:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._server, MAX_PACKET + 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:
+                return 0
+            if not packet:
+                return 0
+            try:
+                reply = self.answer(packet, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            try:
+                self._server.send(encode_packet(reply))
+            except (BrokenPipeError, ConnectionResetError):
+                return 0
+            self._prepare()
+
+    def answer(self, packet: bytes, descriptors: Collection[int]) -> ForkReply:
+        """Have the request carried out; every failure is a reply with an error."""
         try:
-            packet, descriptors, _, _ = socket.recv_fds(server, MAX_PACKET + 1, 1, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
-            return 0
-        if not packet:
-            return 0
+            if len(packet) > MAX_PACKET:
+                return ForkReply(seq=0, error=f"a request of more than {MAX_PACKET} bytes")
+            request = decode_request(packet)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return ForkReply(seq=0, error=f"no request: {error}")
         try:
-            reply = _answer(packet, descriptors[0] if descriptors else None, keep)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            return ForkReply(seq=request.seq, pid=self._hand_over(packet, descriptors))
+        except OSError as error:
+            return ForkReply(seq=request.seq, error=f"no agent could be forked: {error.strerror or error}")
+
+    def close(self) -> None:
+        """Let the waiting agent go."""
+        if self._spare is not None:
+            self._spare.channel.close()
+
+    def _prepare(self) -> None:
+        """Have an agent waiting; if that fails now, the next request says why."""
+        if self._spare is None:
+            with suppress(OSError):
+                self._spare = self._fork()
+
+    def _hand_over(self, packet: bytes, descriptors: Collection[int]) -> int:
+        waiting, self._spare = self._spare, None
+        if waiting is not None:
+            try:
+                return _give(waiting, packet, descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was killed while it waited
+        return _give(self._fork(), packet, descriptors)
+
+    def _fork(self) -> Spare:
+        """Fork twice; the agent's pid comes from the middle process. Raises OSError when the system refuses."""
+        threads = len(os.listdir("/proc/self/task"))
+        if threads != 1:
+            raise OSError(0, f"the fork server has {threads} threads and cannot fork safely")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        told, tell = os.pipe2(os.O_CLOEXEC)
         try:
-            server.send(encode_packet(reply))
-        except (BrokenPipeError, ConnectionResetError):
-            return 0
-
-
-def _answer(packet: bytes, ready_fd: int | None, keep: Collection[int]) -> ForkReply:
-    try:
-        if len(packet) > MAX_PACKET:
-            return ForkReply(seq=0, error=f"a request of more than {MAX_PACKET} bytes")
-        request = decode_request(packet)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return ForkReply(seq=0, error=f"no request: {error}")
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        return ForkReply(seq=request.seq, error=f"the fork server has {threads} threads and cannot fork safely")
-    try:
-        pid = fork_agent(request, ready_fd, keep)
-    except OSError as error:
-        return ForkReply(seq=request.seq, error=f"fork failed: {error.strerror}")
-    return ForkReply(seq=request.seq, pid=pid)
-
-
-def fork_agent(request: ForkRequest, ready_fd: int | None = None, keep: Collection[int] = ()) -> int:
-    """Fork one agent process; its pid. Raises OSError when the system refuses."""
-    told, tell = os.pipe2(os.O_CLOEXEC)  # the agent's pid, from the middle process
-    orphaned, middle = os.pipe2(os.O_CLOEXEC)  # its end says that the middle process is gone
-    try:
-        first = os.fork()
-        if first == 0:
-            _middle(request, tell, orphaned, middle, ready_fd, keep)
-        os.close(tell)
-        os.close(middle)
-        tell = middle = -1
-        said = b""
-        while chunk := os.read(told, 256):
-            said += chunk
-        os.waitpid(first, 0)
-    finally:
-        for descriptor in (told, tell, orphaned, middle):
-            if descriptor >= 0:
-                os.close(descriptor)
-    if not said or said.startswith(_FAILED):
-        reason = said[1:].decode("utf-8", "replace") or "the middle process was killed"
-        raise OSError(0, reason)
-    return int(said)
-
-
-def _middle(
-    request: ForkRequest, tell: int, orphaned: int, middle: int, ready_fd: int | None, keep: Collection[int]
-) -> NoReturn:
-    """The process between fork server and agent: fork again, say the pid, end."""
-    try:
-        pid = os.fork()
-        if pid == 0:
-            os.close(middle)
+            first = os.fork()
+            if first == 0:
+                self._middle(tell, ours, theirs)
             os.close(tell)
-            _agent(request, orphaned, ready_fd, keep)
-        os.write(tell, b"%d" % pid)
-    except OSError as error:
-        os.write(tell, _FAILED + (error.strerror or "fork failed").encode())
-    finally:
-        os._exit(0)
+            tell = -1
+            said = os.read(told, 256)
+            os.waitpid(first, 0)
+            if not said.isdigit():
+                raise OSError(0, said.decode("utf-8", "replace") or "the process between was killed")
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(told)
+            if tell >= 0:
+                os.close(tell)
+        return Spare(int(said), ours)
+
+    def _middle(self, tell: int, ours: socket.socket, theirs: socket.socket) -> NoReturn:
+        """The process between fork server and agent: fork again, say the pid, end."""
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(tell)
+                ours.close()
+                self._server.close()
+                _agent(theirs, self._keep)
+            os.write(tell, b"%d" % pid)
+        except OSError as error:
+            os.write(tell, (error.strerror or "fork failed").encode())
+        finally:
+            os._exit(0)
 
 
-def _agent(request: ForkRequest, orphaned: int, ready_fd: int | None, keep: Collection[int]) -> NoReturn:
+def _give(spare: Spare, packet: bytes, descriptors: Collection[int]) -> int:
+    with spare.channel as channel:
+        socket.send_fds(channel, [packet], list(descriptors))
+    return spare.pid
+
+
+def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
     """The agent process, from its first instruction to its last."""
     status = EXIT_FAILED
     try:
         os.setsid()  # a signal to the fork server's group is not meant for agents
+        set_process_name("gdn-spare")
+        _close_inherited({channel.fileno(), *keep})
+        random.seed()
+        gc.enable()
+        loop = new_loop()
+        rehearse_start(loop)
+        with channel:
+            packet, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
+            os._exit(0)  # the fork server is gone, and with it whoever could want this agent
+        request = decode_request(packet)
+        ready_fd = descriptors[0] if descriptors else None
+        set_process_name("gdn-agent")
         _redirect(request.log_path)
-        os.read(orphaned, 1)
         _await_parent(request.parent_pid)
         die_with_parent(request.parent_pid)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
-        _close_descriptors({0, 1, 2, ready_fd, *keep})
-        random.seed()
-        set_process_name("gdn-agent")
-        gc.enable()
-        from agentproc.app import main
-
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
-        status = main(request.endpoint, request.token, name=name, ready=lambda: report_ready(ready_fd))
+        status = run_agent(loop, request.endpoint, request.token, name=name, ready_fd=ready_fd)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
@@ -193,10 +221,10 @@ def _redirect(log_path: str | None) -> None:
             os.dup2(log, 2)
 
 
-def _close_descriptors(keep: Collection[int | None]) -> None:
-    """Everything that the agent is not meant to have; the fork server's socket first of all."""
+def _close_inherited(keep: Collection[int]) -> None:
+    """Close what the agent is not meant to have; the fork server's socket first of all."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
+        if int(name) > 2 and int(name) not in keep:
             with suppress(OSError):
                 os.close(int(name))
 
@@ -214,12 +242,16 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
-        preload()
+        warm_up()
         gc.collect()
         gc.disable()  # a collection would touch, and so unshare, every page that holds objects
         gc.freeze()
+        fork_server = ForkServer(server, options.keep_fd)
         report_ready(options.ready_fd)
-        return serve(server, options.keep_fd)
+        try:
+            return fork_server.serve()
+        finally:
+            fork_server.close()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,10 @@ import signal
 import sys
 from typing import Final
 
+import msgspec
+
 from schemas.errors import fail
+from schemas.frames import ErrorPayload
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -62,6 +65,18 @@ def report_ready(ready_fd: int | None) -> None:
         return
     try:
         os.write(ready_fd, b"\n")
+    except BrokenPipeError:
+        pass  # whoever asked has stopped waiting
+    finally:
+        os.close(ready_fd)
+
+
+def report_failure(ready_fd: int | None, error: ErrorPayload) -> None:
+    """Say why this process will never be ready: `{"error": {…}}` on `ready_fd`, then close it."""
+    if ready_fd is None:
+        return
+    try:
+        os.write(ready_fd, msgspec.json.encode({"error": error}))
     except BrokenPipeError:
         pass  # whoever asked has stopped waiting
     finally:
