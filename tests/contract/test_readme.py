@@ -1,0 +1,43 @@
+"""The documents agree with each other and with the tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READMES = ("README.md", "README.ko.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """The commands of all console blocks, without prompts and comments."""
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ").partition("  #")[0].rstrip() for line in lines]
+
+
+def test_both_languages_show_the_same_files_and_commands() -> None:
+    english, korean = READMES
+    assert blocks(english, "python") == blocks(korean, "python")
+    assert blocks(english, "yaml") == blocks(korean, "yaml")
+    assert commands(english) == commands(korean)
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.ko.md", "CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    base = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (base / target).exists(), target
+
+
+def test_decisions_are_all_listed() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = set(re.findall(r"\]\((\d{3}-[^)]+)\)", (folder / "README.md").read_text(encoding="utf-8")))
+    assert listed == {path.name for path in folder.glob("[0-9]*.md")}
