@@ -177,6 +177,7 @@ class Worker:
     def _after_fork(self) -> None:
         """A forked copy of this process must never speak for it."""
         self.forked = True
+        self._strays.enabled = False  # a copy that swept would kill the worker
         self.lock = allocate_lock()  # another thread may have held them
         self._send_lock = allocate_lock()
         try:  # noqa: SIM105 # contextlib is not imported here
