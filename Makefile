@@ -18,8 +18,7 @@ setup:
 	@scripts/setup dev
 
 run:
-	@scripts/setup run
-	@exec .venv/bin/gdn run $(ARGS)
+	@exec scripts/run $(ARGS)
 
 test:
 	@scripts/setup dev

@@ -22,7 +22,15 @@ dependencies = []
 [project.optional-dependencies]
 dev = []
 """
-CLI = "import sys\n\n\ndef main():\n    print('gdn', sys.argv[1:], sys.stdin.read())\n    return 3\n"
+CLI = """
+import os
+import sys
+
+
+def main():
+    print("gdn", sys.argv[1:], sys.stdin.read(), os.environ.get("GOONDAN_STATE_ROOT", "home"))
+    return 3
+"""
 
 
 class Clone:
@@ -31,7 +39,7 @@ class Clone:
     def __init__(self, path: Path) -> None:
         self.path = path
         (path / "scripts").mkdir(parents=True)
-        for name in ("Makefile", "scripts/setup", "scripts/make_venv.py"):
+        for name in ("Makefile", "scripts/setup", "scripts/run", "scripts/make_venv.py"):
             shutil.copy(ROOT / name, path / name)
         self.write("pyproject.toml", PROJECT)
         self.write("constraints.txt", "")
@@ -67,9 +75,9 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "a clone")  # with a space, as directories have
 
 
-def test_run_is_the_only_command_needed_and_passes_stdin_and_arguments_through(clone: Clone) -> None:
-    result = clone.make("run", "ARGS=--bundle 'my bundle'", stdin="hello")
-    assert result.stdout == "gdn ['run', '--bundle', 'my bundle'] hello\n"
+def test_run_is_the_only_command_needed_and_passes_stdin_and_arguments_through(clone: Clone, tmp_path: Path) -> None:
+    result = clone.make("run", "ARGS=--bundle 'my bundle'", stdin="hello", HOME=str(tmp_path))
+    assert result.stdout == "gdn ['run', '--bundle', 'my bundle'] hello home\n"
     assert result.returncode == 2  # make's own status for a command that ended with 3
     assert "making .venv" in result.stderr
 
@@ -91,9 +99,21 @@ def test_home_may_be_missing_or_read_only(clone: Clone, tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+def test_run_without_a_home_to_write_to_keeps_its_state_here(clone: Clone, tmp_path: Path) -> None:
+    result = clone.make("run", HOME=str(tmp_path / "nowhere"))
+    assert result.stdout == f"gdn ['run']  {clone.path}/.goondan\n"
+    assert "is not writable" in result.stderr
+    assert not (tmp_path / "nowhere").exists()
+    chosen = clone.make("run", HOME=str(tmp_path / "nowhere"), GOONDAN_STATE_ROOT="/chosen")
+    assert chosen.stdout == "gdn ['run']  /chosen\n"
+    assert chosen.stderr.startswith("make:")
+
+
 def test_what_serves_the_tests_serves_a_run(clone: Clone) -> None:
     clone.make("setup")
-    assert clone.make("run").stderr.startswith("make:"), "only make's word about gdn's exit status"
+    assert clone.make("run", GOONDAN_STATE_ROOT="/state").stderr.startswith("make:"), (
+        "only make's word about gdn's exit status"
+    )
 
 
 def test_changed_packages_are_installed_without_a_new_environment(clone: Clone) -> None:
