@@ -53,7 +53,7 @@ class ObjectRef(_Strict, frozen=True):
     package: Annotated[Text | None, Meta(description="Package that holds it, for example `@goondan/base`.")] = None
 
 
-RefLike = Annotated[str | ObjectRef, Meta(description="`Kind/name`, or {kind, name, package?}.")]
+RefLike = Annotated[Text | ObjectRef, Meta(description="`Kind/name`, or {kind, name, package?}.")]
 
 
 class NetworkAllow(_Strict, frozen=True):
@@ -191,8 +191,8 @@ class AgentBody(_Strict, frozen=True):
 
     model_config: ModelConfig
     prompt: Prompt = field(default_factory=Prompt)
-    tools: Annotated[list[str | ToolUse], Meta(description="Tools; every export of each is in the catalog.")] = []
-    extensions: Annotated[list[str | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
+    tools: Annotated[list[Text | ToolUse], Meta(description="Tools; every export of each is in the catalog.")] = []
+    extensions: Annotated[list[Text | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
     sandbox: Annotated[Sandbox | None, Meta(description="Narrows what every tool gets from this agent.")] = None
     policy: AgentPolicy = field(default_factory=AgentPolicy)
 
@@ -215,7 +215,7 @@ class SwarmBody(_Strict, frozen=True):
     """Which agents run together, and which one is spoken to."""
 
     entry_agent: RefLike
-    agents: Annotated[list[str | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
+    agents: Annotated[list[Text | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
 
 

@@ -79,15 +79,20 @@ class Checker:
         self._found: dict[tuple[str, str], tuple[Document, Any]] = {}
         # Names of resources that are there but could not be read; None: anything may be.
         self._uncertain: set[str] | None = set() if complete else None
+        # Documents that do not fit their structs: what was stood in for must not be judged.
+        self._broken: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
 
     def check(self) -> Checked:
         """Look at everything."""
         for document in self._documents:
+            before = len(self._report.errors) + self._report.dropped
             built = self._read(document)
             if built is not None:
                 self._enter(document, built)
+            if len(self._report.errors) + self._report.dropped > before:
+                self._broken.add(document.resource)
         tools = self._tools()
         self._extensions()
         self._models()
@@ -289,7 +294,7 @@ class Checker:
             return None
         if self._uncertain is None or ref.name in self._uncertain:
             return None
-        names = {name for kind, name in self._found if kind == ref.kind}
+        names = {name for kind, name in self._found if kind == ref.kind and self._is_written(kind, name)}
         names |= set(self._base) if ref.kind == "Tool" else set()
         hint = did_you_mean(ref.name, names)
         if hint is None and SEPARATOR in ref.name and ref.name.partition(SEPARATOR)[0] in names:
@@ -300,6 +305,10 @@ class Checker:
         missing = text if "/" in text else f"'{ref.kind}/{text[1:]}"
         self._report.error("E_CONFIG_MISSING_REF", f"there is no {missing}", place, hint)
         return None
+
+    def _is_written(self, kind: str, name: str) -> bool:
+        """Whether a resource's name stands in the file as it is: what came from the environment is not shown."""
+        return self._found[kind, name][0].resource == f"{kind}/{name}"
 
     # --- agents and the swarm
 
@@ -321,7 +330,7 @@ class Checker:
         ref = read_ref(agent.body.model_config.model_ref, "Model", ("modelRef",))
         name = self._refer(agent.document, ref, at)
         found = self._found.get(("Model", name)) if name is not None else None
-        if found is None:
+        if found is None or found[0].resource in self._broken:
             return
         document, built = found
         model = resolve_model(built.spec, agent.body.model_config.params, self._env)

@@ -210,8 +210,11 @@ class _Builder:
         # anchor -> (node, nodes below it, characters below it); None while it is being read
         self._anchors: dict[str, tuple[Node, int, int] | None] = {}
 
-    def fault(self, code: str, message: str, line: int, column: int, suggestion: str | None = None) -> None:
-        self.faults.append(Fault(code, message, line, column, self._path(), suggestion))
+    def fault(
+        self, code: str, message: str, line: int, column: int, suggestion: str | None = None, key: str | None = None
+    ) -> None:
+        path = self._path() if key is None else (*self._path(), key)
+        self.faults.append(Fault(code, message, line, column, path, suggestion))
         if len(self.faults) >= MAX_FAULTS:
             self.going = False
 
@@ -335,7 +338,7 @@ class _Builder:
         elif node.value in top.items:
             first = top.items[node.value]
             message = f"the key {shown(node.value)} stands twice, first in line {first.line}"
-            self.fault("E_CONFIG_DUPLICATE", message, node.line, node.column, "Remove one of the two.")
+            self.fault("E_CONFIG_DUPLICATE", message, node.line, node.column, "Remove one of the two.", node.value)
         else:
             top.key, top.skip = node, False
 

@@ -1,0 +1,130 @@
+"""What a finding about a module means for its document, and what is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel.bundle.handlers import check_handlers, inspect, judge
+from kernel.bundle.inspector import Finding, Inspector, Refusal
+from kernel.bundle.problems import Report
+from kernel.bundle.tools import CheckedTool
+from tests.unit.kernel.bundle.conftest import GOOD, Look
+
+
+class Answering(Inspector):
+    """Answers what it is told to; the real program is tested in tests/process."""
+
+    def __init__(self, state_dir: str | None, *findings: Finding) -> None:
+        super().__init__(state_dir)
+        self.findings = list(findings)
+        self.asked: list[list[str]] = []
+
+    def ask(self, tools: Any, documents: Any) -> list[Finding]:
+        self.asked.append([tool.name for tool in tools])
+        return self.findings
+
+
+@pytest.fixture
+def tool(look: Look) -> CheckedTool:
+    return look(GOOD).checked.tools["words"]
+
+
+def judged(tool: CheckedTool, finding: Finding) -> Report:
+    report = Report()
+    judge(tool, finding, report)
+    return report
+
+
+@pytest.mark.requirement("VALIDATE-02")
+def test_an_export_without_a_handler(tool: CheckedTool) -> None:
+    assert judged(tool, Finding(name="words", method="jail", exports=["count", "more"])).errors == []
+    report = judged(tool, Finding(name="words", method="jail", exports=["cuont"]))
+    assert [(p.code, p.path) for p in report.errors] == [("E_CONFIG_ENTRY", "spec.exports[0].name")]
+    assert report.errors[0].suggestion == "Did you mean 'cuont'?"
+
+
+@pytest.mark.requirement("HANDLER-04")
+def test_full_names_are_no_keys_of_handlers(tool: CheckedTool) -> None:
+    report = judged(tool, Finding(name="words", method="jail", exports=["words__count"]))
+    assert "export names alone" in report.errors[0].suggestion
+
+
+@pytest.mark.requirement("HANDLER-03")
+@pytest.mark.parametrize("reason", ["import", "handlers", "timeout", "crash"])
+def test_a_module_that_cannot_serve(tool: CheckedTool, reason: str) -> None:
+    report = judged(tool, Finding(name="words", method="jail", error=Refusal(reason, "a\nb\x1b[31m" + "x" * 999)))
+    assert [(p.code, p.path, p.line) for p in report.errors] == [("E_CONFIG_ENTRY", "spec.entry", 26)]
+    assert report.errors[0].message.isprintable()
+    assert len(report.errors[0].message) < 400
+
+
+def test_what_only_the_source_says_is_a_warning(tool: CheckedTool) -> None:
+    report = judged(tool, Finding(name="words", method="source", exports=None))
+    assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
+    missing = judged(tool, Finding(name="words", method="source", exports=[]))
+    assert [p.code for p in missing.errors] == ["E_CONFIG_ENTRY"]
+
+
+def test_no_answer_is_a_warning(tool: CheckedTool) -> None:
+    report = Report()
+    check_handlers([tool], [], Answering(None), report)
+    assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
+
+
+def test_bundled_tools_are_not_looked_at(look: Look) -> None:
+    inspector = Answering(None)
+    check_handlers([look(GOOD).checked.tools["bash"]], [], inspector, Report())
+    assert inspector.asked == []
+
+
+def test_a_finding_is_remembered_until_the_files_change(tool: CheckedTool, tmp_path: Path) -> None:
+    finding = Finding(name="words", method="jail", exports=["count"])
+    state = str(tmp_path / "state")
+    first = Answering(state, finding)
+    assert inspect([tool], [], first) == {"words": finding}
+    second = Answering(state)
+    assert inspect([tool], [], second) == {"words": finding}
+    assert (first.asked, second.asked) == ([["words"]], [])
+    Path(tool.entry).write_text("handlers = {'x': print}\n")
+    third = Answering(state, finding)
+    inspect([tool], [], third)
+    assert third.asked == [["words"]]
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        Finding(name="words", method="source", exports=["count"]),
+        Finding(name="words", method="jail", error=Refusal("timeout", "x")),
+        Finding(name="words", method="jail", error=Refusal("crash", "x")),
+    ],
+    ids=["source", "timeout", "crash"],
+)
+def test_what_may_be_different_tomorrow_is_asked_again(tool: CheckedTool, tmp_path: Path, finding: Finding) -> None:
+    inspect([tool], [], Answering(str(tmp_path / "state"), finding))
+    again = Answering(str(tmp_path / "state"))
+    inspect([tool], [], again)
+    assert again.asked == [["words"]]
+
+
+def test_a_broken_or_unwritable_memory_only_costs_time(tool: CheckedTool, tmp_path: Path) -> None:
+    finding = Finding(name="words", method="jail", exports=["count"])
+    state = tmp_path / "state"
+    (state / "cache").mkdir(parents=True)
+    (state / "cache" / "handlers.json").write_text("{nonsense")
+    assert inspect([tool], [], Answering(str(state), finding)) == {"words": finding}
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert inspect([tool], [], Answering(str(blocked), finding)) == {"words": finding}
+
+
+def test_grants_and_environments_are_never_remembered(look: Look, tmp_path: Path) -> None:
+    tool = look(
+        GOOD.replace("  entry: tools/words.py", "  entry: tools/words.py\n  sandbox: {env: [HOME]}")
+    ).checked.tools
+    finding = Finding(name="words", method="jail", exports=["count"])
+    inspect([tool["words"]], [], Answering(str(tmp_path / "state"), finding))
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,106 @@
+"""Which model an agent gets, from the document and the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.bundle.models import AUTO_MODEL, ModelFault, resolve_model
+from schemas.launch import ModelSpec
+from schemas.resources import ModelBody, ValueFrom, ValueSource
+from tests.unit.kernel.bundle.conftest import GOOD, Look
+
+
+def test_embedded_needs_nothing() -> None:
+    assert resolve_model(ModelBody("embedded"), {}, {}) == ModelSpec(provider="embedded")
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, ModelSpec(provider="embedded")),
+        ({"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}, ModelSpec(provider="embedded")),
+        (
+            {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o"},
+            ModelSpec(provider="anthropic", model=AUTO_MODEL["anthropic"], api_key="a"),
+        ),
+        (
+            {"OPENAI_API_KEY": "o", "OPENAI_MODEL": "m"},
+            ModelSpec(provider="openai", model="m", api_key="o"),
+        ),
+        (
+            {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"},
+            ModelSpec(provider="openai", model=AUTO_MODEL["openai"], endpoint="http://127.0.0.1:1/v1"),
+        ),
+    ],
+)
+def test_auto_follows_the_environment(env: dict[str, str], expected: ModelSpec) -> None:
+    assert resolve_model(ModelBody("auto"), {}, env) == expected
+
+
+def test_a_vendor_with_its_key() -> None:
+    by_custom = resolve_model(ModelBody("anthropic", "m"), {}, {"ANTHROPIC_API_KEY": "k"})
+    assert by_custom == ModelSpec(provider="anthropic", model="m", api_key="k")
+    named = ModelBody("openai", "m", api_key=ValueSource(value_from=ValueFrom("MY_KEY")))
+    assert resolve_model(named, {}, {"MY_KEY": "k", "OPENAI_API_KEY": "other"}) == ModelSpec(
+        provider="openai", model="m", api_key="k"
+    )
+    for key in ("k", ValueSource(value="k")):
+        assert resolve_model(ModelBody("openai", "m", api_key=key), {}, {}) == ModelSpec(
+            provider="openai", model="m", api_key="k"
+        )
+
+
+def test_a_vendor_without_its_key_is_never_embedded() -> None:
+    for env in ({}, {"ANTHROPIC_API_KEY": ""}, {"OPENAI_API_KEY": "o"}):
+        fault = resolve_model(ModelBody("anthropic", "m"), {}, env)
+        assert isinstance(fault, ModelFault)
+        assert (fault.code, fault.path) == ("E_CONFIG_MISSING_ENV", ("spec", "provider"))
+    named = ModelBody("openai", "m", "http://h", ValueSource(value_from=ValueFrom("MY_KEY")))
+    fault = resolve_model(named, {}, {"OPENAI_API_KEY": "o"})
+    assert isinstance(fault, ModelFault)
+    assert (fault.code, fault.path) == ("E_CONFIG_MISSING_ENV", ("spec", "apiKey", "valueFrom", "env"))
+
+
+def test_a_server_of_ones_own_needs_no_key() -> None:
+    model = resolve_model(ModelBody("openai", "m", "http://127.0.0.1:11434/v1"), {}, {})
+    assert model == ModelSpec(provider="openai", model="m", endpoint="http://127.0.0.1:11434/v1")
+
+
+def test_a_vendor_needs_the_name_of_a_model() -> None:
+    fault = resolve_model(ModelBody("openai"), {}, {"OPENAI_API_KEY": "k"})
+    assert isinstance(fault, ModelFault)
+    assert (fault.code, fault.path) == ("E_CONFIG_MISSING_FIELD", ("spec", "model"))
+
+
+def test_the_agents_parameters_win() -> None:
+    model = resolve_model(ModelBody("embedded", params={"a": 1, "b": 1}), {"b": 2}, {})
+    assert isinstance(model, ModelSpec)
+    assert model.params == {"a": 1, "b": 2}
+
+
+VENDOR = GOOD.replace("provider: embedded", "provider: anthropic\n  model: claude")
+
+
+def test_a_model_that_no_agent_uses_needs_no_key(look: Look) -> None:
+    other = "---\n" + VENDOR[: VENDOR.index("---")].replace("name: main", "name: spare")
+    assert look(GOOD + other).errors == []
+
+
+def test_a_model_in_use_without_its_key(look: Look) -> None:
+    inspected = look(VENDOR)
+    assert [(p.code, p.path, p.resource) for p in inspected.errors] == [
+        ("E_CONFIG_MISSING_ENV", "spec.provider", "Model/main")
+    ]
+    assert "ANTHROPIC_API_KEY" in inspected.errors[0].message
+    assert "Agent/helper" in inspected.errors[0].message
+    named = look(VENDOR.replace("model: claude", "model: claude\n  apiKey: {valueFrom: {env: MY_KEY}}"))
+    assert [(p.code, p.path) for p in named.errors] == [("E_CONFIG_MISSING_ENV", "spec.apiKey.valueFrom.env")]
+    assert "MY_KEY" in named.errors[0].message
+
+
+def test_a_model_in_use_with_its_key(look: Look) -> None:
+    inspected = look(VENDOR, env={"ANTHROPIC_API_KEY": "k3y"})
+    assert inspected.errors == []
+    model = inspected.checked.agents["helper"].model
+    assert model is not None
+    assert (model.provider, model.model, model.api_key) == ("anthropic", "claude", "k3y")

@@ -1,0 +1,364 @@
+"""Every rule of a bundle: its code, and the line and column it points at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kernel.bundle.opening import Inspected
+from tests.unit.kernel.bundle.conftest import GOOD, Look
+
+
+def found(inspected: Inspected) -> list[tuple[str, str, int, int]]:
+    return [(p.code, p.path, p.line, p.column) for p in inspected.errors]
+
+
+def at(text: str, needle: str) -> tuple[int, int]:
+    """Line and column of the only `needle`."""
+    assert text.count(needle) == 1, f"{needle!r} stands {text.count(needle)} times"
+    before = text[: text.index(needle)]
+    return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+
+def test_a_bundle_without_a_mistake(look: Look) -> None:
+    inspected = look(GOOD)
+    assert (inspected.errors, inspected.warnings) == ([], [])
+    assert inspected.checked.entry_agent == "helper"
+    assert list(inspected.checked.tools) == ["words", "bash"]
+
+
+MISTAKES: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
+
+
+@pytest.mark.requirement(
+    "SCHEMA-02", "SCHEMA-03", "SCHEMA-04", "SCHEMA-06", "SCHEMA-07", "SCHEMA-08", "SCHEMA-09",
+    "NAME-05", "NAME-10", "VALIDATE-01", "VALIDATE-03",
+)  # fmt: skip
+@pytest.mark.parametrize("case", MISTAKES.values(), ids=MISTAKES.keys())
+def test_one_mistake_is_one_error_at_its_place(look: Look, case: dict[str, str]) -> None:
+    assert case["old"] in GOOD
+    text = GOOD.replace(case["old"], case["new"])
+    inspected = look(text, files={"tools.py/x": ""})
+    assert [(p.code, p.path) for p in inspected.errors] == [(case["code"], case["path"])]
+    problem = inspected.errors[0]
+    if case["at"] is not None:
+        assert (problem.line, problem.column) == at(text, case["at"])
+    assert problem.message
+    assert problem.suggestion
+    assert problem.help_url == f"https://docs.goondan.ai/errors/{case['code']}"
+
+
+@pytest.mark.requirement("VALIDATE-04")
+def test_everything_is_reported_together_in_reading_order(look: Look) -> None:
+    text = GOOD.replace("provider: embedded", "provider: none").replace("Tool/bash", "Tool/zsh")
+    text = (
+        text.replace("name: count", "name: a__b")
+        .replace("tools/words.py", "nope.py")
+        .replace("type: string", "type: x")
+    )
+    inspected = look(text)
+    assert [p.code for p in inspected.errors] == [
+        "E_CONFIG_INVALID_VALUE", "E_CONFIG_MISSING_REF", "E_CONFIG_ENTRY", "E_CONFIG_INVALID_NAME", "E_CONFIG_SCHEMA",
+    ]  # fmt: skip
+    assert [p.line for p in inspected.errors] == sorted(p.line for p in inspected.errors)
+    assert [p.resource for p in inspected.errors] == [
+        "Model/main",
+        "Agent/helper",
+        "Tool/words",
+        "Tool/words",
+        "Tool/words",
+    ]
+
+
+@pytest.mark.requirement("NAME-04", "NAME-09")
+@pytest.mark.parametrize("name", ["a__b", "a_", "__a", "a__"])
+def test_a_tool_name_that_could_not_be_split_again(look: Look, name: str) -> None:
+    inspected = look(GOOD.replace("name: words", f"name: {name}").replace("Tool/words", f"Tool/{name}"))
+    assert [p.code for p in inspected.errors] == ["E_CONFIG_INVALID_NAME"]
+
+
+def test_a_full_name_of_65_characters(look: Look) -> None:
+    export = "x" * 59  # words__ and 59 are 66
+    inspected = look(GOOD.replace("name: count", f"name: {export}"))
+    assert [p.code for p in inspected.errors] == ["E_CONFIG_INVALID_NAME"]
+    assert "66 characters" in inspected.errors[0].message
+    assert look(GOOD.replace("name: count", f"name: {export[:57]}")).errors == []
+
+
+def test_the_kernels_own_address_is_no_agent(look: Look) -> None:
+    inspected = look(GOOD.replace("name: helper", "name: orchestrator").replace("Agent/helper", "Agent/orchestrator"))
+    assert found(inspected) == [("E_CONFIG_INVALID_NAME", "metadata.name", *at(GOOD, "helper\nspec"))]
+
+
+def test_two_resources_of_one_name_even_in_two_versions(look: Look) -> None:
+    twice = "apiVersion: {}\nkind: Extension\nmetadata: {{name: x}}\nspec: {{entry: tools/words.py}}\n---\n"
+    text = twice.format("goondan.ai/v1") + twice.format("agents.example.io/v1alpha1") + GOOD
+    inspected = look(text)
+    assert [(p.code, p.line) for p in inspected.errors] == [("E_CONFIG_DUPLICATE", 8)]
+    assert "goondan.yaml:3" in inspected.errors[0].message
+
+
+def test_one_mistake_does_not_hide_references_behind_it(look: Look) -> None:
+    """A document whose kind is misspelt is there all the same: what refers to it is not missing."""
+    inspected = look(GOOD.replace("kind: Tool", "kind: Tol"))
+    assert [p.code for p in inspected.errors] == ["E_CONFIG_UNKNOWN_KIND"]
+
+
+def test_what_follows_a_syntax_error_is_not_missing(look: Look) -> None:
+    inspected = look(GOOD.replace("kind: Tool\n", "kind: 'Tool\n"))
+    assert [p.code for p in inspected.errors] == ["E_CONFIG_SYNTAX"]
+
+
+def test_suggestions(look: Look) -> None:
+    def hint(old: str, new: str) -> str:
+        return look(GOOD.replace(old, new)).errors[0].suggestion
+
+    assert hint("kind: Swarm", "kind: Swram") == "Did you mean 'Swarm'?"
+    assert hint("kind: Swarm", "kind: swarm") == "Did you mean 'Swarm'?"
+    assert hint("provider: embedded", "provider: openia") == "Did you mean 'openai'?"
+    assert hint("Tool/bash", "Tool/bsh") == "Did you mean 'bash'?"
+    assert hint("Tool/bash", "Tool/bash__exec") == "A reference names the whole Tool: Tool/bash."
+    assert hint("description: Count", "descripton: Count") == "Did you mean 'description'?"
+    assert hint("    - Tool/words", "    - words") == "Write Tool/NAME."
+    assert "agents" not in hint("entryAgent: Agent/helper", "entryAgent: Agent/zzz")
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+V09 = """\
+apiVersion: agents.example.io/v1alpha1
+kind: {kind}
+metadata: {{name: old}}
+spec:
+  runtime: node
+  entry: tools/words.py
+{more}"""
+
+
+@pytest.mark.requirement("COMPAT-01", "COMPAT-02", "EXT-01", "EXT-02", "EXT-03")
+def test_v09_extension_loads_with_one_warning(look: Look) -> None:
+    inspected = look(V09.format(kind="Extension", more="  config: {a: [1, {b: null}]}\n") + "---\n" + GOOD)
+    assert inspected.errors == []
+    assert [(w.code, w.line, w.path) for w in inspected.warnings] == [("W_CONFIG_IGNORED", 5, "spec.runtime")]
+    absent = look(V09.format(kind="Extension", more="").replace("  runtime: node\n", "") + "---\n" + GOOD)
+    assert (absent.errors, absent.warnings) == ([], [])
+
+
+@pytest.mark.requirement("COMPAT-02", "SCHEMA-06")
+def test_v09_tool_loads_with_warnings(look: Look) -> None:
+    more = "  auth: {oauthAppRef: OAuthApp/x}\n  exports: [{name: do}]\n"
+    inspected = look(V09.format(kind="Tool", more=more) + "---\n" + GOOD)
+    assert inspected.errors == []
+    assert [w.path for w in inspected.warnings] == ["spec.runtime", "spec.auth"]
+    assert "old" in inspected.checked.tools
+
+
+@pytest.mark.requirement("COMPAT-02")
+def test_runtime_of_an_extension_is_refused_in_v1(look: Look) -> None:
+    text = V09.format(kind="Extension", more="").replace("agents.example.io/v1alpha1", "goondan.ai/v1")
+    inspected = look(text + "---\n" + GOOD)
+    assert [(p.code, p.path) for p in inspected.errors] == [("E_CONFIG_UNKNOWN_FIELD", "spec.runtime")]
+    assert "Remove it" in inspected.errors[0].suggestion
+
+
+def test_kinds_that_only_one_version_has(look: Look) -> None:
+    agent = look(GOOD.replace("goondan.ai/v1\nkind: Agent", "agents.example.io/v1alpha1\nkind: Agent"))
+    assert [(p.code, p.path) for p in agent.errors] == [("E_CONFIG_INVALID_VALUE", "apiVersion")]
+    app = "apiVersion: {}\nkind: OAuthApp\nmetadata: {{name: app}}\nspec:\n  authorizationUrl: https://a/\n"
+    app += "  tokenUrl: https://t/\n  clientId: {{valueFrom: {{env: ID}}}}\n---\n"
+    assert look(app.format("agents.example.io/v1alpha1") + GOOD).errors == []
+    assert [p.path for p in look(app.format("goondan.ai/v1") + GOOD).errors] == ["apiVersion"]
+
+
+# --- what is not there yet ------------------------------------------------------------------------------------------
+
+
+def test_a_javascript_tool_is_fine_until_an_agent_uses_it(look: Look) -> None:
+    text = GOOD.replace("tools/words.py", "tools/words.ts")
+    used = look(text, files={"tools/words.ts": ""})
+    assert [(p.code, p.path) for p in used.errors] == [("E_CONFIG_UNSUPPORTED", "spec.entry")]
+    assert "Agent/helper" in used.errors[0].message
+    unused = look(text.replace("    - Tool/words\n", ""), files={"tools/words.ts": ""})
+    assert unused.errors == []
+    assert [w.code for w in unused.warnings] == ["W_CONFIG_NOT_STARTED"]
+    assert "words" not in unused.checked.tools
+
+
+EXTENSION = "apiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {{name: log}}\nspec: {{entry: '{}'}}\n---\n"
+
+
+@pytest.mark.parametrize("entry", ["tools/words.py", "@goondan/base/mcp"])
+def test_an_extension_is_fine_until_an_agent_uses_it(look: Look, entry: str) -> None:
+    text = EXTENSION.format(entry) + GOOD
+    assert look(text).errors == []
+    used = look(text.replace("  tools:\n", "  extensions:\n    - ref: Extension/log\n  tools:\n", 1))
+    assert [(p.code, p.path) for p in used.errors] == [("E_CONFIG_UNSUPPORTED", "spec.extensions[0]")]
+
+
+def test_entries_of_extensions(look: Look) -> None:
+    assert [p.code for p in look(EXTENSION.format("nope.js") + GOOD).errors] == ["E_CONFIG_ENTRY"]
+    assert [p.code for p in look(EXTENSION.format("@goondan/base/A b") + GOOD).errors] == ["E_CONFIG_ENTRY"]
+    assert [p.code for p in look(EXTENSION.format("@other/x") + GOOD).errors] == ["E_CONFIG_ENTRY"]
+
+
+CONNECTOR = """\
+apiVersion: goondan.ai/v1
+kind: Connector
+metadata: {name: cli}
+spec:
+  entry: tools/words.py
+  events: [{name: line}]
+---
+"""
+CONNECTION = """\
+apiVersion: goondan.ai/v1
+kind: Connection
+metadata: {name: c}
+spec:
+  connectorRef: Connector/cli
+  swarmRef: Swarm/default
+  secrets: {TOKEN: {valueFrom: {env: T}}, OTHER: plain}
+  ingress:
+    rules:
+      - match: {event: line}
+        route: {agentRef: Agent/helper}
+      - route: {}
+---
+"""
+
+
+def test_connectors_are_validated_and_connections_refused(look: Look) -> None:
+    declared = look(CONNECTOR + GOOD)
+    assert (declared.errors, [w.code for w in declared.warnings]) == ([], ["W_CONFIG_NOT_STARTED"])
+    used = look(CONNECTOR + CONNECTION + GOOD)
+    assert [(p.code, p.path) for p in used.errors] == [("E_CONFIG_UNSUPPORTED", "kind")]
+    broken = CONNECTION.replace("Connector/cli", "Connector/x").replace("Agent/helper", "Agent/x")
+    broken = broken.replace("route: {}", "route: {instanceKey: a, instanceKeyProperty: b}")
+    broken = broken.replace("{valueFrom: {env: T}}", "{}")
+    paths = [p.path for p in look(CONNECTOR + broken + GOOD).errors]
+    assert paths == [
+        "kind", "spec.connectorRef", "spec.secrets.TOKEN", "spec.ingress.rules[0].route.agentRef",
+        "spec.ingress.rules[1].route.instanceKeyProperty",
+    ]  # fmt: skip
+    twice = CONNECTOR.replace("[{name: line}]", "[{name: line}, {name: line}]")
+    assert [p.code for p in look(twice + GOOD).errors] == ["E_CONFIG_DUPLICATE"]
+
+
+PACKAGE = "apiVersion: goondan.ai/v1\nkind: Package\nmetadata: {{name: '{}'}}\nspec: {{version: 1.0.0}}\n---\n"
+
+
+def test_packages(look: Look) -> None:
+    assert look(PACKAGE.format("@acme/swarm") + GOOD).errors == []
+    assert look(PACKAGE.format("swarm") + GOOD).errors == []
+    assert [p.code for p in look(PACKAGE.format("@acme/Swarm") + GOOD).errors] == ["E_CONFIG_INVALID_NAME"]
+    two = PACKAGE.format("a") + PACKAGE.format("b") + GOOD
+    assert [(p.code, p.path) for p in look(two).errors] == [("E_CONFIG_DUPLICATE", "kind")]
+    own = PACKAGE.format("@acme/swarm") + GOOD
+    named = own.replace("    - Tool/words", "    - {kind: Tool, name: words, package: '@acme/swarm'}")
+    assert look(named).errors == []
+
+
+# --- bundled tools --------------------------------------------------------------------------------------------------
+
+
+def test_a_bundled_tool_by_every_spelling(look: Look) -> None:
+    for spelling in ("Tool/bash", "{kind: Tool, name: bash}", "{kind: Tool, name: bash, package: '@goondan/base'}"):
+        for item in (spelling, f"{{ref: {spelling}}}"):
+            inspected = look(GOOD.replace("    - ref: Tool/bash", f"    - {item}"))
+            assert inspected.errors == [], item
+            assert inspected.checked.agents["helper"].tools == ["words", "bash"]
+
+
+def test_an_own_tool_takes_the_place_of_a_bundled_one(look: Look) -> None:
+    text = GOOD.replace("name: words", "name: bash").replace("    - Tool/words\n", "")
+    inspected = look(text)
+    assert (inspected.errors, [w.code for w in inspected.warnings]) == ([], ["W_CONFIG_SHADOWED"])
+    assert not inspected.checked.tools["bash"].bundled
+    hidden = look(text.replace("- ref: Tool/bash", "- {kind: Tool, name: bash, package: '@goondan/base'}"))
+    assert [(p.code, p.path) for p in hidden.errors] == [("E_CONFIG_DUPLICATE", "spec.tools[0].name")]
+
+
+@pytest.mark.requirement("NAME-10", "NAME-12")
+def test_published_names_are_exempt_in_the_bundled_package_only(look: Look) -> None:
+    assert "setChatAction" in [e.name for e in look(GOOD).checked.tools["bash"].body.exports]
+    own = look(GOOD.replace("name: count", "name: setChatAction"))
+    assert [p.code for p in own.errors] == ["E_CONFIG_INVALID_NAME"]
+
+
+# --- the swarm ------------------------------------------------------------------------------------------------------
+
+SECOND = """\
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: other}
+spec: {modelConfig: {modelRef: {kind: Model, name: main}}}
+"""
+NO_SWARM = GOOD[: GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")]
+
+
+def test_without_a_swarm_the_only_agent_is_the_entry(look: Look) -> None:
+    inspected = look(NO_SWARM)
+    assert (inspected.errors, inspected.checked.entry_agent) == ([], "helper")
+    two = look(NO_SWARM + SECOND)
+    assert [(p.code, p.resource) for p in two.errors] == [("E_CONFIG_MISSING_REF", "Agent/helper")]
+
+
+def test_tools_alone_are_a_bundle_for_gdn_call(look: Look) -> None:
+    tool = NO_SWARM[NO_SWARM.index("apiVersion: goondan.ai/v1\nkind: Tool") :]
+    inspected = look(tool)
+    assert (inspected.errors, inspected.checked.entry_agent) == ([], "")
+    assert [w.code for w in inspected.warnings] == ["W_CONFIG_NO_AGENT"]
+
+
+def test_an_agent_outside_the_swarm_does_not_run(look: Look) -> None:
+    inspected = look(GOOD + SECOND)
+    assert inspected.errors == []
+    assert list(inspected.checked.agents) == ["helper"]
+    assert [(w.code, w.resource) for w in inspected.warnings] == [("W_CONFIG_UNUSED", "Agent/other")]
+    everyone = look(GOOD.replace("  agents:\n    - ref: Agent/helper\n", "") + SECOND)
+    assert list(everyone.checked.agents) == ["helper", "other"]
+
+
+def test_the_entry_agent_must_belong_to_the_swarm(look: Look) -> None:
+    text = GOOD.replace("entryAgent: Agent/helper", "entryAgent: Agent/other") + SECOND
+    inspected = look(text)
+    assert [(p.code, p.path) for p in inspected.errors] == [("E_CONFIG_MISSING_REF", "spec.entryAgent")]
+
+
+def test_two_swarms(look: Look) -> None:
+    second = GOOD[GOOD.index("apiVersion: goondan.ai/v1\nkind: Swarm") :].replace("name: default", "name: more")
+    assert [p.code for p in look(GOOD + "---\n" + second).errors] == ["E_CONFIG_UNSUPPORTED"]
+
+
+# --- values from the environment ------------------------------------------------------------------------------------
+
+
+def test_variables_are_put_in_and_never_shown(look: Look) -> None:
+    secret = "s3cr3t-value"
+    text = GOOD.replace("system: You help.", "system: 'Help ${WHOM} $${WHOM} $WHOM ${1} ${'")
+    inspected = look(text, env={"WHOM": "me"})
+    assert inspected.errors == []
+    assert inspected.checked.agents["helper"].system == "Help me ${WHOM} $WHOM ${1} ${"
+    spoilt = GOOD.replace("provider: embedded", "provider: ${S}").replace("modelRef: Model/main", "modelRef: '${S}'")
+    spoilt = spoilt.replace("entry: tools/words.py", "entry: '${S}'").replace("name: count", "name: '${S}!'")
+    spoilt = spoilt.replace("type: string", "type: '${S}'").replace("name: default", "name: '${S}!'")
+    spoilt = spoilt.replace("    - ref: Tool/bash", "    - ref: Tool/${S}").replace("name: words", "name: 'X${S}'")
+    inspected = look(spoilt, env={"S": secret})
+    assert len(inspected.errors) >= 8
+    assert secret not in repr(inspected.errors) + repr(inspected.warnings)
+
+
+def test_values_are_not_expanded_again(look: Look) -> None:
+    inspected = look(GOOD.replace("You help.", "${A}"), env={"A": "${B}"})
+    assert inspected.checked.agents["helper"].system == "${B}"
+
+
+def test_a_huge_variable_does_not_multiply(look: Look) -> None:
+    items = "\n".join("      - '${A}'" for _ in range(64))
+    text = GOOD.replace("  provider: embedded", "  provider: embedded\n  params:\n    stop:\n" + items)
+    inspected = look(text, env={"A": "x" * 65536})
+    assert [p.code for p in inspected.errors][:1] == ["E_CONFIG_INVALID_VALUE"]
+    assert "characters" in inspected.errors[0].message

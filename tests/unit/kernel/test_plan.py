@@ -1,0 +1,130 @@
+"""A checked bundle to what its processes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel.bundle.opening import load_plan
+from kernel.bundle.problems import BundleError
+from schemas.frames import OPERATOR_AGENT
+from schemas.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource
+from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
+
+__all__ = ["bundled", "package"]
+
+RICH = GOOD
+for old, new in {
+    "  entry: tools/words.py\n": """\
+  entry: tools/words.py
+  errorMessageLimit: 77
+  sandbox:
+    isolation: call
+    network: {allow: ['a.example:443']}
+    filesystem: {read: [data, /etc/hosts]}
+    env: [TOKEN]
+    limits: {memoryMb: 64}
+""",
+    "    - name: count\n": """\
+    - name: count
+      idempotent: true
+      background: true
+      aliases: {txt: text}
+""",
+    "  entryAgent: Agent/helper\n": """\
+  entryAgent: Agent/helper
+  policy: {maxStepsPerTurn: 5, durability: process, maxLiveAgents: 9, agentIdleSeconds: 1.5}
+""",
+    "    - ref: Tool/bash\n": """\
+    - ref: Tool/bash
+  policy: {toolCalls: {allowRegistry: ['bash__*']}}
+""",
+}.items():
+    RICH = RICH.replace(old, new)
+
+
+def plan_of(tmp_path: Path, text: str, module: str = "handlers = {}\n") -> KernelPlan:
+    (tmp_path / "tools").mkdir(exist_ok=True)
+    (tmp_path / "tools" / "words.py").write_text(module)
+    path = tmp_path / "goondan.yaml"
+    path.write_text(text)
+    return load_plan(str(path), state_dir="/state", env={}, handlers=False)
+
+
+@pytest.mark.requirement("CATALOG-01", "CATALOG-02", "CATALOG-04", "CATALOG-08", "NAME-01", "NAME-06", "ITEM-04")
+def test_the_registry_holds_everything_and_the_catalog_what_is_named(tmp_path: Path, bundled: object) -> None:
+    plan = plan_of(tmp_path, GOOD.replace("    - Tool/words\n", ""))
+    agent = plan.agents["helper"]
+    assert [item.name for item in agent.registry] == ["words__count", "bash__exec", "bash__setChatAction"]
+    assert agent.catalog == ["bash__exec", "bash__setChatAction"]
+    assert agent.registry[0].source == ToolSource("config", "words")
+    assert plan_of(tmp_path, GOOD).agents["helper"].catalog == ["words__count", "bash__exec", "bash__setChatAction"]
+
+
+def test_the_operators_catalog_is_the_registry(tmp_path: Path, bundled: object) -> None:
+    operator = plan_of(tmp_path, GOOD.replace("    - Tool/words\n", "")).agents[OPERATOR_AGENT]
+    assert (
+        operator.catalog
+        == [item.name for item in operator.registry]
+        == ["words__count", "bash__exec", "bash__setChatAction"]
+    )
+    assert operator.model == ModelSpec(provider="embedded")
+
+
+@pytest.mark.requirement("SCHEMA-05", "ERROR-04")
+def test_what_a_document_says_arrives(tmp_path: Path, bundled: object) -> None:
+    plan = plan_of(tmp_path, RICH)
+    agent = plan.agents["helper"]
+    assert (agent.system, agent.max_steps_per_turn, agent.durability) == ("You help.", 5, "process")
+    assert (agent.allow_registry, agent.idle_s, agent.state_dir) == (["bash__*"], 1.5, "/state")
+    assert (plan.max_live_agents, plan.agent_idle_s, plan.entry_agent) == (9, 1.5, "helper")
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    assert agent.registry[0] == CatalogItem(
+        name="words__count", description="Count words.", parameters=schema, source=ToolSource("config", "words"),
+        error_message_limit=77, idempotent=True, aliases={"txt": "text"},
+    )  # fmt: skip
+    words, bash = plan.toolhost.tools
+    assert words.exports == [
+        ExportSpec(name="count", parameters=schema, idempotent=True, background=True, aliases={"txt": "text"})
+    ]
+    assert (words.entry, words.root) == (str(tmp_path / "tools/words.py"), str(tmp_path / "tools"))
+    assert (words.sandbox.isolation, words.sandbox.network) == ("call", {"allow": ["a.example:443"]})
+    assert words.sandbox.filesystem.read == [str(tmp_path / "data"), "/etc/hosts"]
+    assert (words.sandbox.env, words.sandbox.limits) == (["TOKEN"], Limits(memory_mb=64))
+    assert (words.bundled, bash.bundled, bash.error_message_limit) == (False, True, 1200)
+    assert plan_of(tmp_path, GOOD).toolhost.tools[0].error_message_limit == 1000
+
+
+def test_a_bundled_manifest_is_taken_as_it_is(tmp_path: Path, bundled: object) -> None:
+    items = {item.name: item for item in plan_of(tmp_path, GOOD).agents["helper"].registry}
+    assert items["bash__exec"].description == "Run ${NAME} as it stands"
+
+
+def test_documents_prompts_and_tool_folders_are_protected(tmp_path: Path, bundled: object) -> None:
+    (tmp_path / "prompt.md").write_text("hi")
+    plan = plan_of(tmp_path, GOOD.replace("system: You help.", "systemRef: prompt.md"))
+    expected = [str(tmp_path / name) for name in ("goondan.yaml", "prompt.md", "tools")]
+    assert plan.protected == plan.toolhost.protected == expected
+
+
+def test_the_revision_names_the_content(tmp_path: Path, bundled: object) -> None:
+    first = plan_of(tmp_path, GOOD).revision
+    assert plan_of(tmp_path, GOOD).revision == first
+    assert plan_of(tmp_path, GOOD + "# a comment\n").revision != first
+    assert plan_of(tmp_path, GOOD, "handlers = {'count': len}\n").revision != first
+    agents = plan_of(tmp_path, GOOD).agents.values()
+    assert {agent.revision for agent in agents} == {first}
+
+
+def test_a_bundle_with_errors_has_no_plan(tmp_path: Path, bundled: object) -> None:
+    with pytest.raises(BundleError) as caught:
+        plan_of(tmp_path, GOOD.replace("Tool/bash", "Tool/x").replace("Model/main", "Model/x"))
+    assert [p.code for p in caught.value.problems] == ["E_CONFIG_MISSING_REF"] * 2
+
+
+def test_a_bundle_of_tools_alone_has_no_entry_agent(tmp_path: Path, bundled: object) -> None:
+    tool = GOOD.split("---\n")[2]
+    plan = plan_of(tmp_path, tool)
+    assert plan.entry_agent == ""
+    assert list(plan.agents) == [OPERATOR_AGENT]
