@@ -1,0 +1,94 @@
+"""The exported JSON Schema: what is committed is what the structs say, and it says the same as the loader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from schemas import export
+from schemas.frames import FRAME_TYPES
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def schema(name: str) -> Any:
+    return json.loads((export.COMMITTED / f"{name}.schema.json").read_text())
+
+
+def test_the_committed_files_have_not_drifted() -> None:
+    assert export.drift() == []
+
+
+def test_drift_is_noticed(tmp_path: Path) -> None:
+    export.write(tmp_path)
+    assert export.drift(tmp_path) == []
+    (tmp_path / "frame.schema.json").write_text("{}")
+    (tmp_path / "worker.schema.json").unlink()
+    (tmp_path / "old.schema.json").write_text("{}")
+    assert len(export.drift(tmp_path)) == 3
+    assert export.main([str(tmp_path), "--check"]) == 1
+    assert export.main([str(tmp_path)]) == 0
+    assert len(export.drift(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("path", sorted(export.COMMITTED.glob("*.json")), ids=lambda path: path.name)
+def test_every_file_is_a_json_schema(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
+
+
+def test_every_frame_type_is_listed() -> None:
+    assert set(schema("frame")["$defs"]["Frame"]["properties"]["type"]["enum"]) == FRAME_TYPES
+
+
+def bundle_documents() -> list[tuple[str, Any]]:
+    quickstart = ROOT / "examples" / "quickstart" / "goondan.yaml"
+    manifests = sorted((ROOT / "toolhost" / "base").glob("*/tool.yaml"))
+    return [
+        (f"{path.parent.name}/{document['kind']}", document)
+        for path in [quickstart, *manifests]
+        for document in yaml.safe_load_all(path.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("name", "document"), bundle_documents())
+def test_our_own_documents_fit_the_schema(name: str, document: Any) -> None:
+    jsonschema.Draft202012Validator(schema("bundle")).validate(document)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "Tol"},
+        {"apiVersion": "goondan.ai/v2"},
+        {"status": {}},
+        {"metadata": {"name": "a__b"}},
+        {"metadata": {"name": "A"}},
+        {"spec": {"entry": "x.py", "exports": []}},
+        {"spec": {"entry": "x.py", "exports": [{"name": "a"}], "runtime": "node"}},
+        {"spec": {"entry": "", "exports": [{"name": "a"}]}},
+        {"spec": {"entry": "x.py", "exports": [{"name": "a b"}]}},
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(change: dict[str, Any]) -> None:
+    good = {
+        "apiVersion": "goondan.ai/v1",
+        "kind": "Tool",
+        "metadata": {"name": "words"},
+        "spec": {"entry": "x.py", "exports": [{"name": "count"}]},
+    }
+    validator = jsonschema.Draft202012Validator(schema("bundle"))
+    validator.validate(good)
+    assert not validator.is_valid({**good, **change})
+
+
+def test_a_reference_has_one_of_its_two_forms() -> None:
+    validator = jsonschema.Draft202012Validator({**schema("bundle"), "anyOf": [{"$ref": "#/$defs/ToolUse"}]})
+    assert validator.is_valid({"ref": "Tool/x"})
+    assert validator.is_valid({"kind": "Tool", "name": "x"})
+    assert not validator.is_valid({"ref": "Tool/x", "kind": "Tool", "name": "x"})
+    assert not validator.is_valid({"kind": "Tool"})
