@@ -34,7 +34,7 @@ MAX_FIRST_DEATHS: Final = 3
 #: Who leaves in which order, and how long each gets before it is killed (seconds). Together with KILL_WAIT_S per
 #: group this stays under the 10 s in which `gdn stop` promises an end.
 STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
-    ("agents", 4.0),
+    ("agents", 3.0),
     ("toolhost", 1.5),
     ("forkserver", 0.5),
     ("broker", 1.0),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import click
 
 from kernel.cli import options
 
-#: How long the supervisor may take to hear us (seconds); one that does not is killed when its time is over.
-HEAR_S = 2.0
+#: How long the supervisor may take to hear us (seconds); one that does not hangs, and is killed soon after.
+HEAR_S: Final = 2.0
+DEAF_S: Final = 1.0
 
 
 @click.command()
@@ -36,9 +38,11 @@ def command(bundle: str | None, as_json: bool) -> int:
             raise fail("E_KERNEL_RUNNING", f"processes of a killed kernel in {place.run_dir} do not end")
         write_json({"stopped": False}) if as_json else write("no kernel runs " + place.bundle)
         return 0
+    patience = DEAF_S
     with suppress(GoondanError):
         client.ask("stop", HEAR_S)
-    orderly = end_of(client.pidfd, place.run_dir, max(0.5, until - time.monotonic() - 1.0))
+        patience = max(DEAF_S, until - time.monotonic() - 1.0)  # a second is kept for the kill
+    orderly = end_of(client.pidfd, place.run_dir, patience)
     client.close()
     if as_json:
         write_json({"stopped": True, "killed": not orderly})

@@ -55,7 +55,7 @@ def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
     assert "42" in result.out
     assert kernel.call("echo by hand")["output"]["stdout"] == "by hand\n"
 
-    rows = {(row["role"], row["name"]): row for row in kernel.ps()}
+    rows = {(row["role"], row["name"]): row for row in kernel.gdn("ps", "--json").json}
     expected = {("broker", "broker"), ("toolhost", "1"), ("agent", "main"), ("agent", "_operator")}
     assert rows.keys() == expected
     assert {row["status"] for row in rows.values()} == {"external"}

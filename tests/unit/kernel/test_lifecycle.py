@@ -155,16 +155,16 @@ def test_the_groups_leave_in_order_and_a_group_that_does_not_is_killed() -> None
     state, actions = step_stop(None, everyone, 0.0)
     assert actions == [TerminateGroup("agents")]
     assert step_stop(state, everyone, 1.0) == (state, [])
-    state, actions = step_stop(state, everyone, 4.0)
+    state, actions = step_stop(state, everyone, 3.0)
     assert actions == [KillGroup("agents")]
     assert isinstance(state, Stopping)
-    assert state.until == 4.0 + KILL_WAIT_S
+    assert state.until == 3.0 + KILL_WAIT_S
     rest = everyone - {"agents"}
-    state, actions = step_stop(state, rest, 4.1)
+    state, actions = step_stop(state, rest, 3.1)
     assert actions == [TerminateGroup("toolhost")]
-    state, actions = step_stop(state, frozenset({"broker"}), 4.2)
+    state, actions = step_stop(state, frozenset({"broker"}), 3.2)
     assert actions == [TerminateGroup("broker")]
-    assert step_stop(state, frozenset(), 4.3) == (None, [Finished(())])
+    assert step_stop(state, frozenset(), 3.3) == (None, [Finished(())])
 
 
 def test_what_not_even_a_kill_ends_is_named() -> None:
@@ -188,4 +188,4 @@ def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) 
         else:
             now = state.until
         state, _ = step_stop(state, alive, now)
-    assert now <= 9.5
+    assert now <= 8.5

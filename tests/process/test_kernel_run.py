@@ -1,0 +1,191 @@
+"""`gdn run` and `gdn call` with a kernel of their own: it starts with them, and nothing of it outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
+
+
+def exec_line(command: str) -> str:
+    return f"/bash__exec {json.dumps({'command': command})}\n"
+
+
+# --- call
+
+
+def test_call_without_a_kernel_starts_one_and_leaves_nothing_behind(kernel: Sandbox) -> None:
+    result = kernel.gdn("call", "bash__exec", '{"command":"echo $((6*7))"}')
+    assert (result.status, result.err) == (0, "")
+    assert result.json["status"] == "ok"
+    assert result.json["output"]["stdout"] == "42\n"
+    assert kernel.processes() == {}
+    kernel.assert_clean()
+
+
+def test_calls_that_start_at_once_share_a_kernel_or_wait_for_it(kernel: Sandbox) -> None:
+    calls = [
+        kernel.popen("call", "bash__exec", json.dumps({"command": f"echo {n}"}), "--instance", f"i{n}")
+        for n in range(4)
+    ]
+    outputs = [json.loads(process.communicate(timeout=30)[0])["output"]["stdout"] for process in calls]
+    assert outputs == [f"{n}\n" for n in range(4)]
+    assert [process.returncode for process in calls] == [0, 0, 0, 0]
+    kernel.wait_for_nothing(2.0)
+
+
+def test_batch_answers_every_line_and_leaves_nothing_behind(kernel: Sandbox) -> None:
+    good = [
+        {"id": n, "tool": "bash__exec", "args": {"command": f"echo {n}"}, "instance": f"i{n % 5}"} for n in range(40)
+    ]
+    lines = [json.dumps(line) for line in good]
+    lines[7:7] = ["", "nonsense", '{"id":"no-tool"}', '{"id":"bad-dir","tool":"bash__exec","workdir":"/nonexistent"}']
+    result = kernel.gdn("call", "--batch", "-", input="\n".join(lines), timeout=40)
+    assert (result.status, result.err) == (0, "")
+    found = {str(line["id"]): line for line in result.lines}
+    assert len(result.lines) == 43
+    for n in range(40):
+        assert found[str(n)]["result"]["output"]["stdout"] == f"{n}\n"
+    assert found["None"]["line"] == 9
+    for key in ("None", "no-tool", "bad-dir"):
+        assert found[key]["result"]["status"] == "error"
+        assert found[key]["result"]["error"]["code"] == "E_USAGE"
+    kernel.assert_clean()
+
+
+# --- run
+
+
+def test_run_answers_its_lines_in_order_then_stops(kernel: Sandbox) -> None:
+    lines = exec_line("sleep 0.2; echo one") + "\n" + exec_line("echo two")
+    result = kernel.gdn("run", input=lines)
+    assert (result.status, result.out, result.err) == (0, "one\ntwo\n", "")
+    kernel.assert_clean()
+
+
+def test_run_as_json_is_one_document(kernel: Sandbox) -> None:
+    result = kernel.gdn("run", "--json", input="hello\n")
+    assert result.status == 0
+    (answer,) = result.json["answers"]
+    assert answer["status"] == "completed"
+    assert answer["response"]
+    assert answer["eventId"]
+    assert answer["turnId"]
+
+
+def test_a_failed_turn_is_status_1_and_the_others_are_answered(kernel: Sandbox) -> None:
+    too_long = "x" * (1 << 20) + "x\n"
+    result = kernel.gdn("run", input=exec_line("echo one") + too_long + exec_line("echo two"))
+    assert (result.status, result.out) == (1, "one\ntwo\n")
+    assert "[E_FRAME_TOO_LARGE]" in result.err
+    kernel.assert_clean()
+
+
+def test_an_input_that_cannot_be_read_is_one_error(kernel: Sandbox) -> None:
+    unreadable = os.open(os.devnull, os.O_WRONLY)
+    process = kernel.popen("run", "--json", stdin=unreadable)
+    os.close(unreadable)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (1, b"")
+    assert json.loads(out)["error"]["code"] == "E_STATE"
+    kernel.assert_clean()
+
+
+def test_an_invalid_bundle_is_reported_whole_and_starts_nothing(kernel: Sandbox) -> None:
+    kernel.bundle.write_text(BUNDLE.replace("Tool/bash", "Tool/nothing").replace("Model/console", "Model/none"))
+    for command in (["run"], ["run", "--detach"], ["call", "bash__exec", "{}"]):
+        result = kernel.gdn(*command)
+        assert result.status == 2
+        assert result.out == ""
+        assert result.err.count("E_CONFIG_MISSING_REF") == 2
+        assert "goondan.yaml:10" in result.err
+    as_json = kernel.gdn("run", "--json")
+    assert as_json.status == 2
+    assert len(as_json.json["errors"]) == 2
+    assert as_json.json["error"]["code"] == "E_CONFIG_MISSING_REF"
+    kernel.assert_clean()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", [("run",), ("call", "bash__exec", '{"command":"sleep 60"}')])
+def test_a_signal_ends_the_command_and_its_kernel(
+    kernel: Sandbox, number: signal.Signals, status: int, command: tuple[str, ...]
+) -> None:
+    process = kernel.popen(*command, stdin=subprocess.PIPE)
+    roles = {"supervisor"} if command[0] == "run" else {"worker"}
+    wait_until(lambda: roles <= {row["role"] for row in kernel.ps()})
+    process.send_signal(number)
+    assert process.wait(timeout=10) == status
+    assert process.stderr is not None
+    assert process.stderr.read().strip() == b""
+    kernel.assert_clean()
+
+
+def test_the_kernel_of_run_dies_with_it(kernel: Sandbox) -> None:
+    process = kernel.popen("run", stdin=subprocess.PIPE)
+    wait_until(lambda: len(kernel.ps()) >= 4)
+    process.kill()
+    process.wait()
+    kernel.wait_for_nothing(5.0)
+    wait_until(lambda: not kernel.run_dirs)
+
+
+def test_a_lost_kernel_is_one_structured_error(kernel: Sandbox) -> None:
+    process = kernel.popen("run", "--json", stdin=subprocess.PIPE)
+    wait_until(lambda: len(kernel.ps()) >= 4)
+    os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
+    assert err == b""
+    kernel.assert_clean()
+
+
+def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
+    read, write = os.pipe()
+    process = kernel.popen("run", stdin=subprocess.PIPE, stdout=write)
+    os.close(write)
+    os.close(read)
+    _, err = process.communicate(b"hello\nhello\n", timeout=20)
+    assert (process.returncode, err) == (141, b"")
+    kernel.assert_clean()
+
+
+def test_closed_standard_streams_do_no_harm(kernel: Sandbox) -> None:
+    process = kernel.popen("run", preexec_fn=lambda: os.closerange(0, 3))
+    assert process.wait(timeout=20) == 0
+    kernel.assert_clean()
+
+
+def test_a_person_gets_a_prompt_and_the_answer(kernel: Sandbox) -> None:
+    leader, terminal = pty.openpty()
+    process = kernel.popen("run", stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
+    os.close(terminal)
+    shown = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal shown
+        until = time.monotonic() + 20
+        while text not in shown:
+            assert time.monotonic() < until, shown
+            if select.select([leader], [], [], 0.1)[0]:
+                shown += os.read(leader, 4096)
+
+    read_until(b"> ")
+    shown = b""
+    os.write(leader, exec_line("sleep 0.8; echo $((6*7))").encode())
+    read_until(b"working")
+    read_until(b"42")
+    read_until(b"> ")
+    os.write(leader, b"\x04")
+    assert process.wait(timeout=10) == 0
+    os.close(leader)
+    kernel.assert_clean()
