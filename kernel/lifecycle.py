@@ -39,6 +39,8 @@ STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("forkserver", 0.5),
     ("broker", 1.0),
 )
+#: What each group gets when nobody waits for its work any more (seconds): enough to say goodbye.
+HURRY_S: Final = 0.2
 #: How long a killed group may take to be gone (seconds); then the stop goes on without it.
 KILL_WAIT_S: Final = 0.5
 
@@ -222,8 +224,12 @@ class Finished(Struct, frozen=True):
 StopAction = TerminateGroup | KillGroup | Finished
 
 
-def step_stop(state: Stopping | None, alive: frozenset[str], now: float) -> tuple[Stopping | None, list[StopAction]]:
+def step_stop(
+    state: Stopping | None, alive: frozenset[str], now: float, *, hurry: bool = False
+) -> tuple[Stopping | None, list[StopAction]]:
     """What the stop does next. `alive` are the groups with a living process; `state` is None before it begins.
+
+    `hurry`: nobody waits for what still runs, so each group gets no more than HURRY_S.
 
     Called when a process has ended and when `until` has come; at the end the state is None and the last action
     Finished.
@@ -238,5 +244,5 @@ def step_stop(state: Stopping | None, alive: frozenset[str], now: float) -> tupl
     for later in range(index + 1, len(STOP_ORDER)):
         group, grace = STOP_ORDER[later]
         if group in alive:
-            return Stopping(later, False, now + grace), [TerminateGroup(group)]
+            return Stopping(later, False, now + (min(grace, HURRY_S) if hurry else grace)), [TerminateGroup(group)]
     return None, [Finished(tuple(group for group, _ in STOP_ORDER if group in alive))]

@@ -101,6 +101,7 @@ class Supervisor:
         self.holders: set[object] = set()
         self._held_once = False
         self._parent_gone = False
+        self._hurry = False
         self._started_at = time.time()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._plan: KernelPlan | None = None
@@ -248,7 +249,7 @@ class Supervisor:
         state: Stopping | None = None
         while True:
             self._changed.clear()
-            state, actions = step_stop(state, self._alive(), self._loop.time())
+            state, actions = step_stop(state, self._alive(), self._loop.time(), hurry=self._hurry)
             for action in actions:
                 if isinstance(action, Finished):
                     return action.left
@@ -427,9 +428,10 @@ class Supervisor:
         self._ready.result()
         self._held_once = True
 
-    def released(self) -> None:
-        """A kernel that a call started for itself ends with its last user."""
+    def released(self, *, hurry: bool = False) -> None:
+        """A kernel that a call started for itself ends with its last user, at once if that gave up (`hurry`)."""
         if self.shared and not self.holders and (self._held_once or self._parent_gone):
+            self._hurry = self._hurry or hurry
             self.stop("nobody uses it any more")
 
     def _parent_said(self) -> None:

@@ -6,6 +6,7 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 - `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"shared":…}`, or `{"error":…}` when it will
   not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
+- `{"op":"abandon"}`: the same, and if the kernel ends by it, it does not wait for what still runs.
 
 No event loop is needed here: `ps` and `stop` start no more than they need.
 """

@@ -36,8 +36,8 @@ class Kernel(Protocol):
     def stop(self, reason: str) -> None:
         """Begin the end."""
 
-    def released(self) -> None:
-        """One holder less."""
+    def released(self, *, hurry: bool = False) -> None:
+        """One holder less. `hurry`: it does not care for what still runs."""
 
     async def when_ready(self) -> None:
         """Wait for the start to succeed; raises GoondanError when it has not."""
@@ -106,8 +106,8 @@ class SupervisorSocket:
             except GoondanError as error:
                 return Reply(error=error.info, stopping=True)
             return Reply(ok=True, entry_agent=kernel.entry_agent, shared=kernel.shared)
-        if request.op == "release":
+        if request.op in ("release", "abandon"):
             kernel.holders.discard(holder)
-            kernel.released()
+            kernel.released(hurry=request.op == "abandon")
             return Reply(ok=True, stopping=kernel.stopping)
         return Reply(error=error_payload("E_USAGE", f"no operation {request.op[:40]!r}"))

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -192,7 +193,10 @@ class Kernel:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns."""
+        """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns.
+
+        Called while an interrupt passes through, it waits for nothing that still runs.
+        """
         raise NotImplementedError
 
 
@@ -214,8 +218,10 @@ class Supervised(Kernel):
 
     def finish(self) -> None:
         """Release it, and see it gone if it ends now."""
+        interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
         try:
-            over = bool(select.select([self.pidfd], [], [], 0)[0]) or self._client.ask("release").stopping
+            gone = select.select([self.pidfd], [], [], 0)[0]
+            over = bool(gone) or self._client.ask("abandon" if interrupted else "release").stopping
         except GoondanError:
             over = True
         if self._started is not None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kernel.lifecycle import (
     HEALTHY_S,
+    HURRY_S,
     KILL_WAIT_S,
     MAX_BACKOFF_S,
     MAX_FIRST_DEATHS,
@@ -165,6 +166,12 @@ def test_the_groups_leave_in_order_and_a_group_that_does_not_is_killed() -> None
     state, actions = step_stop(state, frozenset({"broker"}), 3.2)
     assert actions == [TerminateGroup("broker")]
     assert step_stop(state, frozenset(), 3.3) == (None, [Finished(())])
+
+
+def test_in_a_hurry_nobody_gets_much_time() -> None:
+    state, _ = step_stop(None, frozenset({"agents"}), 0.0, hurry=True)
+    assert isinstance(state, Stopping)
+    assert state.until == HURRY_S
 
 
 def test_what_not_even_a_kill_ends_is_named() -> None:
