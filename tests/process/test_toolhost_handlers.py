@@ -350,7 +350,7 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
     async with bench(napping) as made:
         _, slow = made.start("t__nap", {"s": 30}, workdir=workdir)
         again_id, again = made.start("t__safe", {"s": 30}, workdir=workdir)
-        await until(lambda: (workdir / "ran").exists())
+        await until((workdir / "ran").exists)
         _, quick = made.start("t__nap", {"s": 0.4}, workdir=workdir)
         error = error_of(await made.call("t__nap", {"s": 30}, workdir=workdir, deadline_ms=200))
         assert error["code"] == "E_TOOL_TIMEOUT"

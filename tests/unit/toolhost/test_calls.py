@@ -1,0 +1,157 @@
+"""What a callId means: it runs at most once, and its result is kept until somebody has it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import Raw
+
+from schemas.launch import ExportSpec, ToolSpec
+from toolhost.calls import Call, CallBook, Kept
+
+TOOL = ToolSpec(name="t", entry="/t/h.py", root="/t", exports=[])
+
+
+def call(name: str, *, deadline: float | None = None, agent: str = "a") -> Call:
+    return Call(
+        id=name,
+        agent=agent,
+        instance_key="k",
+        tool=TOOL,
+        export=ExportSpec(name="f"),
+        args=Raw(b"\x80"),
+        turn_id="t",
+        tool_call_id=name,
+        message_id=None,
+        workdir=None,
+        deadline=deadline,
+    )
+
+
+def test_open_then_kept_then_unknown() -> None:
+    book = CallBook()
+    first = call("1")
+    book.open(first)
+    assert book.get("1") is first
+    assert book.close(first, Raw(b"result"), 1.0)
+    assert not book.close(first, Raw(b"other"), 2.0)
+    kept = book.get("1")
+    assert isinstance(kept, Kept)
+    assert bytes(kept.payload or b"") == b"result"
+    assert book.known_ids() == ["1"]
+    book.acknowledge(["1", "unknown"])
+    assert book.get("1") is None
+    assert (book.kept_bytes, book.known_ids()) == (0, [])
+
+
+def test_kept_results_are_bounded_in_bytes_and_stay_known() -> None:
+    book = CallBook(kept_bytes=5000)
+    for number in range(10):
+        made = call(str(number))
+        book.open(made)
+        book.close(made, Raw(b"x" * 1000), float(number))
+    assert book.kept_bytes <= 5000
+    dropped, here = book.get("0"), book.get("9")
+    assert isinstance(dropped, Kept)
+    assert dropped.payload is None
+    assert isinstance(here, Kept)
+    assert here.payload is not None
+    book.acknowledge(["0"])
+    assert book.get("0") is None
+
+
+def test_kept_results_expire_and_forgotten_ids_are_bounded() -> None:
+    book = CallBook(kept_s=10.0, forgotten=3)
+    for number in range(6):
+        made = call(str(number))
+        book.open(made)
+        book.close(made, Raw(b"x"), float(number))
+    book.expire(12.5)  # 0, 1 and 2 are ten seconds old
+    assert [bool(kept.payload) for kept in book.kept()] == [True] * 3
+    book.expire(100.0)
+    assert [book.get(str(number)) is None for number in range(6)] == [True] * 3 + [False] * 3
+
+
+def test_deadlines_come_in_order_once_and_not_for_finished_calls() -> None:
+    book = CallBook()
+    made = {name: call(name, deadline=at) for name, at in (("late", 3.0), ("soon", 1.0), ("done", 0.5), ("mid", 2.0))}
+    for one in made.values():
+        book.open(one)
+    book.open(call("never"))
+    book.close(made["done"], Raw(b""), 0.1)
+    assert book.next_deadline() == 1.0
+    assert book.due(0.9) == []
+    assert book.due(2.0) == [made["soon"], made["mid"]]
+    assert book.due(2.0) == []
+    assert book.next_deadline() == 3.0
+    book.close(made["late"], Raw(b""), 2.5)
+    assert book.next_deadline() is None
+
+
+class Book(RuleBasedStateMachine):
+    """Against a model: each callId has at most one result, which is never replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = CallBook(kept_bytes=4000, kept_s=5.0, forgotten=4)
+        self.now = 0.0
+        self.running: dict[str, Call] = {}
+        self.answered: dict[str, bytes] = {}
+
+    ids = st.integers(0, 20).map(str)
+
+    @rule(name=ids, deadline=st.none() | st.floats(0, 50))
+    def come(self, name: str, deadline: float | None) -> None:
+        if self.book.get(name) is None:
+            self.running[name] = call(name, deadline=deadline)
+            self.answered.pop(name, None)
+            self.book.open(self.running[name])
+
+    @rule(name=ids, size=st.integers(0, 1500))
+    def finish(self, name: str, size: int) -> None:
+        if name in self.running:
+            made = self.running.pop(name)
+            assert self.book.close(made, Raw(b"r" * size), self.now)
+            self.answered[name] = b"r" * size
+
+    @rule(name=ids)
+    def acknowledge(self, name: str) -> None:
+        if name not in self.running:
+            self.book.acknowledge([name])
+            self.answered.pop(name, None)
+
+    @rule(seconds=st.floats(0.1, 4))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.book.expire(self.now)
+        for due in self.book.due(self.now):
+            assert due.state != "done"
+
+    @invariant()
+    def nothing_runs_twice(self) -> None:
+        assert self.book.open_count == len(self.running)
+        assert 0 <= self.book.kept_bytes <= 4000
+        for name in self.running:
+            assert isinstance(self.book.get(name), Call)
+        for name, result in self.answered.items():
+            kept = self.book.get(name)
+            assert not isinstance(kept, Call)
+            if kept is not None and kept.payload is not None:
+                assert bytes(kept.payload) == result
+
+
+TestBook = Book.TestCase
+TestBook.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("agent", ["a", "b"])
+def test_a_call_knows_its_owner(agent: str) -> None:
+    book = CallBook()
+    made = call("1", agent=agent)
+    book.open(made)
+    book.close(made, Raw(b""), 0.0)
+    known = book.get("1")
+    assert known is not None
+    assert known.owner == (agent, "k")

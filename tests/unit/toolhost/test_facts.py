@@ -1,0 +1,164 @@
+"""What is looked up on the host, in folders made for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import GoondanError
+from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from toolhost.facts import dotfiles, hidden_folders, host_facts, look_up, version_problem
+from toolhost.policy import HostFacts
+from toolhost.probe import judge
+
+HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i")
+
+
+def spec(state_dir: Path | str = "/nonexistent", protected: list[str] | None = None) -> ToolHostSpec:
+    return ToolHostSpec(tools=[], state_dir=str(state_dir), revision="1", protected=protected or [])
+
+
+def make(folder: Path, sandbox: SandboxSpec | None = None) -> ToolSpec:
+    root = folder / "tools" / "t"
+    root.mkdir(parents=True)
+    (root / "h.py").write_text("handlers = {}")
+    return ToolSpec(name="t", entry=str(root / "h.py"), root=str(root), exports=[], sandbox=sandbox or SandboxSpec())
+
+
+def test_versions() -> None:
+    assert version_problem("bubblewrap 0.11.0\n") is None
+    assert version_problem("bubblewrap 1.0\n") is None
+    assert "0.8, needed 0.11" in (version_problem("bubblewrap 0.8.0\n") or "")
+    assert "does not say" in (version_problem("") or "")
+
+
+def test_what_exists_is_guarded_and_links_are_not(tmp_path: Path) -> None:
+    tool = make(tmp_path)
+    workdir = tmp_path / "w"
+    (workdir / ".git").mkdir(parents=True)
+    (workdir / "doc.yaml").write_text("")
+    (workdir / ".venv").symlink_to("/usr")
+    request = look_up(tool, str(workdir), spec(protected=[str(workdir / "doc.yaml"), str(workdir / "absent")]), HOST)
+    assert [(p.path, p.kind) for p in request.guarded] == [
+        (str(workdir / ".git"), "dir"), (str(workdir / "doc.yaml"), "file"),
+    ]  # fmt: skip
+    assert request.workdir == request.workdir_real == str(workdir)
+
+
+def test_a_workdir_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
+    tool = make(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    request = look_up(tool, str(tmp_path / "link"), spec(), HOST)
+    assert (request.workdir, request.workdir_real) == (str(tmp_path / "link"), str(tmp_path / "real"))
+
+
+def test_workdirs_of_ours_are_made_others_must_exist(tmp_path: Path) -> None:
+    tool = make(tmp_path)
+    state = tmp_path / "state"
+    own = state / "instances" / "a" / "k" / "workspace"
+    look_up(tool, str(own), spec(state), HOST)
+    assert own.stat().st_mode & 0o777 == 0o700
+    for path in (str(tmp_path / "absent"), "relative", tool.entry):
+        with pytest.raises(GoondanError) as caught:
+            look_up(tool, path, spec(state), HOST)
+        assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
+def test_shared_tools_have_no_workdir(tmp_path: Path) -> None:
+    request = look_up(make(tmp_path, SandboxSpec(isolation="shared")), str(tmp_path), spec(), HOST)
+    assert (request.workdir, request.workdir_real) == (None, None)
+
+
+def test_grants_must_exist(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "link"), "h.py"])))
+    request = look_up(granted, None, spec(), HOST)
+    assert [(p.path, p.kind, p.shown) for p in request.read] == [
+        (str(tmp_path / "data"), "dir", str(tmp_path / "link")),
+        (granted.entry, "file", granted.entry),
+    ]
+    absent = ToolSpec(
+        name="t", entry=granted.entry, root=granted.root, exports=[],
+        sandbox=SandboxSpec(filesystem=Filesystem(write=["/nonexistent/x"])),
+    )  # fmt: skip
+    with pytest.raises(GoondanError) as caught:
+        look_up(absent, None, spec(), HOST)
+    assert "/nonexistent/x" in caught.value.info.message
+
+
+def test_an_environment_of_another_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    with pytest.raises(GoondanError) as caught:
+        look_up(make(tmp_path, SandboxSpec(python=PythonSpec(venv=str(tmp_path / "env")))), None, spec(), HOST)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
+def test_dotfiles_and_documents_are_found_breadth_first(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("KEY=1")
+    (tmp_path / ".git" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / ".cache").mkdir(parents=True)
+    (tmp_path / "lib" / "doc.yaml").write_text("")
+    (tmp_path / "lib" / "code.py").write_text("")
+    (tmp_path / ".link").symlink_to("/etc/passwd")
+    found = dotfiles(str(tmp_path), [str(tmp_path / "lib" / "doc.yaml")])
+    assert [(os.path.relpath(p.path, tmp_path), p.kind) for p in found] == [
+        (".env", "file"), (".git", "dir"), ("lib/.cache", "dir"), ("lib/doc.yaml", "file"),
+    ]  # fmt: skip
+
+
+def test_a_bundles_root_shows_the_entry_alone(tmp_path: Path) -> None:
+    (tmp_path / "goondan.yaml").write_text("")
+    (tmp_path / "h.py").write_text("")
+    for root in (str(tmp_path), str(tmp_path / "h.py")):
+        tool = ToolSpec(name="t", entry=str(tmp_path / "h.py"), root=root, exports=[])
+        request = look_up(tool, None, spec(), HOST)
+        assert request.entry_only
+        assert request.masked == []
+
+
+def test_hidden_folders() -> None:
+    assert hidden_folders(spec("/h/.goondan/workspaces/abc"), "ipc:///run/user/0/goondan/abc/tools.sock") == [
+        "/h/.goondan", "/run/user/0/goondan",
+    ]  # fmt: skip
+    assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock") == ["/elsewhere", "/x"]
+    assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5") == ["/elsewhere"]
+
+
+def test_the_facts_of_this_machine(tmp_path: Path) -> None:
+    facts = host_facts("/b", [str(tmp_path), "/nonexistent"])
+    assert os.path.isfile(facts.python)
+    assert os.path.isfile(f"{facts.inside}/boot.py")
+    assert facts.hidden == [str(tmp_path)]
+    assert any(path.endswith("/toolhost") for path in facts.code)
+
+
+GOOD = {
+    "uid": [1000] * 3, "capabilities": [0] * 5, "noNewPrivs": 1, "pids": [1, 2], "interfaces": ["lo"],
+    "environment": ["HOME", "LANG", "PATH", "PWD", "TMPDIR"], "descriptors": [0, 1, 2, 3],
+    "namespaces": dict.fromkeys(("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"), "other:[1]"), "writable": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"uid": [0, 0, 0]}, "user ids"),
+        ({"capabilities": [0, 0, 4, 0, 0]}, "capabilities"),
+        ({"noNewPrivs": 0}, "privileges"),
+        ({"pids": [1, 2, 77]}, "other processes"),
+        ({"interfaces": ["lo", "eth0"]}, "eth0"),
+        ({"environment": ["HOME", "SECRET"]}, "environment"),
+        ({"descriptors": [0, 1, 2, 3, 9]}, "descriptors"),
+        ({"writable": ["/usr"]}, "/usr"),
+        ({"namespaces": {"net": os.readlink("/proc/self/ns/net")}}, "share"),
+        ({"namespaces": {}}, "does not know"),
+    ],
+)
+def test_the_probe_is_judged(change: dict[str, object], problem: str | None) -> None:
+    problems = judge({**GOOD, **change})
+    assert (problems == []) if problem is None else (problem in " ".join(problems))

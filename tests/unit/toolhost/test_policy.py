@@ -1,0 +1,251 @@
+"""The policy: one request and the facts of one host give one exact plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.errors import GoondanError
+from schemas.launch import ExportSpec, ToolSpec
+from toolhost.policy import HostFacts, LaunchPlan, Place, Request, guard_candidates, plan, within
+
+HOST = HostFacts(
+    bwrap="/opt/bwrap",
+    python="/root/py/bin/python3.11",
+    inside="/opt/app/toolhost/inside",
+    prefix="/root/py",
+    links=[("/bin", "usr/bin"), ("/lib64", "usr/lib64")],
+    dirs=["/lib32"],
+    etc=["/etc/alternatives"],
+    code=["/opt/app/toolhost", "/root/py"],
+    hidden=["/home/u/.goondan", "/tmp/goondan-0"],
+)
+TOOL = ToolSpec(name="t", entry="/b/tools/t/h.py", root="/b/tools/t", exports=[ExportSpec(name="f")])
+
+
+def mounts(made: LaunchPlan) -> list[tuple[str, str]]:
+    """(option, destination) of every mount of the plan, in order."""
+    kinds = {"--bind": 2, "--ro-bind": 2, "--bind-fd": 2, "--tmpfs": 1, "--proc": 1, "--dev": 1, "--remount-ro": 1}
+    found = []
+    index = 0
+    while index < len(made.options):
+        option = made.options[index]
+        if option in kinds:
+            found.append((option, made.options[index + kinds[option]]))
+        index += 1
+    return found
+
+
+def after_system(made: LaunchPlan) -> list[tuple[str, str]]:
+    """The mounts that depend on the request."""
+    found = mounts(made)
+    return found[found.index(("--ro-bind", "/run/goondan/goondan_tool")) + 1 :]
+
+
+def test_the_whole_plan_of_a_plain_tool() -> None:
+    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w"), HOST)
+    assert made.options == [
+        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+        "--hostname", "tool", "--uid", "1000", "--gid", "1000",
+        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        "--json-status-fd", "4", "--disable-userns",
+        "--ro-bind", "/usr", "/usr",
+        "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib64", "/lib64", "--ro-bind", "/lib32", "/lib32",
+        "--ro-bind", "/opt/app/toolhost/inside/etc/passwd", "/etc/passwd",
+        "--ro-bind", "/opt/app/toolhost/inside/etc/group", "/etc/group",
+        "--ro-bind", "/opt/app/toolhost/inside/etc/hosts", "/etc/hosts",
+        "--ro-bind", "/opt/app/toolhost/inside/etc/nsswitch.conf", "/etc/nsswitch.conf",
+        "--ro-bind", "/etc/alternatives", "/etc/alternatives",
+        "--proc", "/proc", "--dev", "/dev",
+        "--size", str(64 << 20), "--perms", "1777", "--tmpfs", "/dev/shm",
+        "--size", str(256 << 20), "--perms", "1777", "--tmpfs", "/tmp",
+        "--size", str(64 << 20), "--perms", "0700", "--tmpfs", "/run/goondan/home",
+        "--ro-bind", "/root/py", "/root/py",
+        "--ro-bind", "/opt/app/toolhost/inside", "/run/goondan/goondan_tool",
+        "--ro-bind", "/b/tools/t", "/b/tools/t",
+        "--bind-fd", "6", "/w",
+        "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/",
+        "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/root/py/bin",
+        "--setenv", "HOME", "/run/goondan/home", "--setenv", "TMPDIR", "/tmp", "--setenv", "LANG", "C.UTF-8",
+        "--chdir", "/w",
+    ]  # fmt: skip
+    assert made.bwrap == "/opt/bwrap"
+    assert made.command == [
+        "/root/py/bin/python3.11", "-I", "-S", "-B", "/run/goondan/goondan_tool/boot.py",
+    ]  # fmt: skip
+    assert (made.open_workdir, made.workdir, made.import_paths) == ("/w", "/w", ["/b/tools/t"])
+
+
+def test_without_a_workdir_the_home_is_where_it_starts() -> None:
+    made = plan(Request(tool=TOOL), HOST)
+    assert (made.open_workdir, made.workdir) == (None, "/run/goondan/home")
+    assert "--bind-fd" not in made.options
+    assert "--bind" not in made.options
+
+
+def test_no_plan_shares_a_namespace_or_keeps_a_capability() -> None:
+    made = plan(Request(tool=TOOL), HOST)
+    assert "--share-net" not in made.options
+    assert "--cap-add" not in made.options
+    assert made.options[made.options.index("--cap-drop") + 1] == "ALL"
+
+
+def test_what_trusted_programs_read_stays_read_only_and_cannot_be_moved_away() -> None:
+    guarded = [Place("/w/.git", "dir"), Place("/w/a/b/tools/x", "dir"), Place("/w/a/goondan.yaml", "file")]
+    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=guarded), HOST)
+    assert after_system(made)[:-3] == [
+        ("--ro-bind", "/b/tools/t"),
+        ("--bind-fd", "/w"),
+        ("--ro-bind", "/w/.git"),
+        ("--bind", "/w/a"),
+        ("--bind", "/w/a/b"),
+        ("--bind", "/w/a/b/tools"),
+        ("--ro-bind", "/w/a/b/tools/x"),
+        ("--ro-bind", "/w/a/goondan.yaml"),
+    ]
+
+
+def test_nothing_writable_is_mounted_inside_a_guarded_folder() -> None:
+    guarded = [Place("/w/.venv/lib/python", "dir"), Place("/w/.venv", "dir")]
+    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=guarded), HOST)
+    assert [item for item in after_system(made) if ".venv" in item[1]] == [("--ro-bind", "/w/.venv")]
+
+
+def test_a_workdir_keeps_the_name_that_the_caller_has_for_it() -> None:
+    guarded = [Place("/real/w/d/.git", "dir")]
+    made = plan(Request(tool=TOOL, workdir="/link/w", workdir_real="/real/w", guarded=guarded), HOST)
+    assert after_system(made)[1:-3] == [
+        ("--bind-fd", "/link/w"), ("--bind", "/link/w/d"), ("--ro-bind", "/link/w/d/.git"),
+    ]  # fmt: skip
+    assert made.open_workdir == "/real/w"
+    index = made.options.index("/link/w/d/.git")
+    assert made.options[index - 1] == "/real/w/d/.git"
+
+
+def test_the_tools_own_folder_inside_the_workdir_stays_read_only() -> None:
+    tool = ToolSpec(name="t", entry="/w/tools/t/h.py", root="/w/tools/t", exports=[])
+    assert guard_candidates("/w", tool, [], HOST) == ["/w/.git", "/w/.venv", "/w/tools/t", "/w/tools/t/h.py"]
+    made = plan(Request(tool=tool, workdir="/w", workdir_real="/w", guarded=[Place("/w/tools/t", "dir")]), HOST)
+    assert after_system(made)[:-3] == [("--bind-fd", "/w"), ("--bind", "/w/tools"), ("--ro-bind", "/w/tools/t")]
+
+
+def test_a_workdir_inside_the_tools_folder_is_mounted_after_it() -> None:
+    made = plan(Request(tool=TOOL, workdir="/b/tools/t/w", workdir_real="/b/tools/t/w"), HOST)
+    assert after_system(made)[:-3] == [("--ro-bind", "/b/tools/t"), ("--bind-fd", "/b/tools/t/w")]
+
+
+def test_candidates_are_only_what_lies_inside() -> None:
+    protected = ["/w/goondan.yaml", "/other/goondan.yaml", "/w", "/wide/x"]
+    assert guard_candidates("/w", TOOL, protected, HOST) == ["/w/.git", "/w/.venv", "/w/goondan.yaml"]
+    assert "/root/py" in guard_candidates("/root", TOOL, [], HOST)
+
+
+def test_state_and_sockets_never_show() -> None:
+    made = plan(Request(tool=TOOL, workdir="/home/u", workdir_real="/home/u"), HOST)
+    assert after_system(made) == [
+        ("--ro-bind", "/b/tools/t"),
+        ("--bind-fd", "/home/u"),
+        ("--tmpfs", "/home/u/.goondan"),
+        ("--remount-ro", "/proc"), ("--remount-ro", "/dev"),
+        ("--remount-ro", "/home/u/.goondan"), ("--remount-ro", "/"),
+    ]  # fmt: skip
+    made = plan(Request(tool=TOOL, workdir="/tmp", workdir_real="/tmp"), HOST)
+    assert ("--tmpfs", "/tmp/goondan-0") in after_system(made)
+
+
+def test_a_workdir_inside_the_state_root_is_mounted_into_the_emptied_one() -> None:
+    workdir = "/home/u/.goondan/ws/i/workspace"
+    tool = ToolSpec(name="t", entry="/home/u/h.py", root="/home/u", exports=[])
+    made = plan(Request(tool=tool, workdir=workdir, workdir_real=workdir), HOST)
+    assert after_system(made) == [
+        ("--ro-bind", "/home/u"),
+        ("--tmpfs", "/home/u/.goondan"),
+        ("--bind-fd", workdir),
+        ("--remount-ro", "/proc"), ("--remount-ro", "/dev"),
+        ("--remount-ro", "/home/u/.goondan"), ("--remount-ro", "/"),
+    ]  # fmt: skip
+    plain = plan(Request(tool=TOOL, workdir=workdir, workdir_real=workdir), HOST)
+    assert "--tmpfs" not in [option for option, path in after_system(plain)]
+
+
+def test_dotfiles_of_the_tools_folder_are_masked() -> None:
+    masked = [Place("/b/tools/t/.env", "file"), Place("/b/tools/t/.git", "dir"), Place("/b/tools/t/tool.yaml", "file")]
+    made = plan(Request(tool=TOOL, masked=masked), HOST)
+    assert after_system(made) == [
+        ("--ro-bind", "/b/tools/t"),
+        ("--ro-bind", "/b/tools/t/.env"),
+        ("--tmpfs", "/b/tools/t/.git"),
+        ("--ro-bind", "/b/tools/t/tool.yaml"),
+        ("--remount-ro", "/proc"),
+        ("--remount-ro", "/dev"),
+        ("--remount-ro", "/b/tools/t/.git"),
+        ("--remount-ro", "/"),
+    ]
+    index = made.options.index("/b/tools/t/.env")
+    assert made.options[index - 1] == "/dev/null"
+
+
+def test_a_tool_in_the_bundles_root_sees_its_entry_alone() -> None:
+    tool = ToolSpec(name="t", entry="/b/h.py", root="/b/h.py", exports=[])
+    made = plan(Request(tool=tool, entry_only=True), HOST)
+    assert after_system(made)[:-3] == [("--ro-bind", "/b/h.py")]
+    assert made.import_paths == ["/b"]
+
+
+def test_grants_and_environments() -> None:
+    made = plan(
+        Request(
+            tool=TOOL,
+            workdir="/w",
+            workdir_real="/w",
+            read=[Place("/data/real", "dir", "/data/link"), Place("/w/own", "dir")],
+            write=[Place("/scratch", "dir")],
+            guarded=[Place("/scratch/.git", "dir")],
+            venv="/envs/e",
+            venv_site="/envs/e/lib/python3.11/site-packages",
+        ),
+        HOST,
+    )
+    assert after_system(made)[:-3] == [
+        ("--ro-bind", "/b/tools/t"), ("--ro-bind", "/data/link"), ("--ro-bind", "/envs/e"),
+        ("--bind", "/scratch"), ("--ro-bind", "/scratch/.git"), ("--bind-fd", "/w"),
+    ]  # fmt: skip
+    assert made.import_paths == ["/b/tools/t", "/envs/e/lib/python3.11/site-packages"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/usr", "/usr/local/x", "/etc", "/proc/1", "/dev/shm", "/run", "/home", "/run/goondan/x", "/root/py/x",
+     "/opt/app/toolhost/base"],
+)  # fmt: skip
+def test_no_workdir_in_places_of_the_system_or_of_ours(path: str) -> None:
+    with pytest.raises(GoondanError) as caught:
+        plan(Request(tool=TOOL, workdir=path, workdir_real=path), HOST)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+    assert path in caught.value.info.message
+
+
+@pytest.mark.parametrize("path", ["/home/u", "/home/u/.goondan/x", "/root", "/opt/app", "/etc", "/tmp"])
+def test_no_write_grant_around_state_or_code(path: str) -> None:
+    with pytest.raises(GoondanError) as caught:
+        plan(Request(tool=TOOL, write=[Place(path, "dir")]), HOST)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
+@pytest.mark.parametrize("path", ["/root", "/opt/app", "/tmp", "/home/u", "/var/x", "/run/user/0"])
+def test_other_workdirs_are_fine(path: str) -> None:
+    assert plan(Request(tool=TOOL, workdir=path, workdir_real=path), HOST).workdir == path
+
+
+def test_within() -> None:
+    assert within("/a/b", "/a")
+    assert within("/a", "/a")
+    assert within("/a", "/")
+    assert not within("/ab", "/a")
+    assert not within("/", "/a")
+
+
+def test_a_system_interpreter_needs_no_mount_of_its_own() -> None:
+    host = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", disable_userns=False)
+    made = plan(Request(tool=TOOL), host)
+    assert "--disable-userns" not in made.options
+    assert made.options[made.options.index("PATH") + 1].endswith("/sbin")

@@ -1,0 +1,232 @@
+"""Which jail a call goes to: sharing, room, eviction of the longest idle, and the queue behind it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.toolhost.test_calls import call
+from toolhost.calls import Call
+from toolhost.pool import MAX_CALLS_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start
+
+
+class Driver:
+    """Performs actions like the host does, on jails that are only names."""
+
+    def __init__(self, max_jails: int) -> None:
+        self.pool = Pool(max_jails)
+        self.where: dict[str, Slot] = {}
+        self.live: list[Slot] = []
+        self.ending: list[Slot] = []
+        self.now = 0.0
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.slot not in self.live
+                self.live.append(action.slot)
+            elif isinstance(action, Assign):
+                self.enter(action.slot, action.call)
+            elif isinstance(action, End):
+                assert not action.slot.calls
+                if action.slot not in self.ending:
+                    self.ending.append(action.slot)
+
+    def enter(self, slot: Slot, made: Call) -> None:
+        assert slot in self.live
+        assert not slot.closed
+        assert made.id not in self.where
+        self.pool.enter(slot, made.id, made)
+        self.where[made.id] = slot
+
+    def come(self, key: Key, made: Call) -> None:
+        slot = self.pool.find(key)
+        if slot is not None:
+            self.enter(slot, made)
+        else:
+            self.perform(self.pool.place(key, made))
+
+    def finish(self, made: Call) -> None:
+        slot = self.where.pop(made.id)
+        self.perform(self.pool.leave(slot, made.id, self.now))
+
+    def over(self, slot: Slot) -> list[Call]:
+        """The jail has ended; the calls it still ran."""
+        self.live.remove(slot)
+        if slot in self.ending:
+            self.ending.remove(slot)
+        lost = list(slot.calls.values())
+        for made in lost:
+            self.where.pop(made.id)
+        slot.calls.clear()
+        self.perform(self.pool.gone(slot))
+        return lost
+
+
+def test_calls_of_one_key_share_a_jail() -> None:
+    driver = Driver(2)
+    first, second = call("1"), call("2")
+    driver.come(("t", "a"), first)
+    driver.come(("t", "a"), second)
+    assert driver.where["1"] is driver.where["2"]
+    assert len(driver.live) == 1
+
+
+def test_a_full_jail_makes_others_wait() -> None:
+    driver = Driver(2)
+    calls = [call(str(number)) for number in range(MAX_CALLS_PER_JAIL + 2)]
+    for made in calls:
+        driver.come(("t",), made)
+    assert len(driver.where) == MAX_CALLS_PER_JAIL
+    assert driver.pool.waiting_count == 2
+    driver.finish(calls[0])
+    assert calls[-2].id in driver.where
+    assert driver.pool.waiting_count == 1
+
+
+def test_the_longest_idle_jail_makes_room() -> None:
+    driver = Driver(2)
+    first, second, third = call("1"), call("2"), call("3")
+    driver.come(("a",), first)
+    driver.come(("b",), second)
+    driver.finish(second)
+    driver.now = 1.0
+    driver.finish(first)
+    driver.come(("c",), third)
+    assert [slot.key for slot in driver.ending] == [("b",)]
+    assert "3" not in driver.where
+    driver.over(driver.ending[0])
+    assert driver.where["3"].key == ("c",)
+
+
+def test_busy_jails_are_waited_for_in_order() -> None:
+    driver = Driver(1)
+    calls = [call(str(number)) for number in range(3)]
+    for made in calls:
+        driver.come((made.id,), made)
+    driver.finish(calls[0])
+    driver.over(driver.ending[0])
+    assert set(driver.where) == {"1"}
+    driver.finish(calls[1])
+    driver.over(driver.ending[0])
+    assert set(driver.where) == {"2"}
+
+
+def test_one_ending_jail_is_enough_for_one_waiting_key() -> None:
+    driver = Driver(2)
+    idle = [call("1"), call("2")]
+    for made in idle:
+        driver.come((made.id,), made)
+    for made in idle:
+        driver.finish(made)
+    driver.come(("x",), call("3"))
+    driver.come(("x",), call("4"))
+    assert len(driver.ending) == 1
+
+
+def test_a_withdrawn_call_needs_no_place() -> None:
+    driver = Driver(1)
+    driver.come(("a",), call("1"))
+    waiting = call("2")
+    driver.come(("b",), waiting)
+    driver.pool.withdraw(("b",), waiting)
+    driver.pool.withdraw(("b",), waiting)
+    driver.pool.withdraw(("c",), waiting)
+    assert driver.pool.waiting_count == 0
+
+
+def test_a_closed_slot_finishes_what_it_runs_and_new_calls_go_elsewhere() -> None:
+    driver = Driver(2)
+    first, second = call("1"), call("2")
+    driver.come(("a",), first)
+    driver.perform(driver.pool.close(driver.where["1"]))
+    assert driver.ending == []
+    driver.come(("a",), second)
+    assert driver.where["1"] is not driver.where["2"]
+    driver.finish(first)
+    assert len(driver.ending) == 1
+    assert driver.pool.close(driver.ending[0]) == []
+
+
+def test_idle_jails_retire() -> None:
+    driver = Driver(4)
+    for number in range(3):
+        made = call(str(number))
+        driver.come((made.id,), made)
+        driver.now = float(number)
+        driver.finish(made)
+    driver.perform(driver.pool.retire(1.0))
+    assert [slot.key for slot in driver.ending] == [("0",), ("1",)]
+    assert [slot.key for slot in driver.pool.idle()] == [("2",)]
+
+
+class Jails(RuleBasedStateMachine):
+    """Whatever comes: never too many jails, no call twice or nowhere, and all of them served in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver(3)
+        self.calls: dict[str, Call] = {}
+        self.keys: dict[str, Key] = {}
+        self.count = 0
+
+    @rule(key=st.integers(0, 6))
+    def come(self, key: int) -> None:
+        self.count += 1
+        made = call(str(self.count))
+        self.calls[made.id], self.keys[made.id] = made, (str(key),)
+        self.driver.come((str(key),), made)
+
+    @precondition(lambda self: self.driver.where)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.driver.where)))
+        self.driver.now += 1
+        self.driver.finish(self.calls.pop(name))
+
+    @precondition(lambda self: len(self.calls) > len(self.driver.where))
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.calls.keys() - self.driver.where.keys())))
+        self.driver.pool.withdraw(self.keys[name], self.calls.pop(name))
+
+    @precondition(lambda self: self.driver.live)
+    @rule(data=st.data(), crash=st.booleans())
+    def end(self, data: st.DataObject, crash: bool) -> None:
+        slots = self.driver.live if crash else self.driver.ending
+        if slots:
+            for lost in self.driver.over(data.draw(st.sampled_from(slots))):
+                self.calls.pop(lost.id)
+
+    @precondition(lambda self: self.driver.live)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.driver.perform(self.driver.pool.close(data.draw(st.sampled_from(self.driver.live))))
+
+    @rule(age=st.integers(0, 5))
+    def retire(self, age: int) -> None:
+        self.driver.perform(self.driver.pool.retire(self.driver.now - age))
+
+    @invariant()
+    def bounded_and_complete(self) -> None:
+        pool = self.driver.pool
+        assert len(self.driver.live) == len(pool.slots()) <= 3
+        assert len(self.calls) == len(self.driver.where) + pool.waiting_count
+        assert all(slot.closed for slot in self.driver.ending)
+        if pool.waiting_count and len(pool.slots()) == 3:
+            assert self.driver.ending or not pool.idle(), "an idle jail keeps its place while calls wait"
+
+    def teardown(self) -> None:
+        for _ in range(10_000):
+            if not self.calls:
+                return
+            for name in list(self.driver.where):
+                self.driver.finish(self.calls.pop(name))
+            for slot in list(self.driver.ending):
+                self.driver.over(slot)
+        raise AssertionError("calls wait for ever")
+
+
+TestJails = Jails.TestCase
+TestJails.settings = settings(max_examples=80, stateful_step_count=40)

@@ -1,0 +1,103 @@
+"""Results as the bus carries them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from schemas.codec import MAX_FRAME_BYTES, encode
+from schemas.errors import CODES, HELP_BASE, error_payload
+from schemas.frames import Frame, ToolError
+from schemas.worker_frames import Result, WorkerError
+from toolhost.channel import Violation
+from toolhost.messages import CACHE_BYTES, WORKER_MESSAGES, MessageCache, SentMessages
+from toolhost.results import INLINE_OUTPUT, MAX_HANDLE, error_result, output_limit, refusal, shape
+
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+def shaped(result: Result, limit: int = 1000) -> dict[str, Any]:
+    found: dict[str, Any] = unpack(shape(result, output_mb=4, message_limit=limit))
+    return found
+
+
+@pytest.mark.requirement("RESULT-01", "RESULT-02", "RESULT-03")
+def test_ok_and_pending() -> None:
+    assert shaped(Result(call_id="1", status="ok", output=Raw(pack({"a": 1})))) == {"status": "ok", "output": {"a": 1}}
+    assert shaped(Result(call_id="1", status="ok")) == {"status": "ok", "output": None}
+    assert shaped(Result(call_id="1", status="pending", handle="h")) == {"status": "pending", "handle": "h"}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Result(call_id="1", status="error"),
+        Result(call_id="1", status="pending"),
+        Result(call_id="1", status="pending", handle="x" * (MAX_HANDLE + 1)),
+        Result(call_id="1", status="ok", output=Raw(b"\xc4\x01x")),
+    ],
+)
+def test_what_breaks_the_protocol(result: Result) -> None:
+    with pytest.raises(Violation):
+        shape(result, output_mb=4, message_limit=100)
+
+
+@pytest.mark.requirement("ERROR-02", "ERROR-03", "ERROR-05", "ERROR-06", "ERROR-07")
+def test_errors_are_completed_and_cut() -> None:
+    plain = shaped(Result(call_id="1", status="error", error=WorkerError(name="ValueError", message="x" * 50)), 30)
+    assert plain["error"] == {
+        "name": "ValueError",
+        "message": "x" * 15 + "... (truncated)",
+        "code": "E_TOOL",
+        "suggestion": CODES["E_TOOL"],
+        "helpUrl": HELP_BASE + "E_TOOL",
+    }
+    own = WorkerError(name="N" * 999, message="m", code="C" * 999, suggestion="S" * 9999, help_url="H" * 9999)
+    error = shaped(Result(call_id="1", status="error", error=own))["error"]
+    assert [len(error[key]) for key in ("name", "code", "suggestion", "helpUrl")] == [200, 100, 2000, 1000]
+    os_error = shaped(
+        Result(call_id="1", status="error", error=WorkerError(name="OSError", message="m", code="ENOENT"))
+    )
+    assert os_error["error"]["helpUrl"] == HELP_BASE + "ENOENT"
+
+
+def test_outputs_fit_a_frame_or_are_an_error() -> None:
+    largest = Raw(pack("x" * (INLINE_OUTPUT - 5)))
+    payload = shape(Result(call_id="1", status="ok", output=largest), output_mb=4, message_limit=1000)
+    frame = Frame("tool.result", call_id="c" * 256, to="a" * 64, instance_key="k" * 1024, payload=payload)
+    assert len(encode(frame)) <= MAX_FRAME_BYTES
+    error = shaped(Result(call_id="1", status="ok", output=Raw(pack("x" * INLINE_OUTPUT))))["error"]
+    assert error["code"] == "E_TOOL_LIMIT"
+    assert (output_limit(4), output_limit(0)) == (INLINE_OUTPUT, 0)
+
+
+def test_one_error_for_many_calls_is_not_changed_by_any() -> None:
+    error = refusal(error_payload("E_TOOL_CRASHED", "x" * 100))
+    assert len(unpack(error_result(error, 20))["error"]["message"]) == 20
+    assert len(unpack(error_result(error, 200))["error"]["message"]) == 100
+    assert isinstance(error, ToolError)
+
+
+def test_messages_are_kept_within_their_bytes() -> None:
+    cache = MessageCache(max_bytes=100)
+    for number in range(5):
+        cache.put(("a", "k", str(number)), b"x" * 40)
+    cache.put(("a", "k", "4"), b"y" * 40)
+    assert [cache.get(("a", "k", str(number))) is not None for number in range(5)] == [False] * 3 + [True] * 2
+    assert cache.get(("a", "other", "4")) is None
+    cache.put(("a", "k", "big"), b"x" * 1000)
+    assert cache.get(("a", "k", "big")) == b"x" * 1000
+    assert CACHE_BYTES > 1 << 20
+
+
+def test_each_worker_is_sent_a_message_once_until_it_drops_it() -> None:
+    sent = SentMessages()
+    assert sent.name(("a", "k", "m"), None) == (None, False)
+    assert sent.name(("a", "k", "m"), b"x") == ("m1", True)
+    assert sent.name(("a", "k", "m"), b"x") == ("m1", False)
+    for number in range(WORKER_MESSAGES):
+        assert sent.name(("a", "k", str(number)), b"x")[1]
+    assert sent.name(("a", "k", "m"), b"x") == ("m10", True)
