@@ -33,7 +33,8 @@ _log = logging.getLogger("supervisor")
 class Agents:
     """All agent processes of the kernel.
 
-    `mint` makes the token of a launch, `log_path` names its log, `tell` reports to the broker.
+    `mint` makes the token of a launch, `log_path` names its log, `tell` reports to the broker. `on_change` is called
+    when an agent has ended, `on_hang` when the fork server does not answer.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Agents:
         log_path: Callable[[Principal], str],
         tell: Callable[[Exited | SpawnFailed], None],
         on_change: Callable[[], None],
+        on_hang: Callable[[], None],
     ) -> None:
         self.roster = Roster()
         self._loop = loop
@@ -55,6 +57,7 @@ class Agents:
         self._log_path = log_path
         self._tell = tell
         self._on_change = on_change
+        self._on_hang = on_hang
         self._children: dict[int, Child] = {}
         self._readiness: dict[int, Readiness] = {}
         self._socket: socket.socket | None = None
@@ -223,6 +226,9 @@ class Agents:
         if missed:
             _log.error("the backstop found %d wanted agents that nobody had started: %s", len(missed), missed[:3])
         self.perform(actions)
+        if self.roster.overdue(self._loop.time()):
+            _log.error("the fork server does not answer")
+            self._on_hang()
 
     def stop(self) -> None:
         """Ask every agent to leave."""

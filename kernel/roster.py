@@ -245,6 +245,10 @@ class Roster:
         """Whether it is wanted and has no process."""
         return principal in self._pending or principal in self._delayed
 
+    def overdue(self, now: float) -> bool:
+        """Whether the fork server has left a request unanswered for so long that it hangs."""
+        return any(not agent.born and now - agent.since >= START_LIMIT_S for agent in self.live.values())
+
     def audit(self, now: float) -> tuple[list[Principal], list[AgentAction]]:
         """The backstop: what is wanted and neither runs nor waits. Finding any is a bug, which this repairs."""
         missed = [p for p in self.wanted if p not in self.live and p not in self._pending and p not in self._delayed]

@@ -102,6 +102,7 @@ class Supervisor:
         self._held_once = False
         self._parent_gone = False
         self._hurry = False
+        self._host_failures = 0  # starts of the tool host in a row that never became ready
         self._started_at = time.time()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._plan: KernelPlan | None = None
@@ -215,6 +216,7 @@ class Supervisor:
             log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
             tell=self._control.tell,
             on_change=self._changed.set,
+            on_hang=lambda: self._kill_service("forkserver"),
         )
         self._services = Services(
             self._loop,
@@ -321,6 +323,8 @@ class Supervisor:
     def service_up(self, role: str) -> None:
         """A service is ready."""
         _log.info("%s is ready", role)
+        if role == "toolhost":
+            self._host_failures = 0
         if role == "broker" and self._control is not None:
             self._control.begin()
         elif role == "forkserver" and self._agents is not None and self._fork_channel is not None:
@@ -335,10 +339,10 @@ class Supervisor:
             self._workers.close()
             principal = Principal("toolhost", TOOLHOST_NAME)
             self._control.tell(Exited(principal, run, exit_cause, self.stopping))
-            deaths = self._services.state[role].deaths + 1
-            if deaths >= MAX_START_FAILURES:
+            self._host_failures += self._services.state[role].phase == "starting"
+            if self._host_failures >= MAX_START_FAILURES:
                 # It is tried again for ever; what waits for it must not wait as long.
-                self._control.tell(SpawnFailed(principal, deaths, exit_cause))
+                self._control.tell(SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "forkserver":
             if self._fork_channel is not None:
                 self._fork_channel.close()
@@ -350,6 +354,10 @@ class Supervisor:
         """A service cannot be started at all."""
         if not self._ready.done():
             self._ready.set_exception(GoondanError(error))
+
+    def _kill_service(self, role: str) -> None:
+        if self._services is not None:
+            self._services.kill(role)
 
     def _control_up(self) -> None:
         self._welcomed = True

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kernel.lifecycle import START_LIMIT_S
 from kernel.roster import (
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
@@ -182,6 +183,14 @@ def test_starts_are_bounded_and_go_on_as_agents_get_ready() -> None:
     assert len(made.want(everyone, full=True, now=0.0)) == MAX_STARTING
     made.spawned(1, 0.0)
     assert made.ready(1, 0.0) == [Spawn(everyone[MAX_STARTING], MAX_STARTING + 1)]
+
+
+def test_a_fork_server_that_does_not_answer_is_noticed() -> None:
+    made = roster(A)
+    assert not made.overdue(START_LIMIT_S - 1)
+    assert made.overdue(START_LIMIT_S)
+    made.spawned(1, START_LIMIT_S)
+    assert not made.overdue(START_LIMIT_S)
 
 
 def test_the_inventory_names_every_launch() -> None:
