@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from kernel.paths import BUNDLE_FILE
 
+#: One YAML file. A bundle is written by people; code and data belong into other files.
+MAX_FILE_BYTES: Final = 1 << 20
 #: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
 MAX_FILES: Final = 500
 #: Directory entries looked at while searching for them.

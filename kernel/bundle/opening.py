@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_PROMPT_BYTES, Unreadable, read_file, tree_digest
+from kernel.bundle.files import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable, read_file, tree_digest
 from kernel.bundle.inspector import Inspector
-from kernel.bundle.load import Loaded, load_documents
-from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import BundleError, Problem, Report
-from kernel.bundle.shape import Document
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
     from kernel.bundle.check import Checked
+    from kernel.bundle.load import Loaded
 
 #: Hexadecimal digits of a revision.
 REVISION_CHARS: Final = 32
@@ -51,29 +49,34 @@ def inspect_bundle(
     Raises BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
-    loaded = load_documents(path, report)
-    sources = [source.path for source in loaded.sources]
     with Inspector(state_dir) as inspector:
-        if handlers and any(_may_be_tool(document) for document in loaded.documents):
+        if handlers and _may_hold_tools(path):
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
         from kernel.bundle.base import base_tools
         from kernel.bundle.check import Checker
         from kernel.bundle.files import BundleFiles
-        from kernel.bundle.handlers import check_handlers
+        from kernel.bundle.load import load_documents
 
+        loaded = load_documents(path, report)
+        sources = [source.path for source in loaded.sources]
         files, variables = BundleFiles(loaded.root), os.environ if env is None else env
         checker = Checker(loaded.documents, base_tools(), files, variables, report, complete=loaded.complete)
         checked = checker.check()
         if handlers:
+            from kernel.bundle.handlers import check_handlers
+
             check_handlers(checked.tools.values(), sources, inspector, report)
     report.sort(sources)
     return Inspected(path, loaded, checked, report.errors, report.warnings, report.dropped)
 
 
-def _may_be_tool(document: Document) -> bool:
-    kind = document.node.get("kind")
-    return isinstance(kind, Scalar) and kind.text == "Tool"
+def _may_hold_tools(path: str) -> bool:
+    """A guess, without reading YAML, that is right for every bundle with a Tool."""
+    try:
+        return os.path.isdir(path) or b"Tool" in read_file(path, MAX_FILE_BYTES)
+    except Unreadable:
+        return False
 
 
 def load_plan(path: str, *, state_dir: str, env: Mapping[str, str] | None = None, handlers: bool = True) -> KernelPlan:

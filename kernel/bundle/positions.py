@@ -17,11 +17,10 @@ from typing import Any, Final
 import yaml
 from msgspec import Struct
 
+from kernel.bundle.files import MAX_FILE_BYTES
 from kernel.bundle.problems import Path, shown
 from schemas.codec import MAX_DEPTH
 
-#: One file. A bundle is written by people; code and data belong into other files.
-MAX_FILE_BYTES: Final = 1 << 20
 #: Values in a whole bundle, aliases counted as often as they are used: what an exploding alias runs into.
 MAX_NODES: Final = 100_000
 #: Characters of text in a whole bundle, counted the same way.
