@@ -29,8 +29,10 @@ from schemas.forkserver import ForkRequest, decode_reply, encode_packet
 from schemas.frames import AgentEvent, Frame, Welcome
 from schemas.startup import become_subreaper
 
-#: Agents per run.
+#: Agents per run, one after the other.
 AGENTS = 12
+#: Agents asked for at once.
+BURST = 20
 #: An agent that has not answered by then never will (milliseconds).
 PATIENCE_MS = 10_000
 
@@ -105,7 +107,7 @@ def private_mib(pid: int) -> float:
 
 
 def measure(start: Start, folder: str) -> Mapping[str, float]:
-    """Start AGENTS agents one after the other; medians of time, memory when idle, memory after a turn."""
+    """Start agents one after the other: medians of time, memory when idle, memory after a turn. Then many at once."""
     broker = Broker(folder)
     times, idle, after = [], [], []
     for number in range(AGENTS + 1):
@@ -118,15 +120,28 @@ def measure(start: Start, folder: str) -> Mapping[str, float]:
         broker.turn(ident, number)
         time.sleep(0.05)
         after.append(private_mib(pid))
-        os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        kill(pid)
+    before = time.perf_counter()
+    pids = [start(AGENTS + 1 + number, broker.endpoint) for number in range(BURST)]
+    for number in range(BURST):
+        broker.welcome(AGENTS + 1 + number)
+    burst = (time.perf_counter() - before) * 1000 / BURST
+    for pid in pids:
+        kill(pid)
     # The first one pays for what all later ones share.
     return {
         "start": statistics.median(times[1:]),
+        f"each of {BURST} at once": burst,
         "idle": statistics.median(idle[1:]),
         "after a turn": statistics.median(after[1:]),
     }
+
+
+def kill(pid: int) -> None:
+    """End an agent, which is our child, adopted or not."""
+    os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def by_fork(folder: str) -> Mapping[str, float]:
@@ -183,6 +198,7 @@ BENCHMARK = Benchmark(
     },
     metrics=[
         Metric("start", "ms", "lower", Goal(6)),
+        Metric(f"each of {BURST} at once", "ms", "lower"),
         Metric("idle", "MiB", "lower", Goal(4)),
         Metric("after a turn", "MiB", "lower", Goal(9)),
     ],
