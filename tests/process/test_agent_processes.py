@@ -1,0 +1,454 @@
+"""Agent processes from the fork server: born quickly, children of the supervisor, gone with it; over a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from agentproc.forkserver import ForkServer
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.errors import error_payload
+from schemas.forkserver import ForkRequest, encode_packet
+from schemas.frames import (
+    AgentEvent,
+    Answer,
+    Frame,
+    Hello,
+    ReplyTo,
+    Shutdown,
+    ToolCallPayload,
+    ToolResult,
+    Welcome,
+)
+from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
+
+PATIENCE_S = 10.0
+
+
+class Family:
+    """The supervisor in small, and what it can be asked for."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.process.agent_family"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        first = self._read()
+        self.pid, self.server = first["pid"], first["server"]
+
+    def ask(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def fork(self, endpoint: str, token: str, key: str = "k", **more: Any) -> dict[str, Any]:
+        return self.ask(fork={"agent": "coder", "instance_key": key, "endpoint": endpoint, "token": token, **more})
+
+    def born(self, broker: Broker, key: str = "k", **more: Any) -> int:
+        """An agent that the broker has welcomed; its pid."""
+        token = broker.token("agent", agent="coder", instance_key=key, launch=more.pop("launch", 0))
+        answer = self.fork(broker.endpoint("agent"), token, key, **more)
+        assert answer["said"] == "\n", answer
+        return int(answer["pid"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the family is gone: {self.process.stderr.read() if self.process.stderr else ''}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def family() -> Iterator[Family]:
+    made = Family()
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with bare_broker() as made:
+        yield made
+
+
+@pytest.fixture
+def relatives() -> Iterator[Family]:
+    with family() as made:
+        yield made
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def is_gone(pid: int) -> bool:
+    """Ended, reaped or not."""
+    try:
+        return status(pid)["State"].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def spares(relatives: Family) -> list[int]:
+    """Agents that wait for a request."""
+    children = relatives.ask(server=0)["children"]
+    return [pid for pid in children if not is_gone(pid) and status(pid)["Name"] == "gdn-spare"]
+
+
+def send_event(client: Raw, event_id: str, text: str, key: str) -> None:
+    event = AgentEvent(id=event_id, type="user.message", created_at="2026-01-01T00:00:00Z", input=text)
+    frame = Frame("event", id=event_id, event_id=event_id, to="coder", instance_key=key, payload=to_raw(event))
+    frame.reply_to = ReplyTo("client", f"corr-{event_id}")
+    accepted = client.ask(frame)
+    assert (accepted.type, accepted.stage) == ("ack", "accepted"), bytes(accepted.payload)
+
+
+def answer_of(client: Raw) -> Answer:
+    answer = from_raw(client.receive().payload, AgentEvent).answer
+    assert answer is not None
+    return answer
+
+
+def give_result(host: Raw, call: Frame, value: object) -> None:
+    result = ToolResult(status="ok", output=to_raw(value))
+    host.send(Frame("tool.result", id=os.urandom(4).hex(), call_id=call.call_id, payload=to_raw(result)))
+
+
+def next_call(host: Raw) -> Frame:
+    while (frame := host.receive()).type != "tool.call":
+        pass
+    return frame
+
+
+# --- birth ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_is_a_child_of_the_supervisor_with_nothing_of_the_fork_server(
+    broker: Broker, relatives: Family, short_tmp: Path
+) -> None:
+    log = short_tmp / "agent.log"
+    pid = relatives.born(broker, "birth", log_path=str(log))
+    told = status(pid)
+    assert (told["Name"], int(told["PPid"])) == ("gdn-agent", relatives.pid)
+    assert os.getsid(pid) == pid
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    server = [os.readlink(f"/proc/{relatives.server}/fd/{fd}") for fd in os.listdir(f"/proc/{relatives.server}/fd")]
+    assert not {link for link in links if link.startswith("socket:")} & set(server)
+    assert [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1)] == ["/dev/null", "/dev/null"]
+    assert os.readlink(f"/proc/{pid}/fd/2") == str(log)
+    assert log.stat().st_mode & 0o777 == 0o600
+    environment = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert broker.token("agent", agent="coder", instance_key="birth").encode() not in environment
+
+
+def test_many_requests_are_all_answered(broker: Broker, relatives: Family) -> None:
+    pids = {relatives.born(broker, f"many{number}") for number in range(8)}
+    assert len(pids) == 8
+    assert not any(is_gone(pid) for pid in pids)
+
+
+def test_a_broken_request_is_answered_and_the_next_one_served(broker: Broker, relatives: Family) -> None:
+    for packet in (b"\xc1", b"\x80", msgspec.msgpack.encode([1]), b"\x91" * 3000):
+        reply = relatives.ask(raw=packet.hex())
+        assert (reply["seq"], reply["pid"]) == (0, None)
+        assert "no request" in reply["error"]
+    relatives.born(broker, "after")
+
+
+def test_a_killed_spare_costs_nothing_but_time(broker: Broker, relatives: Family) -> None:
+    until(lambda: spares(relatives))
+    (spare,) = spares(relatives)
+    os.kill(spare, signal.SIGKILL)
+    until(lambda: is_gone(spare))
+    assert relatives.born(broker, "spare") != spare
+
+
+def test_a_second_thread_is_reason_enough_not_to_fork() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        request = ForkRequest(seq=7, agent="a", instance_key="k", endpoint="e", token="t", parent_pid=1)
+        reply = ForkServer(theirs).answer(encode_packet(request), [])
+        assert (reply.seq, reply.pid) == (7, None)
+        assert "threads" in str(reply.error)
+    finally:
+        stop.set()
+        other.join()
+        ours.close()
+        theirs.close()
+
+
+def test_an_agent_that_nobody_welcomes_says_why(broker: Broker, relatives: Family, short_tmp: Path) -> None:
+    log = short_tmp / "agent.log"
+    answer = relatives.fork(broker.endpoint("agent"), "not.a-token", log_path=str(log))
+    assert msgspec.json.decode(answer["said"])["error"]["code"] == "E_TOKEN_INVALID"
+    assert relatives.ask(reap=answer["pid"]) == {"status": 1}
+    assert "E_TOKEN_INVALID" in log.read_text()
+    assert "not.a-token" not in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_an_agent_with_a_wrong_parent_does_not_live(
+    broker: Broker, relatives: Family, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = short_tmp / "agent.log"
+    token = broker.token("agent", agent="coder", instance_key="orphan")
+    answer = relatives.fork(broker.endpoint("agent"), token, "orphan", parent_pid=1, log_path=str(log))
+    assert answer["said"] == ""
+    assert relatives.ask(reap=answer["pid"])["status"] != 0
+    assert "did not become the parent" in log.read_text()
+
+
+# --- death ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_family_dies_with_the_supervisor(broker: Broker) -> None:
+    with family() as made:
+        pids = [made.born(broker, "die1"), made.born(broker, "die2")]
+        everybody = {*pids, *made.ask(server=0)["children"], made.server}
+        os.kill(made.pid, signal.SIGKILL)
+        until(lambda: all(is_gone(pid) for pid in everybody), 2.0)
+
+
+def test_a_dead_fork_server_kills_nobody_but_its_spare(broker: Broker, relatives: Family) -> None:
+    pid = relatives.born(broker, "survivor")
+    until(lambda: spares(relatives))
+    waiting = spares(relatives)
+    os.kill(relatives.server, signal.SIGKILL)
+    until(lambda: all(is_gone(spare) for spare in waiting))
+    client = broker.hello("client")
+    send_event(client, "survivor-1", "hello", "survivor")
+    assert "embedded console" in str(answer_of(client).response)
+    assert not is_gone(pid)
+
+
+def test_a_signal_to_the_fork_servers_group_is_not_for_agents(broker: Broker, relatives: Family) -> None:
+    pid = relatives.born(broker, "group")
+    assert os.getpgid(pid) != os.getpgid(relatives.server)
+
+
+# --- turns over a real broker -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(broker: Broker) -> Iterator[Raw]:
+    """A tool host that is this test."""
+    made = broker.hello("toolhost")
+    yield made
+    made.send(Frame("bye", id="bye"))
+    made.close()
+    broker.peers.remove(made)
+
+
+def test_a_turn_goes_through(broker: Broker, relatives: Family, host: Raw) -> None:
+    relatives.born(broker, "turn")
+    client = broker.hello("client")
+    send_event(client, "turn-1", f'/{TOOL} {{"command":"echo 42"}}\n/no__such', "turn")
+    call = next_call(host)
+    payload = from_raw(call.payload, ToolCallPayload)
+    assert (call.tool, call.from_, call.instance_key) == (TOOL, "coder", "turn")
+    assert call.call_id == f"{payload.turn_id}/{payload.tool_call_id}"
+    assert from_raw(payload.args, object) == {"command": "echo 42"}
+    give_result(host, call, {"stdout": "42\n", "stderr": "", "exitCode": 0})
+    answer = answer_of(client)
+    assert (answer.status, answer.steps) == ("completed", 2)
+    assert "42" in str(answer.response)
+    assert "E_TOOL_NOT_IN_CATALOG" in str(answer.response)
+    acked: list[str] = []
+    while call.call_id not in acked:
+        frame = host.receive()
+        acked += (frame.calls or []) if frame.stage == "result" else []
+
+
+def test_a_killed_agent_goes_on_under_the_same_call_id(broker: Broker, relatives: Family, host: Raw) -> None:
+    pid = relatives.born(broker, "crash")
+    client = broker.hello("client")
+    send_event(client, "crash-1", f"/{TOOL} n=1\n/{TOOL} n=2", "crash")
+    calls = {call.call_id: call for call in (next_call(host), next_call(host))}
+    os.kill(pid, signal.SIGKILL)
+    relatives.ask(reap=pid)
+    relatives.born(broker, "crash", launch=1)
+    again = {call.call_id for call in (next_call(host), next_call(host))}
+    assert again == set(calls)
+    for call in calls.values():
+        give_result(host, call, "done")
+    assert str(answer_of(client).response).count("done") == 2
+
+
+def test_a_terminated_agent_leaves_at_its_step_boundary(broker: Broker, relatives: Family, host: Raw) -> None:
+    pid = relatives.born(broker, "term")
+    client = broker.hello("client")
+    send_event(client, "term-1", f"/{TOOL} n=1", "term")
+    call = next_call(host)
+    os.kill(pid, signal.SIGTERM)
+    give_result(host, call, "kept")
+    assert relatives.ask(reap=pid) == {"status": 0}
+    relatives.born(broker, "term", launch=1)
+    answer = answer_of(client)  # the next incarnation has the stored result and needs no second call
+    assert "kept" in str(answer.response)
+
+
+def test_a_refused_connection_ends_the_process(broker: Broker, short_tmp: Path) -> None:
+    token = short_tmp / "token"
+    token.write_text(broker.token("toolhost"))
+    command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint("agent"), "--token-file", str(token)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    assert "E_CLASS_MISMATCH" in ended.stderr
+    assert token.read_text() not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--token-file", "/nonexistent"], ["--token-fd", "77"]])
+def test_a_missing_token_is_a_usage_error(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "agentproc", "--endpoint", "ipc:///tmp/none", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 2
+    assert "E_USAGE" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+# --- brokers of their own: restarts, shutdown, idleness ---------------------------------------------------------------
+
+
+def lasting_host(broker: Broker) -> Raw:
+    """A tool host that stays the same one through reconnects."""
+    peer = broker.raw("toolhost")
+    peer.send(Frame("hello", id="h", payload=to_raw(Hello(broker.token("toolhost"), "the-host", started_ms=1))))
+    assert peer.receive().type == "welcome"
+    return peer
+
+
+def test_a_turn_survives_a_new_broker() -> None:
+    with bare_broker() as broker, family() as made:
+        made.born(broker)
+        host, client = lasting_host(broker), broker.hello("client")
+        send_event(client, "e1", f"/{TOOL} n=1", "k")
+        call = next_call(host)
+        broker.restart()
+        host, client = lasting_host(broker), broker.hello("client")
+        send_event(client, "e1", f"/{TOOL} n=1", "k")  # its sender says it again, as every link does
+        again = next_call(host)
+        assert again.call_id == call.call_id
+        give_result(host, again, "after")
+        assert "after" in str(answer_of(client).response)
+
+
+class ShutdownBroker:
+    """As much of a broker as it takes to welcome one agent, hand it an event and tell it to leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/b.sock"
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE_S * 1000))
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(self.endpoint)
+        self.spec = to_raw(plan(str(folder)).agents["coder"])
+        self.ident = b""
+
+    def send(self, frame: Frame) -> None:
+        frame.id = frame.id or os.urandom(4).hex()
+        self.socket.send_multipart([self.ident, encode(frame)])
+
+    def expect(self, kind: str, stage: str | None = None) -> Frame:
+        """The next frame of this type; whatever else is posted meanwhile is accepted."""
+        while True:
+            self.ident, data = self.socket.recv_multipart()
+            frame = decode(data) if data else Frame("probe")
+            if frame.type == "ack" and frame.stage in ("release", "done", "failed", "renew"):
+                self.send(Frame("ack", stage="accepted", in_reply_to=frame.id))
+            if (frame.type, frame.stage if stage else None) == (kind, stage):
+                return frame
+
+    def welcome(self) -> None:
+        self.expect("probe")
+        self.send(Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "say hello"))))
+        hello = self.expect("hello")
+        body = Welcome(
+            version=1, principal="a", broker="b", credit=8, max_frame=1 << 20, instance_key="k", spec=self.spec
+        )
+        self.send(Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.mark.requirement("IPC-07")
+@pytest.mark.parametrize("busy", [False, True])
+def test_shutdown_releases_what_is_unfinished_and_is_acknowledged(short_tmp: Path, busy: bool) -> None:
+    broker = ShutdownBroker(short_tmp)
+    try:
+        token = short_tmp / "token"
+        token.write_text("any")
+        command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint, "--token-file", str(token)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            broker.welcome()
+            if busy:
+                event = AgentEvent(id="e1", type="user.message", created_at="", input=f"/{TOOL}")
+                broker.send(Frame("event", event_id="e1", epoch=3, instance_key="k", payload=to_raw(event)))
+                broker.expect("tool.call")
+            began = time.monotonic()
+            broker.send(Frame("shutdown", id="s1", payload=to_raw(Shutdown(600, "orchestrator_shutdown"))))
+            if busy:
+                released = broker.expect("ack", "release")
+                assert (released.event_id, released.epoch) == ("e1", 3)
+            assert broker.expect("shutdown_ack").in_reply_to == "s1"
+            assert process.wait(PATIENCE_S) == 0
+            assert time.monotonic() - began < 5
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+    finally:
+        broker.close()
+
+
+def test_an_idle_agent_asks_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.process import bare_broker as module
+
+    original = module.plan
+
+    def impatient(state_dir: str) -> Any:
+        plan = original(state_dir)
+        agents = {name: msgspec.structs.replace(spec, idle_s=0.3) for name, spec in plan.agents.items()}
+        return msgspec.structs.replace(plan, agents=agents)
+
+    monkeypatch.setattr(module, "plan", impatient)
+    with bare_broker() as broker, family() as made:
+        pid = made.born(broker)
+        client = broker.hello("client")
+        send_event(client, "e1", "hello", "k")
+        assert answer_of(client).status == "completed"
+        assert made.ask(reap=pid) == {"status": 0}
