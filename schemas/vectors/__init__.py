@@ -1,0 +1,1 @@
+"""Recorded frames, for every client in any language to replay. README.md describes the files."""
