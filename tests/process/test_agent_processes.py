@@ -366,8 +366,8 @@ def test_a_turn_survives_a_new_broker() -> None:
         assert "after" in str(answer_of(client).response)
 
 
-class ShutdownBroker:
-    """As much of a broker as it takes to welcome one agent, hand it an event and tell it to leave."""
+class SmallBroker:
+    """As much of a broker as it takes to welcome one agent, hand it events and tell it to leave."""
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/b.sock"
@@ -406,33 +406,65 @@ class ShutdownBroker:
         self.socket.close()
         self.context.term()
 
+    def deliver(self, event_id: str, epoch: int) -> None:
+        """An event whose turn makes one tool call."""
+        event = AgentEvent(id=event_id, type="user.message", created_at="", input=f"/{TOOL}")
+        self.send(Frame("event", event_id=event_id, epoch=epoch, instance_key="k", payload=to_raw(event)))
+
+
+@contextmanager
+def small_broker(folder: Path) -> Iterator[tuple[SmallBroker, subprocess.Popen[str]]]:
+    """A broker that is this test, and one agent started by hand; afterwards the agent has said nothing on stderr."""
+    broker = SmallBroker(folder)
+    (folder / "token").write_text("any")
+    command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint]
+    try:
+        with subprocess.Popen(
+            [*command, "--token-file", str(folder / "token")], stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                broker.welcome()
+                yield broker, process
+            finally:
+                process.kill()
+                assert process.stderr is not None
+                said = process.stderr.read()
+        assert said == ""
+    finally:
+        broker.close()
+
 
 @pytest.mark.requirement("IPC-07")
 @pytest.mark.parametrize("busy", [False, True])
 def test_shutdown_releases_what_is_unfinished_and_is_acknowledged(short_tmp: Path, busy: bool) -> None:
-    broker = ShutdownBroker(short_tmp)
-    try:
-        token = short_tmp / "token"
-        token.write_text("any")
-        command = [sys.executable, "-m", "agentproc", "--endpoint", broker.endpoint, "--token-file", str(token)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            broker.welcome()
-            if busy:
-                event = AgentEvent(id="e1", type="user.message", created_at="", input=f"/{TOOL}")
-                broker.send(Frame("event", event_id="e1", epoch=3, instance_key="k", payload=to_raw(event)))
-                broker.expect("tool.call")
-            began = time.monotonic()
-            broker.send(Frame("shutdown", id="s1", payload=to_raw(Shutdown(600, "orchestrator_shutdown"))))
-            if busy:
-                released = broker.expect("ack", "release")
-                assert (released.event_id, released.epoch) == ("e1", 3)
-            assert broker.expect("shutdown_ack").in_reply_to == "s1"
-            assert process.wait(PATIENCE_S) == 0
-            assert time.monotonic() - began < 5
-            assert process.stderr is not None
-            assert process.stderr.read() == ""
-    finally:
-        broker.close()
+    with small_broker(short_tmp) as (broker, process):
+        if busy:
+            broker.deliver("e1", 3)
+            broker.expect("tool.call")
+        began = time.monotonic()
+        broker.send(Frame("shutdown", id="s1", payload=to_raw(Shutdown(600, "orchestrator_shutdown"))))
+        if busy:
+            released = broker.expect("ack", "release")
+            assert (released.event_id, released.epoch) == ("e1", 3)
+        assert broker.expect("shutdown_ack").in_reply_to == "s1"
+        assert process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - began < 5
+
+
+def test_an_event_handed_over_again_goes_on_under_its_new_epoch(short_tmp: Path) -> None:
+    with small_broker(short_tmp) as (broker, process):
+        broker.deliver("e1", 3)
+        first = broker.expect("tool.call")
+        broker.deliver("e1", 3)  # a repeat: the same delivery
+        broker.deliver("e1", 4)  # a new one
+        second = broker.expect("tool.call")
+        assert (second.call_id, second.epoch) == (first.call_id, 4)
+        assert second.first_sent_ms is not None
+        result = ToolResult(status="ok", output=to_raw("done"))
+        broker.send(Frame("tool.result", call_id=second.call_id, payload=to_raw(result)))
+        done = broker.expect("ack", "done")
+        assert (done.event_id, done.epoch) == ("e1", 4)
+        assert process.poll() is None
 
 
 def test_an_idle_agent_asks_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,70 @@ async def test_a_paused_runner_gives_turns_back(make: Make) -> None:
     await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
     assert the_answer(after).response == "done"
     assert after.calls == []
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class CrashingStore(ConversationStore):
+    """Loses the process at its n-th transaction, just before it is committed or just after."""
+
+    def __init__(self, directory: str, crash_at: int, committed: bool) -> None:
+        super().__init__(directory, durability="process")
+        self._left = crash_at
+        self._committed = committed
+
+    @contextmanager
+    def write(self, *, final: bool = False) -> Iterator[None]:
+        self._left -= 1
+        with super().write(final=final):
+            yield
+            if self._left == 0 and not self._committed:
+                raise Crash
+        if self._left == 0:
+            raise Crash
+
+
+class SteadyModel(FakeModel):
+    """Says the same in the same step, whoever asks: two steps with three calls each, then text."""
+
+    async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+        self.requests.append(request)
+        if request.step > 2:
+            return says(f"{len(last_results(request.messages))} results")
+        return wants(*((f"s{request.step}c{n}", "notes__add", {"n": n}) for n in range(3)))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("crash_at", range(1, 9))
+async def test_a_crash_at_any_write_changes_nothing_but_time(tmp_path: Path, crash_at: int, committed: bool) -> None:
+    spec, folder = make_spec(str(tmp_path)), instance_dir(str(tmp_path), "coder", "k")
+    links: list[FakeLink] = []
+    for epoch in range(1, 20):
+        links.append(FakeLink())
+        # every second incarnation crashes as well, one transaction later each time
+        at = crash_at + epoch if epoch % 2 else 0
+        store = CrashingStore(folder, crash_at if epoch == 1 else at, committed)
+        runner = TurnRunner(spec, "k", links[-1], store, provider=SteadyModel())
+        try:
+            await runner.run(event_frame("e1", "go", epoch=epoch))
+            break
+        except Crash:
+            pass
+        finally:
+            await runner.close()
+    turn = turn_id("coder", "k", "e1")
+    answer = the_answer(links[-1])
+    assert (answer.status, answer.response, answer.turn_id, answer.steps) == ("completed", "6 results", turn, 3)
+    called = {str(frame.call_id) for link in links for frame in link.calls}
+    assert called == {f"{turn}/s{step}c{n}" for step in (1, 2) for n in range(3)}
+    assert sum(len(link.answers()) for link in links) == 1
+    with closing(ConversationStore(folder)) as after:
+        messages = after.load_messages()
+        assert is_presentable(messages)
+        assert last_results(messages) == [(f"s{step}c{n}", "ok") for step in (1, 2) for n in range(3)]
+        assert after.running_turns() == []
 
 
 # --- a file that fails ------------------------------------------------------------------------------------------------
