@@ -6,6 +6,7 @@ the list stops the run, so that a misspelt claim is not taken for a proof. `scri
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -13,6 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure; and what CI runs must be the same twice.
+settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("house")
 
 REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
 
