@@ -209,7 +209,7 @@ _event: st.SearchStrategy[MessageEvent] = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(_event, max_size=5), min_size=1, max_size=4))
 def test_folding_on_disk_is_the_fold(tmp_path_factory: pytest.TempPathFactory, turns: list[list[MessageEvent]]) -> None:
     store = opened(tmp_path_factory.mktemp("fold"))

@@ -235,7 +235,7 @@ def _check(driver: Driver) -> None:
         assert driver.actions[-1] is driver.ends[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_order_of_inputs_keeps_the_invariant(data: st.DataObject) -> None:
     driver = Driver()
@@ -251,7 +251,7 @@ def test_any_order_of_inputs_keeps_the_invariant(data: st.DataObject) -> None:
         _check(driver)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_turn_resumed_after_any_crash_ends_like_one_that_never_crashed(data: st.DataObject) -> None:
     """Crashes lose what was not stored; every call is repeated under its id; each call has one result in the end."""
