@@ -24,14 +24,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from kernel import paths, rundir
 from kernel.agents import Agents
-from kernel.control_link import ControlLink
 from kernel.lifecycle import (
     STOP_ORDER,
     Finished,
@@ -61,6 +60,9 @@ from schemas.frames import ErrorPayload
 from schemas.launch import KernelPlan
 from schemas.startup import become_subreaper, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+
+if TYPE_CHECKING:
+    from kernel.control_link import ControlLink
 
 #: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
 BACKSTOP_S: Final = 5.0
@@ -201,20 +203,13 @@ class Supervisor:
     def _start_processes(self, plan: KernelPlan) -> None:
         if self._locks is None:
             raise AssertionError("no lock")
-        self._control = ControlLink(
-            self._endpoint("control"),
-            mint(self._secret, Claims("control", revision=plan.revision)),
-            on_message=self._broker_said,
-            inventory=self._inventory,
-            on_first=self._control_up,
-        )
         self._agents = Agents(
             self._loop,
             self._reaper,
             endpoint=self._endpoint("agent"),
             mint=self._agent_token,
             log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
-            tell=self._control.tell,
+            tell=self._tell,
             on_change=self._changed.set,
             on_hang=lambda: self._kill_service("forkserver"),
         )
@@ -227,6 +222,16 @@ class Supervisor:
             inherited_fds=(self._locks.alive_fd,),
         )
         self._services.begin()
+        # Imported now: ZeroMQ loads while the three processes start.
+        from kernel.control_link import ControlLink
+
+        self._control = ControlLink(
+            self._endpoint("control"),
+            mint(self._secret, Claims("control", revision=plan.revision)),
+            on_message=self._broker_said,
+            inventory=self._inventory,
+            on_first=self._control_up,
+        )
 
     async def _end(self) -> None:
         """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
@@ -335,14 +340,14 @@ class Supervisor:
     def service_down(self, role: str, run: int, exit_cause: str) -> None:
         """A service is gone."""
         self._changed.set()
-        if role == "toolhost" and self._control is not None and self._services is not None:
+        if role == "toolhost" and self._services is not None:
             self._workers.close()
             principal = Principal("toolhost", TOOLHOST_NAME)
-            self._control.tell(Exited(principal, run, exit_cause, self.stopping))
+            self._tell(Exited(principal, run, exit_cause, self.stopping))
             self._host_failures += self._services.state[role].phase == "starting"
             if self._host_failures >= MAX_START_FAILURES:
                 # It is tried again for ever; what waits for it must not wait as long.
-                self._control.tell(SpawnFailed(principal, self._host_failures, exit_cause))
+                self._tell(SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "forkserver":
             if self._fork_channel is not None:
                 self._fork_channel.close()
@@ -370,6 +375,10 @@ class Supervisor:
             self._ready.set_result(None)
 
     # --- agents
+
+    def _tell(self, message: Exited | SpawnFailed) -> None:
+        if self._control is not None:
+            self._control.tell(message)
 
     def _inventory(self) -> Inventory:
         if self._agents is None:

@@ -53,8 +53,8 @@ def test_the_state_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert paths.state_dir("/b", {"GOONDAN_STATE_ROOT": "/s"}) == f"/s/workspaces/{paths.digest('/b')}"
 
 
-def test_the_runtime_directory(tmp_path: Path) -> None:
-    private = tmp_path / "r"
+def test_the_runtime_directory(short_tmp: Path) -> None:
+    private = short_tmp / "r"
     private.mkdir(mode=0o700)
     env = {"XDG_RUNTIME_DIR": str(private), "GOONDAN_STATE_ROOT": "/s"}
     assert paths.run_dir("/b", env).startswith(f"{private}/goondan/")
