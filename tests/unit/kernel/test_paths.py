@@ -60,7 +60,7 @@ def test_the_runtime_directory(short_tmp: Path) -> None:
     assert paths.run_dir("/b", env).startswith(f"{private}/goondan/")
     shared = f"/tmp/goondan-{os.geteuid()}/"
     private.chmod(0o755)
-    for bad in ({}, {"XDG_RUNTIME_DIR": "relative"}, {"XDG_RUNTIME_DIR": str(tmp_path / "no")}, env):
+    for bad in ({}, {"XDG_RUNTIME_DIR": "relative"}, {"XDG_RUNTIME_DIR": str(short_tmp / "no")}, env):
         assert paths.run_dir("/b", {"GOONDAN_STATE_ROOT": "/s", **bad}).startswith(shared), bad
 
 
