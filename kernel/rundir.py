@@ -196,15 +196,6 @@ def write_private(path: str, data: bytes) -> None:
     os.rename(temporary, path)
 
 
-def read_record(run_dir: str) -> KernelRecord | None:
-    """What the kernel of this directory says about itself; None without one."""
-    try:
-        with open(f"{run_dir}/{RECORD}", "rb") as source:
-            return msgspec.json.decode(source.read(), type=KernelRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def _open(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 

@@ -29,6 +29,8 @@ from schemas.frames import ErrorPayload
 ANSWER_S: Final = 5.0
 #: What SO_PEERCRED gives: pid, uid, gid.
 PEER: Final = struct.Struct("3i")
+#: What SO_SNDTIMEO takes: seconds, microseconds.
+_TIMEVAL: Final = struct.Struct("@ll")
 
 
 class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
@@ -81,7 +83,8 @@ class SupervisorClient:
     def connect(cls, run_dir: str) -> SupervisorClient | None:
         """The supervisor of this directory; None without one. Raises GoondanError E_RUN_DIR, E_KERNEL_LOST."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection.settimeout(ANSWER_S)
+        # A blocking connect waits while many others connect, too; Python's own timeout would give up at once.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_S), 0))
         try:
             rundir.check(run_dir)
             connection.connect(f"{run_dir}/{rundir.SUPERVISOR_SOCKET}")
@@ -91,7 +94,7 @@ class SupervisorClient:
         except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
             connection.close()
             return None
-        except TimeoutError:
+        except BlockingIOError:
             connection.close()
             raise fail("E_KERNEL_LOST", f"the supervisor in {run_dir} does not answer") from None
         except GoondanError:
