@@ -31,12 +31,16 @@ LINGER_S: Final = 0.5
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens."""
+    """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens.
+
+    `patience_s` is how long the broker may take to welcome this host (seconds).
+    """
 
     endpoint: str
     token: str
     ready_fd: int | None = None
     status_fd: int | None = None
+    patience_s: float = 10.0
 
 
 class App:
@@ -63,7 +67,7 @@ class App:
             loop.add_signal_handler(number, self._stop.set)
         probing = asyncio.ensure_future(_probe())  # while the broker answers
         try:
-            welcome = await self._link.start()
+            welcome = await self._link.start(self._settings.patience_s)
         except BaseException:
             await probing
             raise

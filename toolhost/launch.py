@@ -99,7 +99,10 @@ def _memory_file(options: list[str]) -> int:
 
 def _open_folder(path: str) -> int:
     """The folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path} cannot be opened: {error.strerror}") from None
     if os.readlink(f"/proc/self/fd/{fd}") != path:
         os.close(fd)
         raise fail("E_SANDBOX_DENIED", f"the workdir {path} was replaced while a jail was being started")

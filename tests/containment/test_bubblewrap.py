@@ -1,0 +1,365 @@
+"""What a handler cannot do, tried from inside real jails: files, network, processes, environment, privileges.
+
+The walls that come later (seccomp, Landlock, limits) have tests of their own; these hold by bubblewrap alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import GoondanError
+from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec
+from tests.toolhost_fixture import bench, bwrap, make_tool
+from toolhost.facts import host_facts, look_up
+from toolhost.launch import launch
+from toolhost.policy import plan
+
+SOURCE = """
+import os, socket, subprocess, ctypes, glob
+
+def attempt(action):
+    try: return ["done", action()]
+    except BaseException as error: return ["refused", type(error).__name__ + ": " + str(error)]
+
+def read(ctx, input): return {path: attempt(lambda: open(path, "rb").read(20).hex()) for path in input["paths"]}
+def listing(ctx, input): return {path: attempt(lambda: sorted(os.listdir(path))) for path in input["paths"]}
+def write(ctx, input): return {path: attempt(lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)))[0]
+                               for path in input["paths"]}
+def change(ctx, input):
+    out = {}
+    for path in input["paths"]:
+        out[path] = [attempt(lambda: open(path, "ab").close())[0] if not os.path.isdir(path) else "dir",
+                     attempt(lambda: os.rename(path, path + ".away"))[0],
+                     attempt(lambda: os.chmod(path, 0o777))[0],
+                     attempt(lambda: os.rmdir(path) if os.path.isdir(path) else os.unlink(path))[0]]
+    return out
+def connect(ctx, input):
+    def tcp(host, port):
+        with socket.socket() as s: s.settimeout(1); s.connect((host, port))
+    def unix(path):
+        with socket.socket(socket.AF_UNIX) as s: s.connect(path)
+    def udp(host, port):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s: s.sendto(b"x", (host, port))
+    return {"tcp": attempt(lambda: tcp("127.0.0.1", input["port"])),
+            "udp": attempt(lambda: udp("127.0.0.1", input["port"])),
+            "outside": attempt(lambda: tcp("192.0.2.1", 80)),
+            "name": attempt(lambda: socket.getaddrinfo("example.com", 80)),
+            "file": attempt(lambda: unix(input["file"])), "abstract": attempt(lambda: unix("\\0" + input["abstract"]))}
+def processes(ctx, input):
+    return {"pids": sorted(int(n) for n in os.listdir("/proc") if n.isdigit()), "own": os.getpid(),
+            "environ": open("/proc/1/environ").read(), "cmdline": open("/proc/1/cmdline").read(),
+            "signal": attempt(lambda: os.kill(input["pid"], 0))}
+def who(ctx, input):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    return {"uid": status["Uid"].split(), "gid": status["Gid"].split(),
+            "caps": [status[k].strip() for k in status if k.startswith("Cap")],
+            "nnp": status["NoNewPrivs"].strip(), "env": dict(os.environ), "host": socket.gethostname(),
+            "fds": {n: attempt(lambda: os.readlink("/proc/self/fd/" + n))[1] for n in os.listdir("/proc/self/fd")},
+            "groups": os.getgroups()}
+def privileges(ctx, input):
+    libc = ctypes.CDLL(None, use_errno=True)
+    def call(name, *args):
+        if getattr(libc, name)(*args) != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return {"mount": attempt(lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None)),
+            "remount": attempt(lambda: call("mount", b"none", b"/usr", None, 32 | 4096, None)),
+            "umount": attempt(lambda: call("umount2", input["protected"].encode(), 2)),
+            "userns": attempt(lambda: call("unshare", 0x10000000)),
+            "netns": attempt(lambda: call("unshare", 0x40000000)),
+            "setuid": attempt(lambda: os.setuid(0)), "chroot": attempt(lambda: os.chroot("/tmp")),
+            "mknod": attempt(lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))),
+            "sethostname": attempt(lambda: socket.sethostname("x")),
+            "nice": attempt(lambda: os.setpriority(os.PRIO_PROCESS, 0, -5)),
+            "core_pattern": attempt(lambda: open("/proc/sys/kernel/core_pattern", "w").close()),
+            "sysrq": attempt(lambda: open("/proc/sysrq-trigger", "w").close()),
+            "init_mem": attempt(lambda: open("/proc/1/mem", "r+b").close()),
+            "oom": attempt(lambda: open("/proc/self/oom_score_adj", "w").close())}
+def symlinks(ctx, input):
+    os.symlink(input["target"], "link")
+    return attempt(lambda: open("link").read())
+def private(ctx, input):
+    seen = [os.listdir("/tmp"), os.listdir(os.environ["HOME"]), os.listdir("/dev/shm")]
+    for folder in ("/tmp", os.environ["HOME"], "/dev/shm"): open(folder + "/mine", "w").close()
+    return seen
+def fill(ctx, input):
+    written = 0
+    try:
+        with open(input["file"], "wb") as target:
+            while written < input["bytes"]: written += target.write(bytes(1 << 20))
+    except OSError as error: return [written, error.errno]
+    return [written, 0]
+handlers = {name: value for name, value in list(globals().items()) if callable(value) and name != "attempt"}
+"""
+NAMES = [
+    "read", "listing", "write", "change", "connect", "processes", "who", "privileges", "symlinks", "private", "fill",
+]  # fmt: skip
+
+
+@pytest.fixture
+def place(short_tmp: Path) -> Path:
+    (short_tmp / "work").mkdir()
+    (short_tmp / "secret").write_text("host secret")
+    return short_tmp
+
+
+async def ask(place: Path, export: str, args: Any = None, *, sandbox: SandboxSpec | None = None, **options: Any) -> Any:
+    workdir = options.pop("workdir", place / "work")
+    async with bench(make_tool(place, SOURCE, *NAMES, sandbox=sandbox), **options) as made:
+        result = await made.call(f"t__{export}", args, workdir=workdir)
+    assert result["status"] == "ok", result
+    return result["output"]
+
+
+async def test_no_files_of_the_host(place: Path) -> None:
+    paths = [
+        str(place / "secret"), str(place / "work" / ".." / "secret"), "/etc/shadow", "/etc/ssh", "/root/.bashrc",
+        "/var/log", "/home", "/boot", "/sys/kernel", "/opt", "/srv", "/mnt", "/proc/kcore", "/dev/mem", "/dev/sda",
+        "/dev/kmsg", "/run/user", "/tmp/goondan-0", str(Path(__file__)),
+    ]  # fmt: skip
+    for found in ((await ask(place, "read", {"paths": paths})), (await ask(place, "listing", {"paths": paths}))):
+        assert {path: outcome[0] for path, outcome in found.items()} == dict.fromkeys(paths, "refused")
+    roots = await ask(place, "listing", {"paths": ["/", "/etc", str(place), "/root", "/run", "/run/goondan"]})
+    assert set(roots["/"][1]) <= {
+        "bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "tmp", "usr",
+        Path(__file__).parts[1], "nix", "gnu", "opt", "home",
+    }  # fmt: skip
+    assert set(roots["/etc"][1]) <= {
+        "alternatives", "group", "hosts", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "pki", "ssl",
+    }  # fmt: skip
+    assert set(roots[str(place)][1]) == {"work", "tool-t"}
+    assert set(roots["/run/goondan"][1]) == {"goondan_tool", "home"}
+
+
+async def test_only_the_workdir_can_be_written_to(place: Path) -> None:
+    paths = [
+        "/new", "/usr/new", "/etc/new", "/etc/passwd", "/dev/new", "/proc/new", "/run/new", "/run/goondan/new",
+        "/run/goondan/goondan_tool/worker.py", str(place / "tool-t" / "handler.py"), str(place / "tool-t" / "new"),
+        "/bin/new", "/lib64/new",
+    ]  # fmt: skip
+    found = await ask(place, "write", {"paths": [*paths, str(place / "work" / "new")]})
+    assert found.pop(str(place / "work" / "new")) == "done"
+    assert found == dict.fromkeys(paths, "refused")
+    assert (place / "work" / "new").stat().st_uid == os.getuid()
+    # beside the workdir there is only the jail's own memory: nothing of it reaches the host
+    await ask(place, "write", {"paths": [str(place / "new"), "/tmp/new"]})
+    assert sorted(os.listdir(place)) == ["secret", "tool-t", "work"]
+
+
+@pytest.mark.parametrize("network", ["none", "public"])
+async def test_no_network(place: Path, network: str) -> None:
+    """Neither without a grant nor, until there is a proxy, with one."""
+    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    file_server, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    name = f"goondan-test-{os.getpid()}"
+    with tcp, udp, file_server, abstract:
+        udp.bind(tcp.getsockname())
+        udp.setblocking(False)
+        file_server.bind(str(place / "outside.sock"))
+        abstract.bind("\0" + name)
+        for server in (file_server, abstract):
+            server.listen()
+        arguments = {"port": tcp.getsockname()[1], "file": str(place / "outside.sock"), "abstract": name}
+        found = await ask(place, "connect", arguments, sandbox=SandboxSpec(network=network))
+        del found["udp"]  # a datagram to the jail's own loopback is sent, and nobody is there
+        assert {key: outcome[0] for key, outcome in found.items()} == dict.fromkeys(found, "refused")
+        assert len(found) == 5
+        with pytest.raises(BlockingIOError):
+            udp.recv(10)
+
+
+async def test_no_processes_of_the_host(place: Path) -> None:
+    found = await ask(place, "processes", {"pid": os.getpid() if os.getpid() > 50 else 4_000_000})
+    assert found["pids"] == [1, found["own"]]
+    assert found["environ"] == ""
+    assert "--args" in found["cmdline"]
+    assert str(place) not in found["cmdline"]
+    assert found["signal"][0] == "refused"
+
+
+async def test_no_environment_no_descriptors_no_privileges(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST_SECRET", "x")
+    leak = os.open("/etc/passwd", os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    try:
+        found = await ask(place, "who")
+    finally:
+        os.close(leak)
+    assert set(found["env"]) - {"PWD"} == {"PATH", "HOME", "TMPDIR", "LANG"}
+    assert found["env"]["LANG"] == "C.UTF-8"
+    assert "0" not in found["uid"]
+    assert "0" not in found["gid"]
+    assert set(found["caps"]) == {"0000000000000000"}
+    assert found["nnp"] == "1"
+    assert found["host"] == "tool"
+    targets = {n: t for n, t in found["fds"].items() if t != "/proc/loadavg" and int(n) > 2}
+    assert set(targets.values()) <= {t for t in targets.values() if str(t).startswith(("socket:", "[Errno", "FileNot"))}
+    assert len(targets) <= 2  # the channel, and the listing itself
+
+
+async def test_nothing_that_needs_privileges(place: Path) -> None:
+    (place / "work" / ".git").mkdir()
+    found = await ask(place, "privileges", {"protected": str(place / "work" / ".git")})
+    assert {key: outcome[0] for key, outcome in found.items()} == dict.fromkeys(found, "refused")
+    assert len(found) == 14
+
+
+async def test_what_the_host_runs_later_is_read_only_in_a_workdir_that_holds_it(place: Path) -> None:
+    work = place / "work"
+    (work / ".git" / "hooks").mkdir(parents=True)
+    (work / ".git" / "config").write_text("[core]\n")
+    (work / ".venv" / "lib").mkdir(parents=True)
+    (work / "tools" / "x").mkdir(parents=True)
+    (work / "tools" / "x" / "handler.py").write_text("handlers = {}\n")
+    (work / "goondan.yaml").write_text("kind: Swarm\n")
+    (work / "free").mkdir()
+    paths = [
+        work / ".git", work / ".git" / "config", work / ".git" / "hooks", work / ".venv", work / ".venv" / "lib",
+        work / "tools", work / "tools" / "x", work / "tools" / "x" / "handler.py", work / "goondan.yaml",
+    ]  # fmt: skip
+    protected = [str(work / "goondan.yaml"), str(work / "tools" / "x")]
+    found = await ask(place, "change", {"paths": list(map(str, paths))}, protected=protected)
+    for path, outcomes in found.items():
+        allowed = {"refused", "dir"} if path != str(work / "tools") else {"refused", "dir", "done"}
+        assert set(outcomes) <= allowed, path
+        assert outcomes[1] == outcomes[3] == "refused", path  # neither renamed nor removed, wherever it lies
+    assert await ask(place, "write", {"paths": [str(work / "free" / "f"), str(work / "tools" / "new")]}) == {
+        str(work / "free" / "f"): "done", str(work / "tools" / "new"): "done",
+    }  # fmt: skip
+    assert (work / ".git" / "config").read_text() == "[core]\n"
+
+
+async def test_state_and_sockets_do_not_show_in_a_workdir_around_them(place: Path) -> None:
+    state = place / "work" / "state"
+    (state / "workspaces").mkdir(parents=True)
+    (state / "client.token").write_text("token")
+    paths = [str(state), str(state / "client.token")]
+    found = await ask(place, "listing", {"paths": [str(state)]}, hidden=[str(state)])
+    assert found == {str(state): ["done", []]}
+    assert (await ask(place, "read", {"paths": paths}, hidden=[str(state)]))[paths[1]][0] == "refused"
+    assert await ask(place, "write", {"paths": [str(state / "x")]}, hidden=[str(state)]) == {
+        str(state / "x"): "refused"
+    }
+    own = state / "workspaces" / "w"
+    own.mkdir()
+    (own / "mine").write_text("m")
+    found = await ask(place, "listing", {"paths": [str(own), str(state)]}, hidden=[str(state)], workdir=own)
+    assert found == {str(own): ["done", ["mine"]], str(state): ["done", ["workspaces"]]}
+
+
+async def test_dotfiles_of_the_tool_are_hidden(place: Path) -> None:
+    root = place / "tool-t"
+    root.mkdir()
+    (root / ".env").write_text("KEY=1")
+    (root / ".secrets").mkdir()
+    (root / ".secrets" / "key").write_text("k")
+    (root / "doc.yaml").write_text("d")
+    paths = [str(root / ".env"), str(root / ".secrets" / "key"), str(root / "doc.yaml")]
+    found = await ask(place, "read", {"paths": [*paths, str(root / "handler.py")]}, protected=[str(root / "doc.yaml")])
+    assert found.pop(str(root / "handler.py"))[0] == "done"
+    assert {outcome[0] for outcome in found.values()} == {"refused"}
+
+
+async def test_symbolic_links_lead_nowhere_outside(place: Path) -> None:
+    assert (await ask(place, "symlinks", {"target": str(place / "secret")}))[0] == "refused"
+
+
+async def test_a_workdir_behind_a_link_is_followed_once(place: Path) -> None:
+    (place / "other").mkdir()
+    (place / "work").rmdir()
+    (place / "work").symlink_to(place / "other")
+    assert await ask(place, "write", {"paths": [str(place / "work" / "x")]}) == {str(place / "work" / "x"): "done"}
+    assert (place / "other" / "x").exists()
+
+
+@pytest.mark.parametrize("replaced", ["a", "a/b"])
+def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: Path, replaced: str) -> None:
+    workdir = place / "a" / "b"
+    workdir.mkdir(parents=True)
+    (place / "elsewhere" / "b").mkdir(parents=True)
+    spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
+    facts = host_facts(bwrap(), [])
+    made = plan(look_up(make_tool(place, SOURCE, *NAMES), str(workdir), spec, facts), facts)
+    (place / replaced).rename(place / "moved")
+    (place / replaced).symlink_to(place / "elsewhere")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(GoondanError) as caught:
+        launch(made)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_memory_file_systems_are_private_and_sized(place: Path) -> None:
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        for key in ("k1", "k2"):
+            first = (await made.call("t__private", workdir=place / "work", instance_key=key))["output"]
+            assert first[1:] == [[], []]
+            assert "mine" not in first[0]
+        for path, limit in (("/dev/shm/f", 64 << 20), ("/run/goondan/home/f", 64 << 20), ("/tmp/f", 256 << 20)):
+            written, number = (await made.call("t__fill", {"file": path, "bytes": 1 << 30}, workdir=place / "work"))[
+                "output"
+            ]
+            assert number == 28  # ENOSPC
+            assert written <= limit
+
+
+async def test_grants_are_all_that_is_given(place: Path) -> None:
+    for name in ("shown", "given", "neither"):
+        (place / name).mkdir()
+        (place / name / "f").write_text(name)
+    sandbox = SandboxSpec(filesystem=Filesystem(read=[str(place / "shown")], write=[str(place / "given")]))
+    paths = [str(place / name / "f") for name in ("shown", "given", "neither")]
+    found = await ask(place, "read", {"paths": paths}, sandbox=sandbox)
+    assert [found[path][0] for path in paths] == ["done", "done", "refused"]
+    targets = [str(place / name / "new") for name in ("shown", "given", "neither")]
+    written = await ask(place, "write", {"paths": targets}, sandbox=sandbox)
+    assert [written[path] for path in targets] == ["refused", "done", "refused"]
+
+
+ORDINARY_USER = 65534
+AS_USER = """
+import asyncio, os, sys
+from pathlib import Path
+from schemas.launch import ToolHostSpec
+from tests.toolhost_fixture import bench, bwrap, make_tool
+from toolhost.facts import host_facts
+from toolhost.probe import probe
+
+async def main():
+    place = Path(sys.argv[1])
+    problem = await probe(host_facts(bwrap(), []), ToolHostSpec(tools=[], state_dir="/nonexistent", revision=""))
+    assert problem is None, problem
+    source = "import os\\ndef f(ctx, input): open('made', 'w').close(); return os.getuid()\\nhandlers = {'f': f}"
+    async with bench(make_tool(place, source, "f")) as made:
+        print(os.getuid(), await made.call("t__f", workdir=place))
+
+asyncio.run(main())
+"""
+
+
+def test_an_ordinary_user_gets_the_same_jail(short_tmp: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("every other test here has just shown it")
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    places = [str(Path(__file__).parents[2]), *(path for path in sys.path if path.endswith("site-packages"))]
+    env = {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
+    as_user: dict[str, Any] = {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": [], "env": env}
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        try:
+            able = subprocess.run([python, "-c", "import msgspec, pytest"], capture_output=True, cwd="/", **as_user)
+        except OSError:
+            continue
+        if able.returncode == 0:
+            break
+    else:
+        pytest.skip("no interpreter that an ordinary user may run")
+    os.chown(short_tmp, ORDINARY_USER, ORDINARY_USER)
+    done = subprocess.run([python, "-c", AS_USER, str(short_tmp)], capture_output=True, text=True, cwd="/", **as_user)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{ORDINARY_USER} {{'status': 'ok', 'output': 1000}}\n"
+    assert (short_tmp / "made").stat().st_uid == ORDINARY_USER

@@ -1,0 +1,289 @@
+"""What the host does with calls: checks them, keeps their results, and gives each a jail, within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from schemas.codec import encode_value
+from schemas.errors import fail
+from schemas.frames import Frame, ToolCallPayload
+from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.calls import CallBook
+
+SOURCE = """
+import os, time
+count = 0
+def bump(ctx, input):
+    global count
+    count += 1
+    return [count, input]
+def nap(ctx, input): time.sleep(input["s"]); return os.getpid()
+def mark(ctx, input):
+    open(input["file"], "a").write("x"); time.sleep(input.get("s", 0)); return "marked"
+def where(ctx, input): return [os.getcwd(), ctx.workdir, sorted(os.listdir("."))]
+def keep(ctx, input):
+    path = os.environ["HOME"] + "/kept"
+    seen = os.path.exists(path); open(path, "w").close(); return seen
+handlers = {"bump": bump, "nap": nap, "mark": mark, "where": where, "keep": keep}
+"""
+NAMES = ("bump", "nap", "mark", "where", "keep")
+CLOSED = {
+    "type": "object",
+    "properties": {"channelId": {"type": "string"}, "n": {"type": "number"}},
+    "required": ["channelId"],
+    "additionalProperties": False,
+}
+
+
+def tool(folder: Path, **options: Any) -> ToolSpec:
+    return make_tool(folder, SOURCE, *NAMES, **options)
+
+
+@pytest.fixture
+def workdir(short_tmp: Path) -> Path:
+    path = short_tmp / "work"
+    path.mkdir()
+    return path
+
+
+def code(result: dict[str, Any]) -> str:
+    assert result["status"] == "error", result
+    found: str = result["error"]["code"]
+    return found
+
+
+# --- arguments
+
+
+@pytest.mark.requirement("HANDLER-06")
+async def test_arguments_are_checked_and_aliases_renamed(short_tmp: Path, workdir: Path) -> None:
+    export = ExportSpec(name="bump", parameters=CLOSED, aliases={"channel": "channelId"})
+    async with bench(make_tool(short_tmp, SOURCE, export)) as made:
+        result = await made.call("t__bump", {"channel": "C1", "n": 2}, workdir=workdir)
+        assert result["output"] == [1, {"channelId": "C1", "n": 2}]
+        for bad in ({}, {"channelId": 1}, {"channelId": "C1", "x": 1}):
+            result = await made.call("t__bump", bad, workdir=workdir)
+            assert code(result) == "E_TOOL_INVALID_ARGS"
+            assert result["error"]["name"] == "ToolInputValidationError"
+            assert result["error"]["message"].startswith("Invalid arguments for tool 't__bump': args.")
+        # none of them reached the handler
+        assert (await made.call("t__bump", {"channelId": "C1"}, workdir=workdir))["output"][0] == 2
+
+
+@pytest.mark.parametrize(
+    "args", [b"\xc4\x01x", b"\x81\x01\x02", b"\xa2\xff\xff", b"\x91" * 70 + b"\xc0", b"\xc0", b"\x90"]
+)
+async def test_arguments_that_are_no_json_object(short_tmp: Path, workdir: Path, args: bytes) -> None:
+    async with bench(tool(short_tmp)) as made:
+        frame = call_frame("t__bump", "turn-1/raw", workdir, Raw(args))
+        made.host.on_frame(frame)
+        ((_, result),) = made.results
+        assert code(result) in ("E_TOOL_INVALID_ARGS", "E_FRAME_INVALID")
+        assert (await made.call("t__bump", workdir=workdir))["status"] == "ok"
+
+
+def call_frame(name: str, call_id: str, workdir: Path, args: Raw, agent: str = "coder") -> Frame:
+    payload = ToolCallPayload(args=args, turn_id="t", tool_call_id="c")
+    return Frame(
+        "tool.call",
+        call_id=call_id,
+        from_=agent,
+        instance_key="k1",
+        tool=name,
+        workdir=str(workdir),
+        payload=Raw(encode_value(payload)),
+    )
+
+
+async def test_calls_that_cannot_be_taken_on(short_tmp: Path, workdir: Path) -> None:
+    async with bench(tool(short_tmp)) as made:
+        assert code(await made.call("t__absent", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+        assert code(await made.call("nobody", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+        assert code(await made.call("t__bump", workdir="/nonexistent/x")) == "E_SANDBOX_DENIED"
+        assert code(await made.call("t__bump", workdir="/usr/lib")) == "E_SANDBOX_DENIED"
+        assert code(await made.call("t__bump", workdir=Path(made.facts.inside))) == "E_SANDBOX_DENIED"
+        broken = call_frame("t__bump", "turn-1/b", workdir, Raw(b"\x80"))
+        broken.payload = Raw(b"\xa1x")
+        made.host.on_frame(broken)
+        assert code(made.results[-1][1]) == "E_FRAME_INVALID"
+        for frame in (Frame("tool.call"), Frame("tool.cancel"), Frame("ack", stage="result"), Frame("pong")):
+            made.host.on_frame(frame)
+        assert (await made.call("t__bump", workdir=workdir))["output"][0] == 1
+
+
+# --- callIds
+
+
+async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path, workdir: Path) -> None:
+    async with bench(tool(short_tmp)) as made:
+        args = {"file": "ran", "s": 0.3}
+        first_id, first = made.start("t__mark", args, workdir=workdir, call_id="turn-1/same")
+        made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args))))
+        assert (await first)["output"] == "marked"
+        assert len(made.results) == 1
+        made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args))))
+        assert made.results[1] == made.results[0]
+        assert (workdir / "ran").read_text() == "x"
+        assert made.host.call_ids() == [first_id]
+        made.host.resend()
+        assert made.results[2] == made.results[0]
+        # another agent has no part in it
+        made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args)), agent="other"))
+        assert code(made.results[3][1]) == "E_FORBIDDEN"
+        made.acknowledge(first_id)
+        assert made.host.call_ids() == []
+        assert (await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id=first_id))["status"] == "ok"
+        assert (workdir / "ran").read_text() == "xx"
+
+
+async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
+    short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolhost.host.CallBook", lambda: CallBook(kept_bytes=100))
+    async with bench(tool(short_tmp)) as made:
+        await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
+        made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))
+        assert code(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
+        assert (workdir / "ran").read_text() == "x"
+
+
+# --- jails
+
+
+async def test_jails_are_per_tool_instance_and_workdir(short_tmp: Path, workdir: Path) -> None:
+    other = short_tmp / "other"
+    other.mkdir()
+    async with bench(tool(short_tmp), tool(short_tmp, name="u")) as made:
+        assert (await made.call("t__bump", workdir=workdir))["output"][0] == 1
+        assert (await made.call("t__bump", workdir=workdir))["output"][0] == 2
+        for options in (
+            {"workdir": workdir, "instance_key": "k2"},
+            {"workdir": workdir, "agent": "writer"},
+            {"workdir": other},
+            {"workdir": None},
+        ):
+            assert (await made.call("t__bump", **options))["output"][0] == 1
+        assert (await made.call("u__bump", workdir=workdir))["output"][0] == 1
+        assert made.host.jail_count == 6
+
+
+async def test_a_shared_tool_has_one_jail_and_no_workdir(short_tmp: Path, workdir: Path) -> None:
+    shared = tool(short_tmp, sandbox=SandboxSpec(isolation="shared", env=["X"]))
+    async with bench(shared) as made:
+        for number, key in enumerate(("k1", "k2", "k3")):
+            assert (await made.call("t__bump", workdir=workdir, instance_key=key))["output"][0] == number + 1
+        assert (await made.call("t__where", workdir=workdir))["output"] == [
+            "/run/goondan/home", "/run/goondan/home", [],
+        ]  # fmt: skip
+
+
+async def test_a_jail_for_each_call(short_tmp: Path, workdir: Path) -> None:
+    once = tool(short_tmp, sandbox=SandboxSpec(isolation="call"))
+    async with bench(once) as made:
+        results = await asyncio.gather(*(made.call("t__bump", workdir=workdir) for _ in range(3)))
+        assert [result["output"][0] for result in results] == [1, 1, 1]
+        assert (await made.call("t__keep", workdir=workdir))["output"] is False
+        assert (await made.call("t__keep", workdir=workdir))["output"] is False
+        await until(lambda: made.host.jail_count == 0)
+
+
+async def test_the_home_lives_as_long_as_the_jail(short_tmp: Path, workdir: Path) -> None:
+    async with bench(tool(short_tmp), jail_idle_s=0.2) as made:
+        assert (await made.call("t__keep", workdir=workdir))["output"] is False
+        assert (await made.call("t__keep", workdir=workdir))["output"] is True
+        await until(lambda: made.host.jail_count == 0)  # idle for longer than jail_idle_s
+        assert (await made.call("t__keep", workdir=workdir))["output"] is False
+
+
+async def test_more_instances_than_jails(short_tmp: Path, workdir: Path) -> None:
+    async with bench(tool(short_tmp), max_jails=2) as made:
+        busy = [made.start("t__nap", {"s": 0.5}, workdir=workdir, instance_key=f"b{n}")[1] for n in range(2)]
+        waiting = [made.start("t__bump", workdir=workdir, instance_key=f"w{n}") for n in range(4)]
+        made.cancel(waiting[3][0])
+        assert code(await waiting[3][1]) == "E_CANCELLED"
+        results = await asyncio.wait_for(asyncio.gather(*(waiter for _, waiter in waiting[:3])), 10)
+        assert [result["output"][0] for result in results] == [1, 1, 1]
+        assert all(waiter.done() for waiter in busy)
+        assert made.host.jail_count <= 2
+
+
+async def test_a_call_can_run_out_of_time_before_it_has_a_jail(short_tmp: Path, workdir: Path) -> None:
+    async with bench(tool(short_tmp), max_jails=1) as made:
+        _, busy = made.start("t__nap", {"s": 1}, workdir=workdir, instance_key="b")
+        result = await made.call("t__mark", {"file": "ran"}, workdir=workdir, deadline_ms=200)
+        assert code(result) == "E_TOOL_TIMEOUT"
+        assert "before it could start" in result["error"]["message"]
+        assert (await busy)["status"] == "ok"
+        assert not (workdir / "ran").exists()
+
+
+# --- life
+
+
+async def test_calls_wait_until_it_is_known_whether_jails_can_be_made(short_tmp: Path, workdir: Path) -> None:
+    spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
+    made = Bench(spec)
+    _, early = made.start("t__bump", workdir=workdir)
+    assert not made.results
+    made.host.open(made.facts)
+    assert (await asyncio.wait_for(early, 10))["output"][0] == 1
+    await made.host.close()
+    made.start("t__bump", workdir=workdir)
+    assert len(made.results) == 1  # closed: the next incarnation answers
+
+
+async def test_without_a_sandbox_every_call_is_answered_with_the_reason(short_tmp: Path, workdir: Path) -> None:
+    spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
+    made = Bench(spec)
+    _, early = made.start("t__bump", workdir=workdir)
+    made.host.open(None, fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: none was found"))
+    for result in (await early, await made.call("t__bump", workdir=workdir)):
+        assert code(result) == "E_SANDBOX_UNAVAILABLE"
+        assert "none was found" in result["error"]["message"]
+    await made.host.close()
+
+
+async def test_a_bubblewrap_that_fails_is_named_with_its_words(short_tmp: Path, workdir: Path) -> None:
+    broken = short_tmp / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
+    made = Bench(spec)
+    made.host.open(msgspec.structs.replace(made.facts, bwrap=str(broken)))
+    result = await made.call("t__bump", workdir=workdir)
+    assert code(result) == "E_SANDBOX_UNAVAILABLE"
+    assert "No permissions to create a new namespace" in result["error"]["message"]
+    made.host.open(msgspec.structs.replace(made.facts, bwrap="/nonexistent/bwrap"))
+    assert code(await made.call("t__bump", workdir=workdir)) == "E_SANDBOX_UNAVAILABLE"
+    await made.host.close()
+
+
+async def test_a_new_bundle_ends_the_jails_of_tools_that_changed(short_tmp: Path, workdir: Path) -> None:
+    first, second = tool(short_tmp), tool(short_tmp, name="u")
+    async with bench(first, second) as made:
+        await made.call("t__bump", workdir=workdir)
+        await made.call("u__bump", workdir=workdir)
+        _, running = made.start("t__nap", {"s": 0.3}, workdir=workdir)
+        changed = msgspec.structs.replace(first, error_message_limit=50)
+        made.host.configure(ToolHostSpec(tools=[changed, second], state_dir="/nonexistent", revision="2"))
+        assert (await running)["status"] == "ok"
+        assert (await made.call("t__bump", workdir=workdir))["output"][0] == 1
+        assert (await made.call("u__bump", workdir=workdir))["output"][0] == 2
+        made.host.configure(ToolHostSpec(tools=[second], state_dir="/nonexistent", revision="3"))
+        assert code(await made.call("t__bump", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+
+
+async def until(condition: Any, within_s: float = 8.0) -> None:
+    """Wait for something that has no event of its own."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within_s
+    while not condition():
+        assert loop.time() < end, "it did not happen in time"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,209 @@
+"""Mutated frames at the worker channel, seeded: no crash, no hang, memory flat.
+
+In-process the host's own handling of a channel is fed, because a jail for each of 100,000 frames would take an hour;
+through real jails some hundred of the same mutations are sent by a hostile handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import resource
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from schemas.frames import Frame
+from schemas.launch import ToolHostSpec
+from schemas.worker_frames import LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from tests.toolhost_fixture import bench, make_tool
+from toolhost.channel import Channel, Violation
+from toolhost.host import Host
+from toolhost.pool import Slot, Start
+from toolhost.tenancy import Tenancy
+
+SEED = 20261121
+FRAMES = 100_000
+#: Through real jails, twelve at a time; some of them wait for the rest of a frame until their deadline.
+ATTACKS = 72
+#: What the process may grow by over all of them (bytes); one kept frame of each kind is a fraction of it.
+GROWTH = 24 << 20
+
+pack = msgspec.msgpack.encode
+OUTPUT = Raw(pack({"a": [1, 2.5, None, "한글"], "b": {"c": "x" * 40}}))
+SAMPLES: list[bytes] = [
+    pack(frame)
+    for frame in (
+        Ready(1, ["f"]),
+        LoadFailed("no"),
+        Result(call_id="1", status="ok", output=OUTPUT),
+        Result(call_id="2", status="pending", handle="h"),
+        Result(call_id="3", status="error", error=WorkerError(name="E", message="m", code="C")),
+        Log(level="info", message="line", call_id="1"),
+        Progress(call_id="1", done=0.5, total=1.0, message="half"),
+    )
+]
+
+
+def mutate(rng: random.Random) -> bytes:
+    """One frame with its length, changed in one of the ways that matter."""
+    body = bytearray(rng.choice(SAMPLES))
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(body)) if body else 0
+        kind = rng.randrange(6)
+        if kind == 0 and body:
+            body[at] = rng.randrange(256)
+        elif kind == 1:
+            del body[at : at + rng.randrange(1, 9)]
+        elif kind == 2:
+            body[at:at] = rng.randbytes(rng.randrange(1, 9))
+        elif kind == 3:
+            body[at:at] = bytes([rng.choice((0x91, 0x81, 0xDD, 0xDF, 0xDB, 0xC6, 0xC9))]) * rng.randrange(1, 200)
+        elif kind == 4:
+            body = bytearray(rng.choice(SAMPLES)) + body
+        else:
+            del body[at:]
+    length = len(body) if rng.random() < 0.9 else rng.choice((0, 1, len(body) + 3, 1 << 20, 1 << 31, 0xFFFFFFFF))
+    return length.to_bytes(4, "little") + bytes(body)
+
+
+class NoJail:
+    """Stands for a jail's processes: everything else about it is the host's."""
+
+    def __init__(self) -> None:
+        self.live = True
+        self.dying = False
+        self.name = "t"
+        self.worker_pid = None
+        self.tenant: Any = None
+        self.last_words = ""
+
+    def kill(self, reason: str) -> None:
+        self.dying = True
+
+    def mark_live(self) -> None:
+        self.live = True
+
+    def send(self, frame: Any) -> None:
+        raise AssertionError("nothing is sent to a worker here")
+
+
+async def test_mutated_frames_in_process(short_tmp: Path) -> None:
+    rng = random.Random(SEED)
+    tool = make_tool(short_tmp, "", "f")
+    sent: list[Frame] = []
+
+    def send(frame: Frame) -> bool:
+        sent.append(frame)
+        return True
+
+    lines = 0
+
+    def count(line: Any) -> None:
+        nonlocal lines
+        lines += 1
+
+    host = Host(ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1"), None, send=send, on_log=count)
+    host.open(None)
+    before = 0
+    refused = accepted = made = 0
+    while made < FRAMES:
+        if made >= FRAMES // 10 and not before:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        jail, calls = fresh_jail(host, tool)
+        channel = Channel(1 << 20, 0.0)
+        for _ in range(rng.randrange(1, 30)):
+            made += 1
+            try:
+                frames: list[WorkerFrame] = channel.feed(mutate(rng), 0.0)
+            except Violation as violation:
+                jail.kill(str(violation))
+                host.jail_broken(jail, violation)
+            else:
+                host.jail_frames(jail, frames)
+                accepted += len(frames)
+            assert channel.kept <= (1 << 20) + (64 << 10) + 4
+            if jail.dying:
+                refused += 1
+                break
+        if not jail.dying:
+            jail.kill("the end")
+        host.jail_gone(jail, "exited with status 0")
+        results = [frame.call_id or "" for frame in sent if frame.type == "tool.result"]
+        assert sorted(results) == sorted(calls), "each call has exactly one result"
+        host.on_frame(Frame("ack", stage="result", calls=calls))
+        sent.clear()
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    assert growth < GROWTH
+    assert host.jail_count == 0
+    assert host.call_ids() == []
+    assert refused > FRAMES // 50
+    assert accepted > FRAMES // 50
+    await host.close()
+
+
+def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
+    """A slot with three running calls, "1" to "3" to its worker, and no processes."""
+    from tests.unit.toolhost.test_calls import call
+
+    calls = [call(f"turn/{number}") for number in (1, 2, 3)]
+    pool, book = host._pool, host._book
+    jail: Any = NoJail()
+    for number, made in enumerate(calls, 1):
+        made.tool = tool
+        book.open(made)
+        slot = pool.find(("t",))
+        if slot is None:
+            actions = pool.place(("t",), made)
+            assert isinstance(actions[0], Start)
+            slot = actions[0].slot
+            slot.jail = Tenancy(slot, jail)
+            jail.tenant = slot.jail
+        enter(host, slot, str(number), made)
+    return jail, [made.id for made in calls]
+
+
+def enter(host: Host, slot: Slot, jail_id: str, made: Any) -> None:
+    host._pool.enter(slot, jail_id, made)
+    made.slot, made.state, made.jail_id = slot, "running", jail_id
+
+
+HOSTILE = """
+import os, time
+def send(ctx, input):
+    for data in input["data"]:
+        os.write(3, bytes.fromhex(data))
+    time.sleep(input["s"])
+    return "harmless"
+def echo(ctx, input): return input
+handlers = {"send": send, "echo": echo}
+"""
+
+
+@pytest.mark.timeout(120)
+async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
+    rng = random.Random(SEED)
+    workdir = short_tmp / "work"
+    workdir.mkdir()
+    async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), max_jails=6) as made:
+
+        async def attack(number: int, data: list[str]) -> dict[str, Any]:
+            arguments = {"data": data, "s": 0.05}
+            return await made.call(
+                "t__send", arguments, workdir=workdir, instance_key=f"k{number % 12}", deadline_ms=1000
+            )
+
+        attacks = [[mutate(rng).hex() for _ in range(rng.randrange(1, 5))] for _ in range(ATTACKS)]
+        results = []
+        for at in range(0, len(attacks), 12):
+            results += await asyncio.gather(*(attack(at + n, data) for n, data in enumerate(attacks[at : at + 12])))
+        assert len(results) == ATTACKS
+        assert {result["status"] for result in results} <= {"ok", "error", "pending"}
+        codes = {result["error"]["code"] for result in results if result["status"] == "error"}
+        assert "E_TOOL_CRASHED" in codes
+        for key in range(12):
+            result = await made.call("t__echo", {"still": "here"}, workdir=workdir, instance_key=f"k{key}")
+            assert result["output"] == {"still": "here"}
