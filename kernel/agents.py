@@ -16,11 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from kernel.reaping import Child, Exit, Readiness, Reaper
 from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from kernel.supervisor_client import ProcessInfo, rfc3339
+from schemas.codec import DECODE_ERRORS
 from schemas.control import Exited, Principal, SpawnFailed
 from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 
@@ -102,7 +101,7 @@ class Agents:
                 return False
             try:
                 self._answered(decode_reply(packet))
-            except msgspec.DecodeError as error:
+            except DECODE_ERRORS as error:
                 _log.error("the fork server sent no reply: %s", error)
         return True
 

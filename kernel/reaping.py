@@ -174,8 +174,10 @@ class Reaper:
         `leads_group` says that it leads a process group of its own, which dies with it.
         """
         try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
+            pidfd = os.pidfd_open(pid) if pid > 0 and pid not in self._known else -1
+        except (OSError, OverflowError):
+            return None
+        if pidfd < 0:
             return None
         try:
             # Our child for sure? A number from outside may be old, and its process another one by now.

@@ -152,7 +152,8 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
 async def test_only_children_of_ours_are_watched() -> None:
     reaper = Reaper(asyncio.get_running_loop())
     assert reaper.watch(os.getppid(), lambda seen: None, leads_group=False) is None
-    assert reaper.watch(2**22 - 1, lambda seen: None, leads_group=False) is None
+    for pid in (2**22 - 1, 0, -1, 2**40):
+        assert reaper.watch(pid, lambda seen: None, leads_group=False) is None
 
 
 # --- the runtime directory
