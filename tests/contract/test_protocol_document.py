@@ -1,0 +1,81 @@
+"""PROTOCOL.md names everything that the structs have, and nothing that they have not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kernel.broker import bus, mailbox
+from kernel.broker.events import MAX_CHAIN
+from kernel.broker.presence import MAX_CLIENTS
+from schemas import frames
+from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
+from schemas.errors import CODES
+from schemas.frames import FRAME_TYPES, AckStage, Frame
+from schemas.tokens import SOCKETS
+
+TEXT = (Path(__file__).parent.parent.parent / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"`([^`\n]+)`", TEXT))
+
+
+def section(title: str) -> str:
+    """The text of one `## title`."""
+    return re.split(r"^## ", TEXT, flags=re.MULTILINE)[[part.split("\n")[0] for part in _parts()].index(title)]
+
+
+def _parts() -> list[str]:
+    return re.split(r"^## ", TEXT, flags=re.MULTILINE)
+
+
+def test_every_header_field_has_its_row() -> None:
+    table = section("Frames")
+    rows = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", row)}
+    fields = {field.encode_name for field in msgspec.structs.fields(Frame)}
+    assert rows - FRAME_TYPES - {"inReplyTo"} == fields - {"inReplyTo"}
+
+
+def test_every_frame_type_has_its_row() -> None:
+    first_cells = re.findall(r"^\| (.*?) \|", section("Frames"), re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert named >= FRAME_TYPES
+
+
+def test_stages_and_sockets() -> None:
+    assert set(AckStage.__args__) <= NAMED  # type: ignore[attr-defined]
+    assert set(SOCKETS.values()) <= NAMED
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        frames.Hello, frames.Welcome, frames.AgentEvent, frames.Answer, frames.ToolCallPayload, frames.ToolResult,
+        frames.ToolError, frames.Shutdown, frames.Credit, frames.ErrorPayload, frames.Lease,
+    ],
+)  # fmt: skip
+def test_every_field_of_a_payload_is_named(kind: type[Any]) -> None:
+    payloads = section("Payloads")
+    for field in msgspec.structs.fields(kind):
+        assert re.search(rf"`{field.encode_name}\??`", payloads), f"{kind.__name__}.{field.encode_name}"
+
+
+def test_every_code_is_one() -> None:
+    codes = set(re.findall(r"\bE_[A-Z_]+[A-Z]\b", TEXT))
+    assert codes <= CODES.keys()
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    limits = section("Limits")
+    assert MAX_FRAME_BYTES == 1 << 20
+    assert "| a frame | 1 MiB |" in limits
+    assert f"| nesting in a payload | {MAX_DEPTH} |" in limits
+    assert f"{bus.MAX_ID} characters" in limits
+    assert f"({bus.CREDIT})" in limits
+    assert f"{mailbox.MAX_QUEUED:,}, and {mailbox.MAX_MAILBOX_BYTES >> 20} MiB" in limits
+    assert f"| {MAX_CHAIN} |" in limits
+    assert f"| {MAX_CLIENTS:,} |" in limits
+    assert f"| {mailbox.LEASE_S:g} s;" in limits
+    assert f"({mailbox.MAX_FINISHED:,} events, {mailbox.MAX_FINISHED_BYTES >> 20} MiB)" in TEXT
