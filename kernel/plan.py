@@ -11,10 +11,9 @@ ITEM-04, ERROR-04, BASE-01.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kernel.bundle.check import Checked, CheckedAgent
-from kernel.bundle.files import resolve_path
 from kernel.bundle.tools import CheckedTool
 from schemas import resources
 from schemas.address import build_tool_name
@@ -23,11 +22,8 @@ from schemas.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,
-    Filesystem,
     KernelPlan,
     ModelSpec,
-    PythonSpec,
-    SandboxSpec,
     ToolHostSpec,
     ToolSource,
     ToolSpec,
@@ -107,7 +103,7 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
             for export in tool.body.exports
         ],
         error_message_limit=tool.body.error_message_limit,
-        sandbox=_sandbox(tool.body.sandbox, tool.base_dir),
+        sandbox=tool.sandbox,
         bundled=tool.bundled,
     )
 
@@ -134,24 +130,4 @@ def _agent(
         allow_registry=agent.body.policy.tool_calls.allow_registry,
         durability=policy.durability,
         idle_s=policy.agent_idle_seconds,
-    )
-
-
-def _sandbox(asked: resources.Sandbox, base_dir: str) -> SandboxSpec:
-    network: Any = asked.network
-    if isinstance(network, resources.NetworkAllow):
-        network = {"allow": network.allow}
-    venv = asked.python.venv
-    return SandboxSpec(
-        isolation=asked.isolation,
-        network=network,
-        filesystem=Filesystem(
-            read=[resolve_path(path, base_dir) for path in asked.filesystem.read],
-            write=[resolve_path(path, base_dir) for path in asked.filesystem.write],
-        ),
-        env=asked.env,
-        permissions=asked.permissions,
-        python=PythonSpec(venv=None if venv is None else resolve_path(venv, base_dir)),
-        limits=asked.limits,
-        min_tier=asked.min_tier,
     )

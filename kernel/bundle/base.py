@@ -14,7 +14,8 @@ import os
 from functools import lru_cache
 from typing import Final
 
-from kernel.bundle.files import MAX_PROMPT_BYTES, BundleFiles, Unreadable, read_file
+from kernel.bundle.files import BundleFiles, read_file
+from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
 from kernel.bundle.problems import BundleError, Place, Report
 from kernel.bundle.shape import Builder, Document, Environment
@@ -53,7 +54,7 @@ def load_manifests(folders: list[str]) -> dict[str, CheckedTool]:
             built: Tool = Builder(document, Environment(None), report).build(Tool)
             document.resource = f"Tool/{built.metadata.name}"
             files = BundleFiles(folder)
-            tool = CheckedTool(document, built.metadata.name, built.spec, folder, bundled=True)
+            tool = CheckedTool(document, built.metadata.name, built.spec, bundled=True)
             check_tool(tool, files, report)
             tool.root = files.root
             tools[tool.name] = tool
@@ -64,7 +65,7 @@ def load_manifests(folders: list[str]) -> dict[str, CheckedTool]:
 
 def _documents(path: str, budget: Budget, report: Report) -> list[Document]:
     try:
-        text = decode(read_file(path, MAX_PROMPT_BYTES))
+        text = decode(read_file(path, MAX_FILE_BYTES))
     except Unreadable as error:
         report.error("E_CONFIG_NOT_FOUND", str(error), Place(path))
         return []

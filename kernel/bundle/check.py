@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from kernel.bundle.files import BundleFiles, Unreadable
+from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.models import ModelFault, resolve_model
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
@@ -64,7 +64,7 @@ class Checker:
         self,
         documents: Iterable[Document],
         base: Mapping[str, CheckedTool],
-        files: BundleFiles,
+        files: Files,
         env: Mapping[str, str],
         report: Report,
         *,
@@ -173,7 +173,7 @@ class Checker:
     def _tools(self) -> dict[str, CheckedTool]:
         tools: dict[str, CheckedTool] = {}
         for document, name, built in self._of("Tool"):
-            tool = CheckedTool(document, name, built.spec, self._files.root)
+            tool = CheckedTool(document, name, built.spec)
             check_tool(tool, self._files, self._report)
             tools[name] = tool
             if name in self._base:

@@ -11,18 +11,13 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
-
+from kernel.bundle.lookup import MAX_PROMPT_BYTES, Found, Unreadable
 from kernel.paths import BUNDLE_FILE
 
-#: One YAML file. A bundle is written by people; code and data belong into other files.
-MAX_FILE_BYTES: Final = 1 << 20
 #: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
 MAX_FILES: Final = 500
 #: Directory entries looked at while searching for them.
 MAX_ENTRIES: Final = 20_000
-#: A system prompt in a file, in bytes.
-MAX_PROMPT_BYTES: Final = 256 << 10
 #: Files of a tool's folder whose content counts for its digest; beyond it the folder is not a tool's own.
 MAX_TREE_FILES: Final = 5_000
 #: Larger files count by size and time only: reading data files at every start would cost more than it tells.
@@ -31,26 +26,14 @@ MAX_DIGESTED_BYTES: Final = 1 << 20
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
-class Unreadable(Exception):
-    """A file that cannot be used; the text says why."""
-
-
-class Found(Struct, frozen=True):
-    """What a path in a document leads to. `path` is absolute, with links resolved."""
-
-    path: str
-    #: why it cannot be used; None when it can
-    fault: str | None = None
-
-
 class BundleFiles:
     """Looks up paths that documents name, relative to the bundle's root."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
 
-    def find(self, named: str, *, folder: bool = False) -> Found:
-        """A regular file (or a folder) of the bundle; links may not lead out of it. Never raises."""
+    def find(self, named: str) -> Found:
+        """A regular file of the bundle; links may not lead out of it. Never raises."""
         if any(c < " " or c == "\x7f" for c in named):
             return Found("", "the path holds control characters")
         if os.path.isabs(named) or named.startswith("~"):
@@ -65,24 +48,25 @@ class BundleFiles:
             return Found("", "the file does not exist" if isinstance(error, FileNotFoundError) else _why(error))
         if not self._inside(real):
             return Found("", "the path leads out of the bundle, through a link")
-        if folder:
-            return Found(real, None if stat.S_ISDIR(state.st_mode) else "it is not a folder")
         return Found(real, None if stat.S_ISREG(state.st_mode) else "it is not a regular file")
 
-    def read_text(self, path: str, limit: int = MAX_PROMPT_BYTES) -> str:
-        """A text file that was found before. Raises Unreadable."""
+    def read_text(self, path: str) -> str:
+        """A text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
         try:
-            return read_file(path, limit).decode("utf-8")
+            return read_file(path, MAX_PROMPT_BYTES).decode("utf-8")
         except UnicodeDecodeError:
             raise Unreadable("it is not UTF-8") from None
 
+    def resolve(self, path: str) -> str:
+        """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the root."""
+        return os.path.normpath(os.path.join(self.root, os.path.expanduser(path)))
+
+    def is_environment(self, path: str) -> bool:
+        """Whether a virtual environment of Python is there."""
+        return os.path.isfile(os.path.join(path, "pyvenv.cfg"))
+
     def _inside(self, path: str) -> bool:
         return path == self.root or path.startswith(self.root.rstrip("/") + "/")
-
-
-def resolve_path(path: str, root: str) -> str:
-    """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the bundle's root."""
-    return os.path.normpath(os.path.join(root, os.path.expanduser(path)))
 
 
 def read_file(path: str, limit: int) -> bytes:

@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
-from kernel.bundle.files import Unreadable, read_file, tree_digest
+from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import MAX_ANSWER, Finding, Inspector
+from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
 from kernel.plan import tool_spec

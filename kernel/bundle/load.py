@@ -13,7 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_FILE_BYTES, Unreadable, list_documents, read_file
+from kernel.bundle.files import list_documents, read_file
+from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
 from kernel.bundle.problems import Place, Report
 from kernel.bundle.shape import Document

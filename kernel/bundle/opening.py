@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable, read_file, tree_digest
+from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
+from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from kernel.bundle.problems import BundleError, Problem, Report
 from schemas.launch import KernelPlan
 

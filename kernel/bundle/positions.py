@@ -17,7 +17,7 @@ from typing import Any, Final
 import yaml
 from msgspec import Struct
 
-from kernel.bundle.files import MAX_FILE_BYTES
+from kernel.bundle.lookup import MAX_FILE_BYTES
 from kernel.bundle.problems import Path, shown
 from schemas.codec import MAX_DEPTH
 

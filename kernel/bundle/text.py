@@ -5,7 +5,6 @@ Source: design section 8.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from kernel.bundle.problems import Problem
@@ -35,4 +34,4 @@ def counts(errors: int, warnings: int) -> str:
 def short_path(path: str, cwd: str) -> str:
     """`path` relative to `cwd` when it lies below it."""
     prefix = cwd.rstrip("/") + "/"
-    return os.path.relpath(path, cwd) if path.startswith(prefix) else path
+    return path.removeprefix(prefix)

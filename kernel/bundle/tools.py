@@ -6,13 +6,13 @@ NAME-10, NAME-12, VALIDATE-01, VALIDATE-03.
 
 from __future__ import annotations
 
-import os
+import posixpath
 import re
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from kernel.bundle.files import BundleFiles, resolve_path
+from kernel.bundle.lookup import Files
 from kernel.bundle.problems import Path, Report, did_you_mean
 from kernel.bundle.shape import Document
 from schemas import launch, resources
@@ -32,15 +32,18 @@ _MAX_PORT: Final = 65535
 
 
 class CheckedTool(Struct):
-    """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found."""
+    """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found.
+
+    `sandbox` is what the document asks for, with absolute paths.
+    """
 
     document: Document
     name: str
     body: resources.ToolBody | resources.ToolV09Body
-    base_dir: str
     entry: str = ""
     root: str = ""
     bundled: bool = False
+    sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
 
     @property
     def runs(self) -> bool:
@@ -48,12 +51,13 @@ class CheckedTool(Struct):
         return self.entry.endswith(RUNS)
 
 
-def check_tool(tool: CheckedTool, files: BundleFiles, report: Report) -> None:
-    """Report what is wrong with one Tool by itself, and fill in its entry and root."""
+def check_tool(tool: CheckedTool, files: Files, report: Report) -> None:
+    """Report what is wrong with one Tool by itself, and fill in its entry, its root and its sandbox."""
     check_name(tool, report)
     _check_entry(tool, files, report)
     _check_exports(tool, report)
     check_sandbox(tool.body.sandbox, tool.document, ("spec", "sandbox"), files, report)
+    tool.sandbox = resolve_sandbox(tool.body.sandbox, files)
 
 
 def check_name(tool: CheckedTool, report: Report) -> None:
@@ -68,7 +72,7 @@ def check_name(tool: CheckedTool, report: Report) -> None:
             report.error("E_CONFIG_INVALID_NAME", message, place, "Shorten the name of the Tool or of the export.")
 
 
-def _check_entry(tool: CheckedTool, files: BundleFiles, report: Report) -> None:
+def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
     named = tool.body.entry
     if not named:
         return
@@ -83,7 +87,7 @@ def _check_entry(tool: CheckedTool, files: BundleFiles, report: Report) -> None:
         report.error("E_CONFIG_ENTRY", f"the entry {text} cannot be used: {found.fault}", place, _ENTRY_HINT)
         return
     tool.entry = found.path
-    folder = os.path.dirname(found.path)
+    folder = posixpath.dirname(found.path)
     # A jail sees the tool's own folder, never the bundle's root, which can hold keys: then it sees the file alone.
     tool.root = found.path if folder == files.root else folder
 
@@ -195,7 +199,7 @@ def _check_examples(export: resources.ToolExport, document: Document, at: Path, 
 # --- sandbox --------------------------------------------------------------------------------------------------------
 
 
-def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, files: BundleFiles, report: Report) -> None:
+def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, files: Files, report: Report) -> None:
     """Report what a tool cannot ask for: bad hosts and names, limits that are no limits, a venv that is none."""
 
     def wrong(path: Path, message: str, hint: str) -> None:
@@ -219,13 +223,32 @@ def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, file
         for index, path in enumerate(getattr(sandbox.filesystem, access)):
             if not path or any(c < " " for c in path):
                 wrong(("filesystem", access, index), "the path is empty or holds control characters", "Write a path.")
-    for field in launch.Limits.__struct_fields__:
-        key = launch.Limits.__struct_encode_fields__[launch.Limits.__struct_fields__.index(field)]
-        if getattr(sandbox.limits, field) < 1:
+    names = zip(launch.Limits.__struct_fields__, launch.Limits.__struct_encode_fields__, strict=True)
+    for attribute, key in names:
+        if getattr(sandbox.limits, attribute) < 1:
             wrong(("limits", key), "a limit is at least 1", "Write a positive number.")
     venv = sandbox.python.venv
-    if venv is not None:
-        home = resolve_path(venv, files.root)
-        if not os.path.isfile(os.path.join(home, "pyvenv.cfg")):
-            text = document.text(*at, "python", "venv")
-            wrong(("python", "venv"), f"{text} is no virtual environment", "Name a folder with a pyvenv.cfg in it.")
+    if venv is not None and not files.is_environment(files.resolve(venv)):
+        text = document.text(*at, "python", "venv")
+        wrong(("python", "venv"), f"{text} is no virtual environment", "Name a folder with a pyvenv.cfg in it.")
+
+
+def resolve_sandbox(asked: resources.Sandbox, files: Files) -> launch.SandboxSpec:
+    """What a document asks for as the tool host gets it."""
+    network: Any = asked.network
+    if isinstance(network, resources.NetworkAllow):
+        network = {"allow": network.allow}
+    venv = asked.python.venv
+    return launch.SandboxSpec(
+        isolation=asked.isolation,
+        network=network,
+        filesystem=launch.Filesystem(
+            read=[files.resolve(path) for path in asked.filesystem.read],
+            write=[files.resolve(path) for path in asked.filesystem.write],
+        ),
+        env=asked.env,
+        permissions=asked.permissions,
+        python=launch.PythonSpec(venv=None if venv is None else files.resolve(venv)),
+        limits=asked.limits,
+        min_tier=asked.min_tier,
+    )

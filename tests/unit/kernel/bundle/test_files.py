@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.bundle import files as files_module
-from kernel.bundle.files import BundleFiles, Unreadable, list_documents, read_file, resolve_path, tree_digest
+from kernel.bundle.files import BundleFiles, list_documents, read_file, tree_digest
+from kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
 from kernel.bundle.opening import inspect_bundle
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
@@ -60,7 +61,6 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     files = BundleFiles(str(tmp_path))
     assert "regular" in str(files.find("folder").fault)
     assert "regular" in str(files.find("pipe").fault)
-    assert files.find("folder", folder=True).fault is None
     with pytest.raises(Unreadable, match="regular"):
         read_file(str(tmp_path / "pipe"), 10)
 
@@ -81,11 +81,15 @@ def test_reading_stops_at_the_limit(tmp_path: Path) -> None:
         read_file("/dev/zero", 4)
 
 
-def test_paths_of_a_sandbox() -> None:
-    assert resolve_path("data", "/b") == "/b/data"
-    assert resolve_path("../data", "/b/c") == "/b/data"
-    assert resolve_path("/data/", "/b") == "/data"
-    assert resolve_path("~/x", "/b") == os.path.expanduser("~/x")
+def test_paths_of_a_sandbox(tmp_path: Path) -> None:
+    files = BundleFiles(str(tmp_path))
+    assert files.resolve("data") == f"{tmp_path}/data"
+    assert files.resolve("../data") == str(tmp_path.parent / "data")
+    assert files.resolve("/data/") == "/data"
+    assert files.resolve("~/x") == os.path.expanduser("~/x")
+    write(tmp_path / "env" / "pyvenv.cfg")
+    assert files.is_environment(str(tmp_path / "env"))
+    assert not files.is_environment(str(tmp_path))
 
 
 # --- a directory ----------------------------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ def test_a_prompt_in_a_file(look: Look) -> None:
     inspected = look(text, files={"prompts/a.md": "You are ${X}.\n"})
     assert inspected.errors == []
     assert inspected.checked.agents["helper"].system == "You are ${X}.\n"
-    for content in (b"\xff", b"x" * (files_module.MAX_PROMPT_BYTES + 1)):
+    for content in (b"\xff", b"x" * (MAX_PROMPT_BYTES + 1)):
         broken = look(text, files={"prompts/a.md": content})
         assert [(p.code, p.path) for p in broken.errors] == [("E_CONFIG_INVALID_VALUE", "spec.prompt.systemRef")]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.bundle.files import MAX_FILE_BYTES
+from kernel.bundle.lookup import MAX_FILE_BYTES
 from kernel.bundle.positions import (
     MAX_FAULTS,
     MAX_NODES,

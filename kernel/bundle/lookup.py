@@ -1,0 +1,42 @@
+"""What the rules ask of the file system: an interface, so that the rules themselves touch none (files.py does)."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+#: One YAML file (bytes). A bundle is written by people; code and data belong into other files.
+MAX_FILE_BYTES: Final = 1 << 20
+#: A system prompt in a file (bytes).
+MAX_PROMPT_BYTES: Final = 256 << 10
+
+
+class Unreadable(Exception):
+    """A file that cannot be used; the text says why."""
+
+
+class Found(Struct, frozen=True):
+    """What a path in a document leads to. `path` is absolute, with links resolved."""
+
+    path: str
+    #: why it cannot be used; None when it can
+    fault: str | None = None
+
+
+class Files(Protocol):
+    """The files around one bundle. `root` is the bundle's root: absolute, with links resolved."""
+
+    root: str
+
+    def find(self, named: str) -> Found:
+        """A regular file of the bundle; links may not lead out of it. Never raises."""
+
+    def read_text(self, path: str) -> str:
+        """A text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
+
+    def resolve(self, path: str) -> str:
+        """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the root."""
+
+    def is_environment(self, path: str) -> bool:
+        """Whether a virtual environment of Python is there (`path` from `resolve`)."""
