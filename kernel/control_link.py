@@ -82,6 +82,13 @@ class ControlLink:
         if self._link is not None:
             self._link.send(Frame("runtime.event", payload=to_raw(message)))
 
+    def ping(self) -> float:
+        """Ask the broker for a sign of life; when one came last, in the loop's time."""
+        if self._link is None:
+            return 0.0
+        self._link.send(Frame("ping"))
+        return self._link.heard_at
+
     def _welcomed(self, welcome: Welcome) -> None:
         self.tell(self._inventory())
         if self._on_first is not None:

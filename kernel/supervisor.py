@@ -66,6 +66,8 @@ if TYPE_CHECKING:
 
 #: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
 BACKSTOP_S: Final = 5.0
+#: A broker that answers nothing for this long is replaced (seconds): longer than any disk makes it wait.
+HANG_S: Final = 20.0
 #: A start that takes longer has failed (seconds). Loading a bundle and three processes take well under one.
 START_S: Final = 30.0
 #: How long the last unknown children may take to die after everything else has (seconds).
@@ -423,11 +425,22 @@ class Supervisor:
         self._loop.call_later(BACKSTOP_S, self._backstop)
         if self._agents is not None and not self.stopping:
             self._agents.audit()
+        self._look_for_life()
         self._reaper.sweep_soon()
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"{self._options.state_dir}/logs"):
                 if entry.name.endswith(".log"):
                     bound_log(entry.path)
+
+    def _look_for_life(self) -> None:
+        """A broker that lives and says nothing hangs, and everybody with it."""
+        if self._control is None or self._services is None or self.stopping:
+            return
+        heard, ready_since = self._control.ping(), self._services.since["broker"]
+        silence = self._loop.time() - max(heard, ready_since)
+        if self._services.state["broker"].phase == "ready" and silence >= HANG_S:
+            _log.error("the broker has said nothing for %.0f s", silence)
+            self._services.kill("broker")
 
     # --- what the socket needs
 

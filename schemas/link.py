@@ -86,6 +86,8 @@ class Link:
         self._welcomed: asyncio.Future[Welcome] | None = None
         self.closed: asyncio.Future[None]
         self.bad_frames = 0
+        #: When the broker was heard last, in the loop's time; 0.0 before.
+        self.heard_at = 0.0
 
     # --- life
 
@@ -273,7 +275,8 @@ class Link:
         if loop is None or not data:
             return
         try:
-            outcome = self._peer.receive(decode(data), loop.time())
+            now = self.heard_at = loop.time()
+            outcome = self._peer.receive(decode(data), now)
         except (GoondanError, *DECODE_ERRORS):
             self.bad_frames += 1
             return

@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
         return _usage(error, as_json)
     except (_ReaderGone, BrokenPipeError):
         return _reader_is_gone()
-    except Exception as error:  # whatever it is, a person gets one structured error
+    except BaseException as error:  # whatever it is, a person gets one structured error
         from kernel.cli.output import exit_code, print_error, unexpected
         from schemas.errors import GoondanError
 

@@ -104,9 +104,9 @@ async def _send(
     wait_s: float | None,
     timeout_s: float,
 ) -> tuple[str, Answer | None]:
-    from kernel.cli.session import USER_MESSAGE, Session
+    from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
-    async with Session(kernel) as session:
+    async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
         if wait_s is None:
             await session.tell(agent, instance, USER_MESSAGE, text, event_id=known_id, timeout_s=timeout_s)

@@ -20,15 +20,16 @@ from schemas.tokens import SOCKETS
 
 #: AgentEvent.type of a line that a person sends.
 USER_MESSAGE: Final = "user.message"
-#: How long a client waits for the broker's welcome (seconds): a broker that is being restarted takes about one.
-WELCOME_S: Final = 10.0
+#: How long a client waits for the broker's welcome (seconds): longer than the supervisor bears with one that hangs.
+WELCOME_S: Final = 30.0
 
 
 class Session:
-    """An open link of class client. Use `async with`."""
+    """An open link of class client. Use `async with`; it waits `patience_s` seconds for the broker's welcome."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, patience_s: float = WELCOME_S) -> None:
         self._kernel = kernel
+        self._patience_s = patience_s
         self._link: Link | None = None
         self._run = secrets.token_hex(8)
         self._count = 0
@@ -48,7 +49,15 @@ class Session:
         except OSError as error:
             raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
         self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=lambda frame: None)
-        await self._link.start(WELCOME_S)
+        try:
+            await self._link.start(self._patience_s)
+        except (GoondanError, asyncio.CancelledError) as error:
+            loop.remove_reader(self._kernel.pidfd)
+            if self.lost.done():
+                raise self.lost_error() from None
+            if isinstance(error, GoondanError) and error.info.code == "E_KERNEL_NOT_RUNNING":
+                raise fail("E_KERNEL_LOST", f"the broker in {run_dir} does not answer") from None
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:

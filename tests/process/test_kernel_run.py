@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +161,18 @@ def test_a_lost_kernel_is_one_structured_error(kernel: Sandbox) -> None:
     assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
     assert err == b""
     kernel.assert_clean()
+
+
+def test_a_kernel_that_is_lost_before_its_first_word_is_the_same_error(kernel: Sandbox) -> None:
+    kernel.detach()
+    os.kill(kernel.pid("broker"), signal.SIGSTOP)
+    process = kernel.popen("call", "bash__exec", "{}", "--json")
+    wait_until(lambda: Path(f"/proc/{process.pid}/task").exists() and len(os.listdir(f"/proc/{process.pid}/task")) > 1)
+    time.sleep(0.2)  # its link waits for the welcome
+    os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (1, b"")
+    assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
 
 
 def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
