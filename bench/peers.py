@@ -126,7 +126,7 @@ def caller(endpoint: str, seconds: float, token: str | None) -> None:
         sent = exchange(socket, parts, sent, count=1)
         times.append(time.perf_counter() - before)
     centiles = statistics.quantiles(times, n=100)
-    print(json.dumps({"rate": rate, "p50": centiles[49] * 1e6, "p99": centiles[98] * 1e6}), flush=True)
+    print(json.dumps({"rate": rate, "p50": centiles[49] * 1e6, "p99": centiles[98] * 1e6, "calls": sent}), flush=True)
 
 
 def exchange(socket: Socket, parts: list[bytes], sent: int, count: int) -> int:
