@@ -1,0 +1,71 @@
+"""schemas/WORKER.md says what the code does: fields, numbers, bytes, and the two ends of the protocol."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from schemas import worker_frames
+from schemas.worker_frames import Result
+from toolhost import channel, host, messages, pool, results
+from toolhost.inside import wire, worker
+
+PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
+FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=[frame.__name__ for frame in FRAMES])
+def test_every_frame_and_field_is_described(frame: Any) -> None:
+    config = frame.__struct_config__
+    start = PAGE.index(f"\n### `{config.tag}`")
+    section = PAGE[start : PAGE.find("\n### ", start + 5)]
+    fields = set(frame.__struct_encode_fields__)
+    assert {name for name in fields if f"`{name}`" not in section} == set()
+    listed = set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE))
+    errors = set(worker_frames.WorkerError.__struct_encode_fields__)
+    assert listed <= fields | (errors if frame is Result else {"id"})
+
+
+def test_the_numbers() -> None:
+    for text in (
+        f"Version: {worker_frames.WORKER_PROTOCOL}.",
+        f"descriptor {worker_frames.WORKER_FD}",
+        f"at most {worker_frames.MAX_WORKER_FRAME >> 20} MiB",
+        f"plus {channel.FRAME_SLACK >> 10} KiB",
+        f"Keep the {messages.WORKER_MESSAGES} newest messages",
+        f"up to {pool.MAX_CALLS_PER_JAIL}",
+        f"more than {channel.MAX_OUTPUT_DEPTH} levels",
+        f"more than {channel.MAX_ELEMENTS:,} values",
+        f"more than {channel.NEWS_BURST:,} `log` and `progress` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
+        f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
+        f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
+        f"1 to {results.MAX_HANDLE:,} characters",
+        f"{host.CANCEL_GRACE_S:g} seconds later",
+        f"after {host.EXIT_GRACE_S:g} seconds",
+    ):
+        assert text in PAGE, text
+
+
+def test_both_ends_agree() -> None:
+    assert worker.PROTOCOL == worker_frames.WORKER_PROTOCOL
+    assert worker.FD == worker_frames.WORKER_FD
+    assert worker.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
+    assert worker.MAX_MESSAGES == messages.WORKER_MESSAGES
+    assert wire.MAX_DEPTH == channel.MAX_OUTPUT_DEPTH
+    assert worker.LOG_BURST < channel.NEWS_BURST
+    assert worker.LOG_PER_S < channel.NEWS_PER_S
+
+
+def test_the_bytes_of_the_example() -> None:
+    block = PAGE[PAGE.index("The result as bytes:") :].split("```")[1]
+    data = bytes.fromhex("".join(line[:47] for line in block.splitlines()))  # what they mean stands behind
+    result = Result(call_id="1", status="ok", output=Raw(msgspec.msgpack.encode({"price": 3})))
+    body = msgspec.msgpack.encode(result)
+    assert data == len(body).to_bytes(4, "little") + body
+    ((decoded,),) = (channel.Channel(1000, 0.0).feed(data, 0.0),)
+    assert isinstance(decoded, Result)
