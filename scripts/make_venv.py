@@ -136,7 +136,15 @@ def expose(name: str, version: str) -> None:
     gdn.chmod(0o755)
 
 
+def leave_environment() -> None:
+    """Started from inside a virtual environment, perhaps this very one, activated: go on as what it was made of."""
+    base = getattr(sys, "_base_executable", sys.executable)
+    if sys.prefix != sys.base_prefix and base != sys.executable:
+        os.execv(base, [base, "-I", *sys.argv])
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev"):
         sys.exit("usage: make_venv.py run|dev")
+    leave_environment()
     main(sys.argv[1])

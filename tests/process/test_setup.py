@@ -154,6 +154,17 @@ def test_environment_is_made_anew_in_another_place(clone: Clone, tmp_path: Path)
     assert str(clone.path) not in (moved.path / ".venv/bin/gdn").read_text()
 
 
+def test_environment_that_is_activated_can_be_changed_and_made_anew(clone: Clone) -> None:
+    clone.make("setup")
+    activated = {"PYTHON": str(clone.python)}
+    clone.write("constraints.txt", "# changed\n")
+    assert clone.make("setup", **activated).stderr == ""
+    clone.write("constraints.txt", "# changed again\n")
+    (clone.path / ".venv/.installing").touch()
+    assert "making .venv" in clone.make("setup", **activated).stderr
+    assert clone.python.resolve() == Path(sys.executable).resolve()
+
+
 def test_environment_that_was_interrupted_is_made_anew(clone: Clone) -> None:
     clone.make("setup")
     (clone.path / ".venv/.ready-dev").unlink()
