@@ -33,22 +33,40 @@ def find_bundle(given: str | None, *, cwd: str | None = None) -> str:
 
     Links are resolved. Raises GoondanError E_CONFIG_NOT_FOUND when there is none.
     """
-    base = cwd if cwd is not None else os.getcwd()
     if given is not None:
         if not given or "\0" in given:
             raise fail("E_CONFIG_NOT_FOUND", "the bundle's path is empty or holds a zero byte")
-        path = os.path.realpath(os.path.join(base, os.path.expanduser(given)))
+        path = os.path.expanduser(given)
+        path = os.path.realpath(path if os.path.isabs(path) else os.path.join(cwd or _cwd(), path))
+        if not is_utf8(path):
+            raise fail("E_CONFIG_NOT_FOUND", "the bundle's path is not UTF-8", suggestion="Move it to another place.")
         if not os.path.exists(path):
             raise fail("E_CONFIG_NOT_FOUND", f"{given}: no such file or directory")
         return path
-    here = os.path.join(base, BUNDLE_FILE)
+    here = os.path.join(cwd or _cwd(), BUNDLE_FILE)
     if os.path.exists(here):
-        return os.path.realpath(here)
+        return find_bundle(here)
     for folder in quickstart_folders():
         path = os.path.join(folder, BUNDLE_FILE)
         if os.path.isfile(path):
             return os.path.realpath(path)
-    raise fail("E_CONFIG_NOT_FOUND", f"there is no {BUNDLE_FILE} in {base}, and the quickstart is not installed")
+    raise fail("E_CONFIG_NOT_FOUND", f"there is no {BUNDLE_FILE} here, and the quickstart is not installed")
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise fail("E_CONFIG_NOT_FOUND", f"the current directory cannot be used: {error.strerror}") from None
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a path can be sent, stored and printed: the system allows names that are no text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def quickstart_folders() -> list[str]:
@@ -76,11 +94,11 @@ def state_root(env: Mapping[str, str] | None = None) -> str:
     """`$GOONDAN_STATE_ROOT`, else `~/.goondan`; absolute. Raises GoondanError E_STATE without a home directory."""
     variables = os.environ if env is None else env
     given = variables.get("GOONDAN_STATE_ROOT")
-    if given:
-        return os.path.abspath(os.path.expanduser(given))
-    root = os.path.expanduser("~/.goondan")
+    root = os.path.expanduser(given or "~/.goondan")
     if root.startswith("~"):
         raise fail("E_STATE", "there is no home directory for ~/.goondan", suggestion="Set GOONDAN_STATE_ROOT.")
+    if not is_utf8(root):
+        raise fail("E_STATE", "the path of the state root is not UTF-8", suggestion="Set GOONDAN_STATE_ROOT.")
     return os.path.abspath(root)
 
 

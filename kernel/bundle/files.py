@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kernel.bundle.lookup import MAX_PROMPT_BYTES, Found, Unreadable
-from kernel.paths import BUNDLE_FILE
+from kernel.paths import BUNDLE_FILE, is_utf8
 
 #: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
 MAX_FILES: Final = 500
@@ -48,6 +48,8 @@ class BundleFiles:
             return Found("", "the file does not exist" if isinstance(error, FileNotFoundError) else _why(error))
         if not self._inside(real):
             return Found("", "the path leads out of the bundle, through a link")
+        if not is_utf8(real):
+            return Found("", "the path is not UTF-8")
         return Found(real, None if stat.S_ISREG(state.st_mode) else "it is not a regular file")
 
     def read_text(self, path: str) -> str:
@@ -100,7 +102,8 @@ def list_documents(folder: str) -> Iterator[str]:
     """The YAML files of a bundle's directory, at any depth: its goondan.yaml first, then by name.
 
     Hidden folders, links to folders, virtual environments, node_modules and folders that are bundles of their own
-    (they have a goondan.yaml) are left out. Raises Unreadable when there are too many or the folder cannot be read.
+    (they have a goondan.yaml) are left out, and names that are not UTF-8. Raises Unreadable when there are too many
+    or the folder cannot be read.
     """
     found: list[str] = []
     seen = 0
@@ -121,9 +124,9 @@ def list_documents(folder: str) -> Iterator[str]:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED_FOLDERS:
+                if entry.name not in SKIPPED_FOLDERS and is_utf8(entry.name):
                     todo.append(entry.path)
-            elif entry.name.endswith((".yaml", ".yml")) and entry.is_file():
+            elif entry.name.endswith((".yaml", ".yml")) and entry.is_file() and is_utf8(entry.name):
                 found.append(entry.path)
                 if len(found) > MAX_FILES:
                     raise Unreadable(f"the directory holds more than {MAX_FILES} YAML files")

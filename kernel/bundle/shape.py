@@ -99,7 +99,7 @@ class Builder:
 
     def build(self, kind: type[Any]) -> Any:
         """An instance of `kind` from the whole document; what does not fit is reported and stood in for."""
-        return self._value(self._document.node, types.type_info(kind), ())
+        return self._value(self._document.node, _described(kind), ())
 
     # Each takes a node, what is wanted, and the path; each returns a value of the wanted type.
 
@@ -245,6 +245,17 @@ class Builder:
 
     def _invalid(self, path: Path, message: str, hint: str | None) -> None:
         self._report.error("E_CONFIG_INVALID_VALUE", message, self._document.place(*path), hint)
+
+
+_descriptions: dict[type[Any], types.Type] = {}
+
+
+def _described(kind: type[Any]) -> types.Type:
+    """The struct's description, made once: it takes milliseconds, and a bundle has many documents of one kind."""
+    found = _descriptions.get(kind)
+    if found is None:
+        found = _descriptions[kind] = types.type_info(kind)
+    return found
 
 
 #: Fields of older versions that a person may still write, and what to do about them (SCHEMA-06, SCHEMA-07, COMPAT-02).

@@ -156,10 +156,8 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     try:
         make(schema, mask="the value", offline=True)
     except jsonschema_rs.ValidationError as error:
-        steps = tuple(error.instance_path)
-        message = (error.message.splitlines() or [""])[0]
-        detail = _masked(error, message)
-        report.error("E_CONFIG_SCHEMA", f"not valid JSON Schema: {detail}", document.place(*at, *steps))
+        place = document.place(*at, *error.instance_path)
+        report.error("E_CONFIG_SCHEMA", f"not valid JSON Schema: {_in_words(error)}", place)
         return False
     except (ValueError, TypeError, RecursionError, OverflowError):
         report.error("E_CONFIG_SCHEMA", "not valid JSON Schema", document.place(*at))
@@ -167,19 +165,22 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     return True
 
 
-def _masked(error: Any, message: str) -> str:
-    """What the library says, without the value it says it about, which may have come from the environment."""
-    kind = error.kind.name
+def _in_words(error: Any) -> str:
+    """What is wrong with a schema, without the value: it may have come from the environment, or be of any length."""
+    kind, where = error.kind.name, list(error.instance_path)
     if kind == "type":
         return "expected " + " or ".join(str(name) for name in error.kind.types)
-    if kind == "anyOf" and list(error.instance_path)[-1:] == ["type"]:
-        return "the type is none of array, boolean, integer, null, number, object, string"
-    if kind in ("enum", "const", "anyOf", "oneOf", "not"):
-        return f"the value does not fit the keyword ({kind})"
-    return message if len(message) <= _MAX_DETAIL and "${" not in message else f"the keyword {kind} is not met"
+    if kind == "anyOf" and where[-1:] == ["type"]:
+        return "a type is one or several of array, boolean, integer, null, number, object, string"
+    return _SCHEMA_FAULTS.get(kind, f"the value does not fit ({kind})")
 
 
-_MAX_DETAIL: Final = 200
+_SCHEMA_FAULTS: Final[dict[str, str]] = {
+    "$ref": "a reference or $schema leads nowhere, or out of the document",
+    "format": "the text is no regular expression or URI",
+    "minimum": "the number is too small",
+    "uniqueItems": "an item stands twice",
+}
 
 
 def _check_examples(export: resources.ToolExport, document: Document, at: Path, report: Report) -> None:

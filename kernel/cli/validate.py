@@ -44,7 +44,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     except GoondanError as error:
         report, lines = _refused([_problem(error, bundle or "")])
     else:
-        report, lines = describe(inspected), human(inspected, os.getcwd())
+        report, lines = describe(inspected), human(inspected, _cwd())
     if as_json:
         write_json(report)
     else:
@@ -108,7 +108,15 @@ def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
     from kernel.bundle.text import problem_lines
 
     report: dict[str, Any] = {"valid": False, "errors": problems, "warnings": [], "agents": [], "tools": []}
-    return report, problem_lines(problems, os.getcwd())
+    return report, problem_lines(problems, _cwd())
+
+
+def _cwd() -> str:
+    """Where paths are shown from; a directory that is gone is no reason to fail."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
 
 
 def _problem(error: GoondanError, file: str) -> Problem:

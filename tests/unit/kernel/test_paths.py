@@ -38,11 +38,25 @@ def test_the_default_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.info.code == "E_CONFIG_NOT_FOUND"
 
 
-@pytest.mark.parametrize("given_path", ["", "nope", "a\0b"])
+#: A name that the system allows and no text can hold.
+NOT_TEXT = os.fsdecode(b"\xff")
+
+
+@pytest.mark.parametrize("given_path", ["", "nope", "a\0b", NOT_TEXT], ids=["empty", "none", "zero", "bytes"])
 def test_a_bundle_that_is_not_there(tmp_path: Path, given_path: str) -> None:
+    (tmp_path / NOT_TEXT).mkdir()
     with pytest.raises(GoondanError) as caught:
         paths.find_bundle(given_path, cwd=str(tmp_path))
     assert caught.value.info.code == "E_CONFIG_NOT_FOUND"
+
+
+def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: os.listdir(str(tmp_path / "gone")))
+    for given_path in (None, "x"):
+        with pytest.raises(GoondanError) as caught:
+            paths.find_bundle(given_path)
+        assert caught.value.info.code == "E_CONFIG_NOT_FOUND"
+    assert paths.find_bundle(str(tmp_path)) == str(tmp_path)
 
 
 @pytest.mark.requirement("STATE-07")
@@ -50,6 +64,9 @@ def test_the_state_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert paths.state_root({"GOONDAN_STATE_ROOT": "/x/../y"}) == "/y"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert paths.state_root({}) == paths.state_root({"GOONDAN_STATE_ROOT": ""}) == str(tmp_path / ".goondan")
+    with pytest.raises(GoondanError) as caught:
+        paths.state_root({"GOONDAN_STATE_ROOT": f"/{NOT_TEXT}"})
+    assert caught.value.info.code == "E_STATE"
     assert paths.state_dir("/b", {"GOONDAN_STATE_ROOT": "/s"}) == f"/s/workspaces/{paths.digest('/b')}"
 
 

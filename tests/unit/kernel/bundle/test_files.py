@@ -222,3 +222,12 @@ def test_a_huge_folder_is_not_digested_as_a_whole(tmp_path: Path, monkeypatch: p
     for index in range(4):
         write(tmp_path / "t" / str(index))
     assert tree_digest(str(tmp_path / "t"))[1] is False
+
+
+def test_names_that_are_no_text(look: Look, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.yaml")).write_text("kind: Tool\n")
+    write(tmp_path / os.fsdecode(b"\xff") / "a.yaml")
+    write(tmp_path / "real" / os.fsdecode(b"\xff.py"))
+    (tmp_path / "link.py").symlink_to(tmp_path / "real" / os.fsdecode(b"\xff.py"))
+    assert look(GOOD, directory=True).errors == []
+    assert BundleFiles(str(tmp_path)).find("link.py").fault == "the path is not UTF-8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,49 @@ def test_variables_are_put_in_and_never_shown(look: Look) -> None:
     inspected = look(spoilt, env={"S": secret})
     assert len(inspected.errors) >= 8
     assert secret not in repr(inspected.errors) + repr(inspected.warnings)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ("{type: object, properties: {a: {type: [strin]}}}", "properties.a.type"),
+        ("{type: object, properties: {a: {minLength: -1}}}", "properties.a.minLength"),
+        ("{type: object, properties: {a: 3}}", "properties.a"),
+        ("{type: object, properties: {a: {pattern: '(a{1000}){1000}'}}}", "properties.a.pattern"),
+        ("{type: object, required: [a, a]}", "required"),
+        ("{type: object, additionalProperties: maybe}", "additionalProperties"),
+        ("{type: object, enum: 3}", "enum"),
+        ("{type: object, $ref: '#/nope'}", ""),
+        ("{type: object, properties: {a: {$ref: 'http://127.0.0.1:9/x'}}}", ""),
+        ("{type: object, $schema: 'http://127.0.0.1:9/x'}", ""),
+        ("{$schema: 'http://json-schema.org/draft-07/schema#', type: object, required: a}", "required"),
+    ],
+)
+def test_what_is_no_json_schema(look: Look, schema: str, path: str) -> None:
+    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
+    inspected = look(GOOD[:start].rstrip("\n") + f" {schema}\n" + GOOD[end:])
+    where = "spec.exports[0].parameters" + (f".{path}" if path else "")
+    assert [(p.code, p.path) for p in inspected.errors] == [("E_CONFIG_SCHEMA", where)]
+    assert "127.0.0.1" not in inspected.errors[0].message
+
+
+@pytest.mark.requirement("SCHEMA-10", "SCHEMA-11")
+def test_any_valid_json_schema_is_taken(look: Look) -> None:
+    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
+    schema = {
+        "type": "object",
+        "properties": {
+            "filters": {"type": "object", "properties": {"status": {"enum": ["active", 3, None]}}},
+            "id": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "tree": {"$ref": "#/$defs/node"},
+        },
+        "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+        "unknownKeyword": {"x": 1},
+    }
+    text = GOOD[:start].rstrip("\n") + f" {json.dumps(schema)}\n" + GOOD[end:]
+    inspected = look(text)
+    assert inspected.errors == []
+    assert inspected.checked.tools["words"].body.exports[0].parameters == schema
 
 
 def test_values_are_not_expanded_again(look: Look) -> None:
