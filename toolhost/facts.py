@@ -20,6 +20,7 @@ from typing import Final
 
 from schemas.errors import fail
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from toolhost.bytecode import compile_sources
 from toolhost.policy import HostFacts, Place, Request, guard_candidates, within
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
@@ -103,8 +104,12 @@ def version_problem(text: str) -> str | None:
 
 
 def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True) -> HostFacts:
-    """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out."""
+    """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
+
+    Sees to it that our own sources for jails are compiled.
+    """
     package = os.path.dirname(os.path.realpath(__file__))
+    compile_sources((f"{package}/inside", f"{package}/base"))
     # The interpreter itself, not a virtual environment's link to it: jails know no environment.
     python = os.path.realpath(sys.executable)
     prefix: str | None = os.path.realpath(sys.base_prefix)
