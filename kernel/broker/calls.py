@@ -8,29 +8,30 @@ Source: delivery.md section 5.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from msgspec import Struct
 
-if TYPE_CHECKING:
-    from kernel.broker.mailbox import Event
-    from kernel.broker.presence import Connection
-    from schemas.frames import Frame
+from kernel.broker.mailbox import Event
+from kernel.broker.presence import Connection
 
 
-class Call:
-    """One open call. `deadline` is seconds on the broker's clock; `data` is kept only while no host has it."""
+class Call(Struct, gc=False):
+    """One open call. Times are seconds on the broker's clock; `data` is kept only while no host has it."""
 
-    __slots__ = ("data", "deadline", "event", "frame_id", "host", "id", "sent_before", "tool")
+    id: str
+    event: Event
+    #: The agent's frame, to have it sent again.
+    frame_id: str
+    tool: str | None
+    deadline_ms: int | None
+    began: float
+    host: Connection | None = None
+    data: bytes = b""
+    #: When it was first sent (CLOCK_BOOTTIME, milliseconds), if that was before this broker began.
+    sent_before: int | None = None
 
-    def __init__(self, call_id: str, event: Event, frame: Frame, now: float) -> None:
-        self.id = call_id
-        self.event = event
-        self.frame_id = frame.id
-        self.tool = frame.tool
-        self.deadline = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000
-        self.host: Connection | None = None
-        self.data = b""
-        #: When it was first sent (CLOCK_BOOTTIME, milliseconds), if that was before this broker began.
-        self.sent_before: int | None = None
+    def overdue(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline_ms is not None and self.began + self.deadline_ms / 1000 <= now
 
 
 class Calls:
@@ -62,7 +63,7 @@ class Calls:
 
     def expired(self, now: float) -> list[Call]:
         """Calls that have waited for a host past their deadline."""
-        return [call for call in self._waiting.values() if call.deadline is not None and call.deadline <= now]
+        return [call for call in self._waiting.values() if call.overdue(now)]
 
     def remove(self, call: Call) -> None:
         """Close an open call."""

@@ -26,6 +26,8 @@ from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame
 
+#: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
+_MAX_OPEN: Final = CREDIT + CREDIT_SLACK
 #: Stands for the host of a call whose outcome is unknown; no incarnation is empty.
 _LOST: Final = ""
 
@@ -36,6 +38,7 @@ class ToolCalls:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._calls = bus.calls
+        self._get = bus.calls.get
         self._out = bus.out
         self._hosts = bus.presence.connections[TOOLS]
 
@@ -44,16 +47,13 @@ class ToolCalls:
     def call(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.call` from an agent."""
         instance = connection.instance
-        call_id = frame.call_id
         event = instance.leased if instance is not None else None
         if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
             raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
         if frame.tool not in connection.allowed or frame.workdir is not None:
             raise _forbidden(instance, frame)
-        if event.adopted:  # its workdir is not known before its sender is back
-            info = error_payload("E_OVERLOADED", "the event's sender is not back yet", retry_after_ms=RETRY_AFTER_MS)
-            raise GoondanError(info)
-        call = self._calls.get(call_id)
+        call_id = frame.call_id
+        call = self._get(call_id)
         if call is None:
             call = self._open(event, call_id, frame, now)
         elif call.event is not event:
@@ -67,41 +67,50 @@ class ToolCalls:
         host = instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
-        elif event.calls[call.id] == host.incarnation or not self._may_have_run(call, host):
-            event.calls[call.id] = host.incarnation
-            call.host = host
-            self._out.append((TOOLS, host.ident, encode_value(frame)))
-        else:
+            return
+        had = event.calls[call.id]
+        if had is not host.incarnation and self._may_have_run(call, had, host):
             self._outcome_unknown(call)
+            return
+        event.calls[call.id] = host.incarnation
+        call.host = host
+        self._out.append((TOOLS, host.ident, encode_value(frame)))
 
     def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
         """A call that is not open: a new one, or one whose result was passed on and lost on the way."""
         if not call_id or len(call_id) > MAX_ID:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
-        if event.open_calls > CREDIT + CREDIT_SLACK:
-            self._bus.counters["overloaded"] += 1
-            info = error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS)
-            raise GoondanError(info)
-        call = Call(call_id, event, frame, now)
-        if call_id not in event.calls:
-            event.calls[call_id] = None
+        if event.open_calls > _MAX_OPEN or event.adopted:
+            raise self._not_now(event)
+        call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
+        seen = event.calls
+        if call_id not in seen:
+            seen[call_id] = None
             event.progressed = True
-        if event.calls[call_id] is None and frame.first_sent_ms is not None:
+        first_sent = frame.first_sent_ms
+        if first_sent is not None and first_sent < self._bus.started_ms:
             # From before this broker: it is not known here which host it went to, if any.
-            call.sent_before = frame.first_sent_ms if frame.first_sent_ms < self._bus.started_ms else None
+            call.sent_before = first_sent
         self._calls.add(call)
         return call
 
-    def _may_have_run(self, call: Call, host: Connection) -> bool:
-        """Whether a host other than `host` could have had the call."""
-        had = call.event.calls[call.id]
+    def _not_now(self, event: Event) -> GoondanError:
+        if event.adopted:  # its workdir is not known before its sender is back
+            message = "the event's sender is not back yet"
+        else:
+            self._bus.counters["overloaded"] += 1
+            message = "too many calls are open"
+        return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+
+    def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
+        """Whether a host other than `host` could have had the call; `had` is the one that is known to."""
         if had is not None:
             return had != host.incarnation
         return call.sent_before is not None and call.sent_before < host.started_ms
 
     def result(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.result` from a tool host."""
-        call = self._calls.get(frame.call_id)
+        call = self._get(frame.call_id)
         if call is None or call.host is not connection:
             self._bus.counters["results_stray"] += 1
             return  # late (the caller gave up, the event ended) or foreign: nobody waits for it
@@ -154,7 +163,7 @@ class ToolCalls:
                 instance.host = None
         for call in self._calls.take_waiting():
             data, call.data = call.data, b""
-            if self._may_have_run(call, connection):
+            if self._may_have_run(call, call.event.calls[call.id], connection):
                 self._outcome_unknown(call)
                 continue
             call.host = call.event.instance.host = connection
