@@ -83,7 +83,12 @@ def test_a_start_waits_for_what_is_left_of_a_killed_kernel(kernel: Sandbox) -> N
 @pytest.mark.parametrize("role", ["broker", "toolhost", "forkserver"])
 def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: str) -> None:
     kernel.detach()
-    for _ in range(4):
+    for restarts in range(4):
+
+        def again(wanted: int = restarts + 1) -> bool:
+            row = next(row for row in kernel.ps() if row["role"] == role)
+            return row["status"] == "running" and row["restarts"] == wanted
+
         os.kill(kernel.pid(role), signal.SIGKILL)
-        wait_until(lambda: any(row["role"] == role and row["status"] == "running" for row in kernel.ps()))
+        wait_until(again)
     assert kernel.call("echo back", "--instance", "fresh")["output"]["stdout"] == "back\n"
