@@ -87,7 +87,7 @@ def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: st
 
         def again(wanted: int = restarts + 1) -> bool:
             row = next(row for row in kernel.ps() if row["role"] == role)
-            return row["status"] == "running" and row["restarts"] == wanted
+            return bool(row["status"] == "running" and row["restarts"] == wanted)
 
         os.kill(kernel.pid(role), signal.SIGKILL)
         wait_until(again)
