@@ -9,8 +9,9 @@ import asyncio
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -51,6 +52,8 @@ class App:
         self._host: Host | None = None
         self._early: list[Frame] = []
         self._stop = asyncio.Event()
+        if settings.status_fd is not None:
+            os.set_blocking(settings.status_fd, False)  # a supervisor that does not read must not stop us
         self._shutdown: Frame | None = None
         self._link = Link(
             settings.endpoint,
@@ -65,12 +68,16 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.set_exception_handler(_broken)
         probing = asyncio.ensure_future(_probe())  # while the broker answers
         try:
-            welcome = await self._link.start(self._settings.patience_s)
+            welcome = await self._connect()
         except BaseException:
             await probing
             raise
+        if welcome is None:
+            await probing
+            return
         spec = _spec(welcome)
         host = self._host = Host(spec, None, send=self._send, on_log=_log, on_worker=self._report)
         for frame in self._early:
@@ -94,6 +101,19 @@ class App:
                 with suppress(GoondanError):
                     self._link.send(answer)
             await self._link.close(LINGER_S)
+
+    async def _connect(self) -> Welcome | None:
+        """The broker's welcome; None when we are told to stop before it comes."""
+        starting = asyncio.ensure_future(self._link.start(self._settings.patience_s))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            return starting.result()
+        starting.cancel()
+        await asyncio.wait([starting])
+        await self._link.close(0)
+        return None
 
     async def _serve(self) -> None:
         self._link.closed.add_done_callback(lambda closed: self._stop.set())
@@ -163,6 +183,13 @@ def _spec(welcome: Welcome) -> ToolHostSpec:
         raise fail(
             "E_INTERNAL", f"the broker's welcome holds no tool host specification: {error.info.message}"
         ) from None
+
+
+def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug of ours in a callback: one line for the log, and the host goes on."""
+    error = context.get("exception")
+    where = "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
+    _say("error", f"{context.get('message', 'unhandled error')}: {where}", code="E_INTERNAL")
 
 
 def _log(line: LogLine) -> None:

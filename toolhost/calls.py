@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -30,21 +30,27 @@ KEPT_BYTES: Final = 64 << 20
 KEPT_S: Final = 600.0
 #: Ids of calls whose results were dropped; each takes some hundred bytes.
 FORGOTTEN: Final = 16384
+#: Of a hello frame (bytes); the rest of a frame is room for its header.
+HELLO_BYTES: Final = 768 << 10
 #: A kept result costs at least this much, so that many tiny ones are bounded, too (bytes).
 _KEPT_OVERHEAD: Final = 512
+
+#: Finished calls whose deadlines may stay in the queue: most calls finish long before theirs, and would pile up.
+_STALE: Final = 256
 
 State = Literal["waiting", "running", "done"]
 
 
 class Call:
     """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
+    `generation` tells a tool from what the same name stood for in an earlier bundle.
 
     `jail_id` is its name in its jail.
     """
 
     __slots__ = (
-        "agent", "allowed_ms", "args", "attempts", "deadline", "export", "id", "instance_key", "jail_id", "message_id",
-        "progress_at", "slot", "state", "tool", "tool_call_id", "turn_id", "workdir",
+        "agent", "allowed_ms", "args", "attempts", "deadline", "export", "generation", "id", "instance_key", "jail_id",
+        "message_id", "progress_at", "slot", "state", "tool", "tool_call_id", "turn_id", "workdir",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +68,7 @@ class Call:
         workdir: str | None,
         deadline: float | None,
         allowed_ms: int = 0,
+        generation: str = "",
     ) -> None:
         self.id = id
         self.agent = agent
@@ -75,6 +82,7 @@ class Call:
         self.workdir = workdir
         self.deadline = deadline
         self.allowed_ms = allowed_ms
+        self.generation = generation
         self.state: State = "waiting"
         self.slot: Any = None  # pool.Slot once it is in a jail
         self.jail_id = ""
@@ -128,6 +136,9 @@ class CallBook:
         self._open[call.id] = call
         if call.deadline is not None:
             heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
+            if len(self._deadlines) > 2 * len(self._open) + _STALE:
+                self._deadlines = [item for item in self._deadlines if item[2].state != "done"]
+                heapq.heapify(self._deadlines)
 
     def close(self, call: Call, payload: Raw, now: float) -> bool:
         """The call's one result is here; False when it had one already (then this one counts for nothing)."""
@@ -187,13 +198,27 @@ class CallBook:
 
     # --- views
 
-    def known_ids(self) -> list[str]:
-        """CallIds that this host answers for: what `hello` names."""
-        return [*self._open, *self._kept]
+    def known_ids(self, max_bytes: int = HELLO_BYTES) -> list[str]:
+        """CallIds that this host answers for, open ones first, then the newest results: what `hello` names.
+
+        As many as fit `max_bytes`; hello is one frame.
+        """
+        found: list[str] = []
+        for call_id in chain(self._open, reversed(self._kept)):
+            max_bytes -= len(call_id) * 4 + 8  # a character of UTF-8 has four bytes at most
+            if max_bytes < 0:
+                break
+            found.append(call_id)
+        return found
 
     def kept(self) -> list[Kept]:
         """Results that nobody has acknowledged, oldest first: sent again after a reconnect."""
         return list(self._kept.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is open or kept."""
+        return not self._open and not self._kept
 
     @property
     def open_count(self) -> int:

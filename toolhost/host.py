@@ -82,6 +82,7 @@ class Entry(NamedTuple):
     export: ExportSpec
     checker: ArgumentChecker
     isolation: str
+    generation: str
 
 
 class _Refused(Exception):
@@ -120,6 +121,8 @@ class Host:
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
         self._tools: dict[str, ToolSpec] = {}
+        self._generations: dict[str, str] = {}
+        self._generation = 0
         self._exports: dict[str, Entry] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_at = float("inf")
@@ -134,10 +137,18 @@ class Host:
         """Serve the tools of `spec` from now on; jails of tools that changed finish what they run."""
         before = self._tools
         self.spec = spec
+        self._generation += 1
         self._tools = {tool.name: tool for tool in spec.tools}
+        for name, tool in self._tools.items():
+            if before.get(name) != tool:
+                self._generations[name] = str(self._generation)
         self._exports = {
             build_tool_name(tool.name, export.name): Entry(
-                tool, export, compile_arguments(export.parameters, export.aliases), tool.sandbox.isolation
+                tool,
+                export,
+                compile_arguments(export.parameters, export.aliases),
+                tool.sandbox.isolation,
+                self._generations[tool.name],
             )
             for tool in spec.tools
             for export in tool.exports
@@ -237,6 +248,7 @@ class Host:
             workdir=None if entry.isolation == "shared" else frame.workdir,
             deadline=now + milliseconds / 1000,
             allowed_ms=milliseconds,
+            generation=entry.generation,
         )
         self._book.open(call)
         if self._ticker is None:
@@ -492,7 +504,7 @@ class Host:
             tenancy.grace = None
         if jail.worker_pid is not None:
             first = next(iter(slot.calls.values()), None)
-            shared = len(slot.key) == 1
+            shared = len(slot.key) == 2
             self._on_worker(
                 WorkerNews(
                     op="start",
@@ -641,7 +653,7 @@ class Host:
             tenancy: Tenancy | None = slot.jail
             if tenancy is not None and not tenancy.clean and not tenancy.background and tenancy.jail.live:
                 self._look_for_strays(tenancy)
-        more = self._pool.slots() or self._book.known_ids()
+        more = self._pool.slots() or not self._book.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
 
     def _look_for_strays(self, tenancy: Tenancy) -> None:
@@ -665,8 +677,8 @@ def _key(call: Call) -> Key:
     tool = call.tool
     isolation = tool.sandbox.isolation
     if isolation == "shared":
-        return (tool.name,)
-    key = (tool.name, call.agent, call.instance_key, call.workdir or "")
+        return (tool.name, call.generation)
+    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
     return (*key, call.id) if isolation == "call" else key
 
 

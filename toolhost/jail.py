@@ -113,11 +113,6 @@ class Jail:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    @property
-    def queued(self) -> int:
-        """Bytes that the worker has not taken yet."""
-        return sum(map(len, self._pending))
-
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self._fd < 0 or not self._pending:
@@ -302,10 +297,11 @@ class Jail:
         if self._status >= 0:
             self._status_readable()  # the exit code may still be there
         self._loop.remove_reader(self._pidfd)
-        _, wait_status = os.waitpid(self.pid, 0)
-        if self._exit_code is None:
-            code = os.waitstatus_to_exitcode(wait_status)
-            self._exit_code = 128 - code if code < 0 else code
+        with suppress(ChildProcessError):  # somebody else in this process has reaped it
+            _, wait_status = os.waitpid(self.pid, 0)
+            if self._exit_code is None:
+                code = os.waitstatus_to_exitcode(wait_status)
+                self._exit_code = 128 - code if code < 0 else code
         self.dying = True
         if self._init_pidfd >= 0:
             with suppress(ProcessLookupError):

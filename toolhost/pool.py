@@ -25,7 +25,7 @@ from toolhost.calls import Call
 #: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
 MAX_CALLS_PER_JAIL: Final = 64
 
-#: (tool, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
+#: (tool, generation, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
 Key = tuple[str, ...]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -90,17 +91,16 @@ class PlayedBroker:
         """Until the host has been welcomed."""
         self.receive(lambda frame: frame.type == "hello")
 
-    def call(self, export: str, args: Any, call_id: str, workdir: Path) -> None:
+    def call(self, export: str, args: Any, call_id: str, workdir: Path, instance_key: str = "k") -> None:
         payload = ToolCallPayload(args=Raw(encode_value(args)), turn_id="t", tool_call_id=call_id)
-        frame = Frame(
-            "tool.call", id=f"f-{call_id}", call_id=call_id, from_="coder", instance_key="k", tool=f"t__{export}"
-        )
+        frame = Frame("tool.call", id=f"f-{call_id}", call_id=call_id, from_="coder", tool=f"t__{export}")
         frame.workdir, frame.payload, frame.deadline_ms = str(workdir), Raw(encode_value(payload)), 20_000
+        frame.instance_key = instance_key
         self.send(frame)
 
-    def result(self, call_id: str) -> dict[str, Any]:
+    def result(self, call_id: str, instance_key: str = "k") -> dict[str, Any]:
         frame = self.receive(lambda frame: frame.type == "tool.result" and frame.call_id == call_id)
-        assert (frame.to, frame.instance_key) == ("coder", "k")
+        assert (frame.to, frame.instance_key) == ("coder", instance_key)
         found: dict[str, Any] = msgspec.msgpack.decode(frame.payload)
         return found
 
@@ -111,7 +111,7 @@ class Program:
     def __init__(self, process: subprocess.Popen[bytes], ready: int, status: int) -> None:
         self.process = process
         self._ready = ready
-        self._status = status
+        self.status = status
 
     def wait_ready(self) -> None:
         assert select.select([self._ready], [], [], 15)[0], "not ready in time"
@@ -123,8 +123,8 @@ class Program:
         lines: list[bytes] = []
         rest = b""
         while len(lines) < count:
-            assert select.select([self._status], [], [], 10)[0], "no news in time"
-            *whole, rest = (rest + os.read(self._status, 65536)).split(b"\n")
+            assert select.select([self.status], [], [], 10)[0], "no news in time"
+            *whole, rest = (rest + os.read(self.status, 65536)).split(b"\n")
             lines += whole
         return [json.loads(line) for line in lines]
 
@@ -352,3 +352,20 @@ def test_it_serves_without_a_usable_bubblewrap(
             error = broker.result(call_id)["error"]
             assert error["code"] == "E_SANDBOX_UNAVAILABLE"
             assert words in error["message"]
+
+
+def test_it_stops_while_it_waits_for_a_broker(short_tmp: Path) -> None:
+    with toolhost(f"ipc://{short_tmp}/nobody.sock") as host:
+        time.sleep(0.6)  # it has started by now, or ends by the signal itself; either way soon
+        host.process.terminate()
+        assert host.process.wait(5) in (0, -signal.SIGTERM)
+
+
+def test_a_status_descriptor_that_nobody_reads_stops_nothing(broker: PlayedBroker, workdir: Path) -> None:
+    with toolhost(broker.endpoint) as host:
+        broker.welcome()
+        host.wait_ready()
+        fcntl.fcntl(host.status, fcntl.F_SETPIPE_SZ, 4096)
+        for number in range(80):
+            broker.call("echo", {}, f"t/{number}", workdir, instance_key=f"k{number}")
+            assert broker.result(f"t/{number}", instance_key=f"k{number}")["status"] == "ok"

@@ -155,3 +155,28 @@ def test_a_call_knows_its_owner(agent: str) -> None:
     known = book.get("1")
     assert known is not None
     assert known.owner == (agent, "k")
+
+
+def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
+    book = CallBook()
+    for number in range(20_000):
+        made = call(str(number), deadline=1e9 + number)
+        book.open(made)
+        book.close(made, Raw(b""), 0.0)
+        book.acknowledge([made.id])
+    assert len(book._deadlines) < 1000
+    last = call("last", deadline=5.0)
+    book.open(last)
+    assert book.next_deadline() == 5.0
+
+
+def test_hello_names_what_fits_open_calls_first() -> None:
+    book = CallBook()
+    for number in range(10):
+        made = call(f"kept-{number}")
+        book.open(made)
+        book.close(made, Raw(b""), 0.0)
+    book.open(call("open"))
+    assert book.known_ids()[:3] == ["open", "kept-9", "kept-8"]
+    assert len(book.known_ids()) == 11
+    assert book.known_ids(60) == ["open", "kept-9"]
