@@ -118,6 +118,7 @@ class Supervisor:
         self._workers = Workers(self._loop)
         self._fork_channel: socket.socket | None = None
         self._welcomed = False
+        self._took_over = False  # nobody of an earlier kernel is left, so its files are ours
         self._locks: rundir.Locks | None = None
         self._services: Services | None = None
         self._agents: Agents | None = None
@@ -140,14 +141,20 @@ class Supervisor:
             _log.info("stopping: %s", reason)
             return 0
         except GoondanError as error:
-            _log.error("the start failed: %s", error)
-            if not self._ready.done():
-                self._ready.set_exception(error)
-                self._ready.exception()
-            self._report(error)
-            return 2 if error.info.code.startswith("E_CONFIG_") else 1
+            return self._failed(error)
+        except OSError as error:
+            return self._failed(fail("E_STATE", f"{error.filename or options.run_dir}: {error.strerror}"))
         finally:
             await self._end()
+
+    def _failed(self, error: GoondanError) -> int:
+        """The start has failed: tell whoever waits; the exit status."""
+        _log.error("the start failed: %s", error)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()
+        self._report(error)
+        return 2 if error.info.code.startswith("E_CONFIG_") else 1
 
     async def _begin(self) -> None:
         options, loop = self._options, self._loop
@@ -195,6 +202,7 @@ class Supervisor:
                 message = f"processes of an earlier kernel in {options.run_dir} do not end"
                 raise fail("E_KERNEL_RUNNING", message)
             await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
+        self._took_over = True
         rundir.sweep(options.run_dir, frozenset((rundir.LOCK, rundir.ALIVE, rundir.SUPERVISOR_SOCKET)))
         self._write_record()
         try:
@@ -251,7 +259,8 @@ class Supervisor:
             await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
         self._reaper.stop()
         self._socket.close()
-        rundir.remove(self._options.run_dir)
+        if self._took_over:
+            rundir.remove(self._options.run_dir)
         _log.info("stopped")
 
     async def _end_groups(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -92,3 +93,15 @@ def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: st
         os.kill(kernel.pid(role), signal.SIGKILL)
         wait_until(again)
     assert kernel.call("echo back", "--instance", "fresh")["output"]["stdout"] == "back\n"
+
+
+def test_a_start_gives_up_on_leftovers_that_do_not_end_and_leaves_their_lock(kernel: Sandbox) -> None:
+    kernel.detach()
+    (run_dir,) = kernel.run_dirs
+    with open(run_dir / "alive", "rb") as leftover:
+        fcntl.flock(leftover, fcntl.LOCK_SH)
+        os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+        for _ in range(2):  # the second start must not be fooled by the first
+            result = kernel.gdn("run", "--detach", "--json")
+            assert (result.status, result.json["error"]["code"]) == (1, "E_KERNEL_RUNNING")
+    kernel.detach()
