@@ -1,0 +1,103 @@
+"""Recorded parity of the bundled tools that need nothing but their jail: every case, by the host that serves agents."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from kernel.bundle.base import base_tools
+from kernel.plan import tool_spec
+from schemas.codec import replace_surrogates
+from schemas.launch import ToolSpec
+from tests.contract.recorded import cases, deviations, differences, fill, set_up
+from tests.toolhost_fixture import Bench, bench
+
+TOOLS = ("file-system", "json-query", "text-transform", "wait")
+#: Cases about catalogs and registries are replayed where those are: test_parity_refusals.py.
+CASES = [case for case in cases(*TOOLS) if not (isinstance(case.get("catalog"), list) or "registry" in case)]
+DEVIATIONS = deviations()
+#: Of the cases that no tag makes a candidate, at most this share may deviate (design section 12a).
+MAX_DEVIATIONS = 0.05
+CANDIDATES = {"quirk", "doc-deviation", "security"}
+
+
+def specs(*, open_catalog: bool = False, message_limit: int | None = None) -> list[ToolSpec]:
+    """The bundled tools; without parameters, or with another errorMessageLimit, where cases were recorded so."""
+    tools = [tool_spec(base_tools()[name]) for name in TOOLS]
+    if open_catalog:
+        tools = [replace(tool, exports=[replace(export, parameters=None) for export in tool.exports]) for tool in tools]
+    return tools if message_limit is None else [replace(tool, error_message_limit=message_limit) for tool in tools]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def benches() -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
+    """Hosts made when they are first asked for and kept for all cases, so that their jails stay warm."""
+    made: dict[tuple[bool, int | None], Bench] = {}
+    async with AsyncExitStack() as stack:
+
+        async def get(*, open_catalog: bool, message_limit: int | None) -> Bench:
+            key = (open_catalog, message_limit)
+            if key not in made:
+                tools = specs(open_catalog=open_catalog, message_limit=message_limit)
+                made[key] = await stack.enter_async_context(bench(*tools))
+            return made[key]
+
+        yield get
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of all cases; a jail has it mounted, so it is emptied between them and not made anew."""
+    path = tmp_path_factory.mktemp("p", numbered=True) / "work"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    """An empty workdir inside an otherwise empty folder."""
+    yield folder
+    for path in (*folder.iterdir(), *(other for other in folder.parent.iterdir() if other != folder)):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@pytest.mark.requirement("FS-01", "FS-02", "FS-03", "FS-04", "FS-05", "FS-06", "FS-07", "FS-08", "FS-09", "FS-10")
+@pytest.mark.requirement("FS-11", "FS-12", "FS-13", "FS-14", "FS-15")
+@pytest.mark.requirement("JSON-01", "JSON-02", "JSON-03", "JSON-04", "JSON-05", "JSON-06", "JSON-07", "JSON-08")
+@pytest.mark.requirement("JSON-09", "JSON-10", "JSON-11", "JSON-12")
+@pytest.mark.requirement("TEXT-01", "TEXT-02", "TEXT-03", "TEXT-04", "TEXT-05", "TEXT-06", "TEXT-07", "TEXT-08")
+@pytest.mark.requirement("TEXT-09", "TEXT-10", "TEXT-11", "TEXT-12", "CONTEXT-05")
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+async def test_recorded(case: dict[str, Any], benches: Callable[..., Awaitable[Bench]], place: Path) -> None:
+    case = fill(case, {"WORKDIR": str(place), "PARENT": str(place.parent)})
+    set_up(case.get("setup", {}), place)
+    args = replace_surrogates(case["args"])  # as wherever JSON enters the kernel
+    made = await benches(open_catalog=case.get("catalog") == "open", message_limit=case.get("errorMessageLimit"))
+    began = time.monotonic()
+    result = await made.call(case["tool"], args, workdir=place)
+    found = differences(case, result, place, (time.monotonic() - began) * 1000)
+    if case["id"] in DEVIATIONS:
+        assert found, f"{case['id']} passes now: take it out of parity_deviations.yaml"
+    else:
+        assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_few_cases_deviate(tool: str) -> None:
+    of_tool = cases(tool)
+    deviating = [c["id"] for c in of_tool if c["id"] in DEVIATIONS and not CANDIDATES & set(c.get("tags", []))]
+    assert len(deviating) <= MAX_DEVIATIONS * len(of_tool)
+    known = {case["id"] for case in of_tool}
+    assert not [name for name in DEVIATIONS if name.startswith(f"{tool}__") and name not in known]

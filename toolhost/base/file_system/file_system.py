@@ -1,0 +1,353 @@
+"""The bundled tool `file-system`: files and folders, in the instance's workdir and what else its jail shows.
+
+The jail is the wall; this module only says clearly what it ran into. Nothing here waits for a file: whatever is no
+regular file (a FIFO, a device) is opened without blocking and refused.
+
+Source: requirements FS-01 to FS-15; design section 12a; recorded parity `file-system__*`.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Self
+
+    from toolhost.inside import ToolContext
+    from toolhost.inside.api import ToolError
+    from toolhost.inside.arguments import InvalidInput, flag, non_empty, normalised, number
+    from toolhost.inside.arguments import path as path_argument
+    from toolhost.inside.sandbox import denied, within
+else:
+    from goondan_tool import ToolError
+    from goondan_tool.arguments import InvalidInput, flag, non_empty, normalised, number
+    from goondan_tool.arguments import path as path_argument
+    from goondan_tool.sandbox import denied, within
+
+DEFAULT_MAX_BYTES = 100_000
+#: One read (bytes).
+READ_BYTES = 1 << 18
+#: What an entry of a list takes beside its name and path, at most (bytes).
+ENTRY_BYTES = 48
+#: A recursive list looks at so many entries at most, also when it returns few of them: some seconds.
+MAX_VISITED = 500_000
+#: How often a list looks whether it was cancelled (entries).
+LOOK_EVERY = 1000
+#: Never wait for another end, never become a controlling terminal.
+CAREFULLY = posix.O_NONBLOCK | posix.O_NOCTTY | posix.O_CLOEXEC
+#: The kind of a file, in its mode.
+KIND, FOLDER, REGULAR = 0o170000, 0o040000, 0o100000
+KINDS = {0o010000: "a FIFO", 0o020000: "a device", 0o060000: "a device", 0o140000: "a socket"}
+#: Errors that may mean that the sandbox does not show, or protects, a place.
+PERHAPS_DENIED = (errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES, errno.EPERM)
+SUGGESTIONS = {
+    errno.ENOENT: "Look at what is there with file-system__list.",
+    errno.EISDIR: "Name a file; file-system__list shows what is in a folder.",
+    errno.EROFS: "This tool may only read there; write to another place in the workdir.",
+}
+
+
+class FileSystemError(Exception):
+    """What the operating system said; `code` is its name of the reason."""
+
+    def __init__(self, number: int, operation: str, path: str, reason: str | None = None) -> None:
+        name = errno.errorcode.get(number, f"errno {number}")
+        super().__init__(f"{name}: {reason or posix.strerror(number).lower()}, {operation} '{path}'")
+        self.code = name
+        self.suggestion = SUGGESTIONS.get(number)
+
+
+# --- exports --------------------------------------------------------------------------------------------------------
+
+
+def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`file-system__read`: the first bytes of a file as text; what is no UTF-8, or cut, becomes U+FFFD."""
+    path = path_argument(input, "path", ctx.workdir)
+    most = number(input, "maxBytes", DEFAULT_MAX_BYTES)
+    if most <= 0:
+        raise InvalidInput("'maxBytes' must be greater than 0")
+    with OpenFile(ctx, path, posix.O_RDONLY, "read") as file:
+        expected = min(file.size(), most)
+        if expected > ctx.output_limit:
+            raise ToolError(
+                f"{int(expected)} bytes of {path} are more than an output may have, which is {ctx.output_limit}",
+                code="E_TOOL_LIMIT",
+                suggestion="Read less of it with maxBytes, or a part of it with the tool bash.",
+            )
+        # One byte more than wanted tells whether there are more; the size of what /proc makes up is always 0.
+        data = file.read(min(int(most), ctx.output_limit) + 1)
+        size = max(file.size(), len(data))
+    return {
+        "path": path,
+        "size": size,
+        "truncated": size > most,
+        "content": data[: int(most)].decode("utf-8", "replace"),
+    }
+
+
+def write(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`file-system__write`: a text to a file, in place of its content or after it."""
+    path = path_argument(input, "path", ctx.workdir)
+    content = non_empty(input, "content").encode("utf-8", "replace")
+    append = flag(input, "append", False)
+    check_place(ctx, path)
+    make_folders(ctx, parent(path))
+    flags = posix.O_WRONLY | posix.O_CREAT | (posix.O_APPEND if append else 0)
+    with OpenFile(ctx, path, flags, "write") as file:
+        file.write(content, append)
+        return {"path": path, "size": file.size(), "written": True, "append": append}
+
+
+def list_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`file-system__list`: the files and folders in a folder, or in all below it, in the order of their paths."""
+    path = path_argument(input, "path", ctx.workdir, ".")
+    recursive = flag(input, "recursive", False)
+    wanted = {"dir": flag(input, "includeDirs", True), "file": flag(input, "includeFiles", True)}
+    entries: list[dict[str, Any]] = []
+    room = ctx.output_limit
+    for entry in walk(ctx, path, recursive):
+        if wanted[entry["type"]]:
+            room -= len(entry["name"]) + len(entry["path"]) + ENTRY_BYTES
+            if room < 0:
+                raise too_much(f"{path} has more entries than an output may hold")
+            entries.append(entry)
+    entries.sort(key=lambda entry: collation_key(entry["path"]))
+    return {"path": path, "recursive": recursive, "count": len(entries), "entries": entries}
+
+
+def mkdir(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`file-system__mkdir`: a folder; with `recursive` also those above it, and then one that exists will do."""
+    path = path_argument(input, "path", ctx.workdir)
+    recursive = flag(input, "recursive", True)
+    check_place(ctx, path)
+    if recursive:
+        make_folders(ctx, path)
+    else:
+        try:
+            posix.mkdir(path)
+        except OSError as error:
+            raise explained(ctx, error, "mkdir", path) from None
+    return {"path": path, "created": True, "recursive": recursive}
+
+
+handlers = {"read": read, "write": write, "list": list_, "mkdir": mkdir}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class OpenFile:
+    """A regular file, opened and certain to be one. Its errors are worded."""
+
+    def __init__(self, ctx: ToolContext, path: str, flags: int, operation: str) -> None:
+        self._ctx = ctx
+        self._path = path
+        self._operation = operation
+        try:
+            self._fd = posix.open(path, flags | CAREFULLY, 0o666)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+                raise self._no_file("a FIFO or a socket") from None
+            raise explained(ctx, error, "open", path) from None
+        kind = posix.fstat(self._fd).st_mode & KIND
+        if kind != REGULAR:
+            posix.close(self._fd)
+            if kind == FOLDER:
+                raise FileSystemError(errno.EISDIR, operation, path)
+            raise self._no_file(KINDS.get(kind, "something else"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        posix.close(self._fd)
+
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return posix.fstat(self._fd).st_size
+
+    def read(self, most: int) -> bytes:
+        """The first `most` bytes."""
+        chunks: list[bytes] = []
+        try:
+            while most > 0 and (chunk := posix.read(self._fd, min(most, READ_BYTES))):
+                chunks.append(chunk)
+                most -= len(chunk)
+        except OSError as error:
+            raise explained(self._ctx, error, "read", self._path) from None
+        return b"".join(chunks)
+
+    def write(self, content: bytes, append: bool) -> None:
+        """Replace what is in the file, or go on at its end (the flags said so)."""
+        rest = memoryview(content)
+        try:
+            if not append:
+                posix.ftruncate(self._fd, 0)
+            while rest:
+                rest = rest[posix.write(self._fd, rest) :]
+        except OSError as error:
+            raise explained(self._ctx, error, "write", self._path) from None
+
+    def _no_file(self, kind: str) -> FileSystemError:
+        return FileSystemError(errno.EINVAL, self._operation, self._path, f"{kind} is no file")
+
+
+def make_folders(ctx: ToolContext, path: str) -> None:
+    """A folder and those above it, as far as they are missing."""
+    missing = [path]
+    try:
+        while missing:
+            try:
+                posix.mkdir(missing[-1])
+            except FileNotFoundError:
+                above = parent(missing[-1])
+                if above == missing[-1]:
+                    raise
+                missing.append(above)
+                continue
+            except OSError as error:
+                # EEXIST where it may be written to; what else is said about a folder that is there does not matter.
+                if not is_folder(missing[-1]):
+                    raise explained(ctx, error, "mkdir", missing[-1]) from None
+            missing.pop()
+    except FileNotFoundError as error:
+        raise explained(ctx, error, "mkdir", path) from None
+
+
+def parent(path: str) -> str:
+    """The folder above an absolute path."""
+    return path.rstrip("/").rpartition("/")[0] or "/"
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder is there; links are followed."""
+    try:
+        return posix.stat(path).st_mode & KIND == FOLDER
+    except OSError:
+        return False
+
+
+# --- what the sandbox does not give ---------------------------------------------------------------------------------
+
+
+def check_place(ctx: ToolContext, path: str) -> None:
+    """Raise E_SANDBOX_DENIED for a path to write to that is nowhere but in this jail's private memory.
+
+    Writing there would work, and what was written would be gone with the jail, seen by no other tool.
+    """
+    real = resolved(path)
+    if within(real, resolved(ctx.workdir)):
+        return
+    error = denied(real)
+    if error is not None:
+        raise error
+
+
+def explained(ctx: ToolContext, error: OSError, operation: str, path: str) -> Exception:
+    """The error to raise for what the operating system said about `path`."""
+    number = error.errno or errno.EIO
+    if number in PERHAPS_DENIED:
+        better = denied(resolved(path))
+        if better is not None:
+            return better
+    return FileSystemError(number, operation, path)
+
+
+def resolved(path: str) -> str:
+    """The path without symbolic links, as far as it exists."""
+    from posixpath import realpath  # 2 ms, of no use to a call that only reads
+
+    return realpath(path)
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def walk(ctx: ToolContext, path: str, recursive: bool) -> Iterator[dict[str, Any]]:
+    """The entries of a folder, in no order. What vanishes meanwhile is left out, and so is what is neither."""
+    visited = 0
+    folders = [path]
+    while folders:
+        folder = folders.pop()
+        prefix = normalised(folder).rstrip("/") + "/"
+        try:
+            with posix.scandir(folder) as found:
+                for item in found:
+                    visited += 1
+                    if visited > MAX_VISITED:
+                        raise too_much(f"{path} has more than {MAX_VISITED} entries")
+                    if visited % LOOK_EVERY == 0 and ctx.cancelled:
+                        raise ToolError("the list was cancelled", code="E_CANCELLED")
+                    entry = described(item, prefix + item.name)
+                    if entry is None:
+                        continue
+                    yield entry
+                    if recursive and entry["type"] == "dir":
+                        folders.append(entry["path"])
+        except FileNotFoundError:
+            if folder == path:
+                raise explained(ctx, FileNotFoundError(errno.ENOENT, ""), "scandir", path) from None
+        except OSError as error:
+            raise explained(ctx, error, "scandir", folder) from None
+
+
+def described(item: posix.DirEntry[str], path: str) -> dict[str, Any] | None:
+    """An entry of a list; None for what is neither a folder nor a file, or is gone."""
+    if item.is_dir(follow_symlinks=False):
+        return {"name": item.name, "path": path, "type": "dir"}
+    if not item.is_file(follow_symlinks=False):
+        return None
+    try:
+        size = item.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return None
+    return {"name": item.name, "path": path, "type": "file", "size": size}
+
+
+def too_much(message: str) -> ToolError:
+    """A list that would be too long."""
+    return ToolError(message, code="E_TOOL_LIMIT", suggestion="List a folder in it, or without recursive.")
+
+
+# --- the order of lists ---------------------------------------------------------------------------------------------
+
+#: ASCII in the order of the root collation: white space, punctuation, symbols; then come digits and letters.
+PUNCTUATION = "\t\n\v\f\r _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$"
+#: Digits and letters are moved up here, beyond all symbols.
+LETTERS = 0xB0000
+_ORDER: dict[int, int | None] = dict.fromkeys((*range(9), *range(14, 32), 127))  # not compared at all
+_ORDER |= {ord(character): rank for rank, character in enumerate(PUNCTUATION, 1)}
+_ORDER |= {code: LETTERS + code for code in (*range(ord("0"), ord("9") + 1), *range(ord("a"), ord("z") + 1))}
+_ORDER |= {code: LETTERS + code + 32 for code in range(ord("A"), ord("Z") + 1)}
+
+
+def collation_key(path: str) -> tuple[str, str, str, str]:
+    """What paths are sorted by: letters first, then accents, then case (lower before upper), as ICU's root collation.
+
+    Close to it, not the same: letters of other scripts stand in the order of their code points.
+    """
+    if path.isascii():
+        return path.translate(_ORDER), "", path.swapcase(), path
+    import unicodedata
+
+    letters, accents = [], []
+    for character in unicodedata.normalize("NFD", path):
+        category = unicodedata.category(character)
+        if character.isascii():
+            letters.append(character.translate(_ORDER))
+            accents.append("\0")
+        elif category[0] == "M":
+            accents.append(character)
+        elif category[0] in "LN":
+            base = unicodedata.normalize("NFKD", character).casefold()
+            digit = unicodedata.decimal(base, None) if len(base) == 1 else None
+            base = base if digit is None else str(digit)
+            letters += [chr(min(LETTERS + ord(part), 0x10FFFF)) for part in base]
+            accents.append("\0")
+        elif category != "Cf":
+            letters.append(character)
+            accents.append("\0")
+    return "".join(letters), "".join(accents), path.swapcase(), path

@@ -1,0 +1,107 @@
+"""The bundled tool `text-transform`: small changes to a text. Positions and lengths count Unicode code points.
+
+Source: requirements TEXT-01 to TEXT-12; design section 12a; recorded parity `text-transform__*`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from toolhost.inside import ToolContext
+    from toolhost.inside.api import ToolError
+    from toolhost.inside.arguments import InvalidInput, as_text, flag, non_empty, number, string
+else:
+    from goondan_tool import ToolError
+    from goondan_tool.arguments import InvalidInput, as_text, flag, non_empty, number, string
+
+#: What `trim` removes: white space and line ends as ECMAScript defines them. Python's own set has U+0085 and
+#: U+001C to U+001F, too, and lacks U+FEFF.
+WHITE_SPACE = (
+    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+#: `maxParts` counts modulo this, as recorded: -1 means as many as there are.
+PARTS_MODULUS = 1 << 32
+
+
+def replace(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__replace`: a literal string, once or everywhere."""
+    text = non_empty(input, "text")
+    search = non_empty(input, "search")
+    replacement = string(input, "replacement", "")
+    count = text.count(search) if flag(input, "all", False) else int(search in text)
+    # Before it is built: a megabyte of text can become a terabyte.
+    check_size(ctx, size(text) + count * (size(replacement) - size(search)))
+    return {"original": text, "result": text.replace(search, replacement, count), "replacements": count}
+
+
+def slice_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__slice`: from one position to another; fractions are cut off, but echoed as given."""
+    text = non_empty(input, "text")
+    start = number(input, "start", 0)
+    end = number(input, "end", len(text))
+    result = text[int(start) : int(end)]
+    return {"original": text, "result": result, "start": start, "end": end, "length": len(result)}
+
+
+def split(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__split`: at a delimiter; what exceeds maxParts is dropped (design section 12a)."""
+    text = non_empty(input, "text")
+    delimiter = string(input, "delimiter", "\n")
+    most = int(number(input, "maxParts", -1)) % PARTS_MODULUS
+    # One split more than wanted at most: the last part would hold the rest of the text.
+    parts = text.split(delimiter, most)[:most] if delimiter else list(text[:most])
+    return {"delimiter": delimiter, "count": len(parts), "parts": parts}
+
+
+def join(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__join`: strings, numbers and booleans to one text."""
+    parts = input.get("parts")
+    if not isinstance(parts, list):
+        raise InvalidInput("'parts' must be an array")
+    if not all(isinstance(part, str | int | float) for part in parts):  # bool is an int
+        raise InvalidInput("'parts' must contain only strings, numbers or booleans")
+    delimiter = string(input, "delimiter", "\n")
+    texts = [as_text(part) for part in parts]
+    check_size(ctx, sum(map(size, texts)) + size(delimiter) * max(0, len(texts) - 1))
+    return {"delimiter": delimiter, "count": len(texts), "result": delimiter.join(texts)}
+
+
+def trim(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__trim`: white space from the start, the end or both."""
+    text = non_empty(input, "text")
+    mode = string(input, "mode", "both")
+    if mode not in ("start", "end", "both"):
+        raise InvalidInput(f"Unsupported trim mode '{mode}'. Use 'start', 'end' or 'both'.")
+    result = text if mode == "end" else text.lstrip(WHITE_SPACE)
+    result = result if mode == "start" else result.rstrip(WHITE_SPACE)
+    return {"original": text, "result": result, "mode": mode, "trimmedLength": len(text) - len(result)}
+
+
+def case(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`text-transform__case`: to upper or lower case, by Unicode's full mappings."""
+    text = non_empty(input, "text")
+    to = non_empty(input, "to")
+    if to not in ("upper", "lower"):
+        raise InvalidInput(f"Unsupported case transform '{to}'. Use 'upper' or 'lower'.")
+    return {"original": text, "result": text.upper() if to == "upper" else text.lower(), "to": to}
+
+
+def size(text: str) -> int:
+    """Bytes that a text takes as it travels."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def check_size(ctx: ToolContext, result: int) -> None:
+    """Raise ToolError E_TOOL_LIMIT when a result of so many bytes is more than an output may have."""
+    if result > ctx.output_limit:
+        raise ToolError(
+            f"the result would have {result} bytes, limit {ctx.output_limit}",
+            code="E_TOOL_LIMIT",
+            suggestion="Work on a part of the text, or in a file with the tool bash.",
+        )
+
+
+handlers = {"replace": replace, "slice": slice_, "split": split, "join": join, "trim": trim, "case": case}

@@ -1,0 +1,114 @@
+"""What the bundled tools ask of their arguments beyond a JSON Schema, in one wording.
+
+Schemas are checked before a handler runs, so most of this is met only when a tool's parameters are not known; empty
+strings, null bytes and numbers that are none get here always.
+
+Source: recorded parity (`open-*`, `empty-*`); requirements HANDLER-06, FS-05, TEXT-08.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+_INFINITY = float("inf")
+
+
+class InvalidInput(ValueError):
+    """An argument that the schema lets through but that cannot be used."""
+
+
+def non_empty(input: dict[str, Any], name: str) -> str:
+    """A required string."""
+    value = input.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"'{name}' must be a non-empty string")
+    return value
+
+
+def string(input: dict[str, Any], name: str, default: str) -> str:
+    """A string that may be left out."""
+    value = input.get(name, default)
+    if not isinstance(value, str):
+        raise InvalidInput(f"'{name}' must be a string")
+    return value
+
+
+def strings(input: dict[str, Any], name: str) -> list[str]:
+    """A required list of strings."""
+    value = input.get(name)
+    if not isinstance(value, list):
+        raise InvalidInput(f"'{name}' must be an array")
+    if not all(isinstance(item, str) for item in value):
+        raise InvalidInput(f"'{name}' must contain only strings")
+    return value
+
+
+def flag(input: dict[str, Any], name: str, default: bool) -> bool:
+    """A boolean that may be left out."""
+    value = input.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"'{name}' must be a boolean")
+    return value
+
+
+def number(input: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A finite number; None as default makes it a required one. An integer stays an int."""
+    value = input.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_INFINITY < value < _INFINITY:
+        raise InvalidInput(f"'{name}' must be a finite number")
+    return value
+
+
+def path(input: dict[str, Any], name: str, workdir: str, default: str | None = None) -> str:
+    """A path, absolute (see `absolute`). Without a default it is required and not empty."""
+    value = non_empty(input, name) if default is None else string(input, name, default)
+    if "\0" in value:
+        raise InvalidInput(f"'{name}' must not contain null bytes")
+    return absolute(workdir, value)
+
+
+def absolute(workdir: str, given: str) -> str:
+    """An absolute path as it is; a relative one joined to the workdir and normalised (FS-05)."""
+    return given if given.startswith("/") else normalised(f"{workdir}/{given}")
+
+
+def normalised(given: str) -> str:
+    """An absolute path without `.`, `..` and doubled slashes; a slash at the end stays."""
+    names: list[str] = []
+    for name in given.split("/"):
+        if name == "..":
+            del names[-1:]
+        elif name not in ("", "."):
+            names.append(name)
+    return "/" + "/".join(names) + ("/" if given.endswith("/") and names else "")
+
+
+def as_text(value: str | float) -> str:
+    """A value as JavaScript prints it: 1.0 is 1, -0.0 is 0, 1e21 is 1e+21, and integers are doubles."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    real = float(value)
+    if real == 0:
+        return "0"
+    sign, digits, point = _split_number(real)
+    if 0 < point <= 21:
+        text = digits.ljust(point, "0") if len(digits) <= point else f"{digits[:point]}.{digits[point:]}"
+    elif -6 < point <= 0:
+        text = "0." + "0" * -point + digits
+    else:
+        mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
+        text = f"{mantissa}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+    return sign + text
+
+
+def _split_number(real: float) -> tuple[str, str, int]:
+    """Sign, shortest digits, and where the decimal point stands: 1.5 is ("", "15", 1)."""
+    mantissa, _, exponent = f"{abs(real)!r}".partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
+    return ("-" if real < 0 else ""), digits.rstrip("0") or "0", point
