@@ -48,6 +48,8 @@ SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
     "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
 )  # fmt: skip
+#: A grant to read must neither lie in these nor contain them: a jail has its own, and the host's would replace them.
+OWN: Final = ("/dev", "/proc", "/run/goondan", "/sys")
 #: These themselves cannot be a workdir or a write grant either, only folders in them.
 TOP: Final = ("/", "/run", "/home", "/var")
 
@@ -137,9 +139,16 @@ def check_writable(path: str, host: HostFacts) -> None:
 def check_write_grant(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
     check_writable(path, host)
+    check_read_grant(path)
     for folder in [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])]:
         if within(folder, path) or within(path, folder):
             raise fail("E_SANDBOX_DENIED", f"a grant to write to {path} would reach {folder}")
+
+
+def check_read_grant(path: str) -> None:
+    """Raise E_SANDBOX_DENIED for a grant to read that would put the host's /proc, /dev or the like into a jail."""
+    if path == "/tmp" or any(within(path, own) or within(own, path) for own in OWN):
+        raise fail("E_SANDBOX_DENIED", f"a grant to read {path} would replace what every jail has of its own")
 
 
 def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:
@@ -159,6 +168,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         check_writable(request.workdir_real, host)
     for place in request.write:
         check_write_grant(place.path, host)
+    for place in [*request.read, *([Place(request.venv, "dir")] if request.venv else [])]:
+        check_read_grant(place.path)
+        check_read_grant(place.shown)
     options = [*_walls(host), *_system(host), *_private(), *_interpreter(host)]
     for _, _, mount in sorted(_mounts(request, host), key=lambda item: (item[0], item[1])):
         options += mount

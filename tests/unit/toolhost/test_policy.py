@@ -231,6 +231,14 @@ def test_no_write_grant_around_state_or_code(path: str) -> None:
     assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
+@pytest.mark.parametrize("path", ["/", "/proc", "/proc/1", "/dev", "/sys/kernel", "/run", "/run/goondan", "/tmp"])
+def test_no_grant_to_read_replaces_what_a_jail_has_of_its_own(path: str) -> None:
+    for place in (Place(path, "dir"), Place("/data", "dir", path), Place(path, "dir", "/data")):
+        with pytest.raises(GoondanError) as caught:
+            plan(Request(tool=TOOL, read=[place]), HOST)
+        assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
 @pytest.mark.parametrize("path", ["/root", "/opt/app", "/tmp", "/home/u", "/var/x", "/run/user/0"])
 def test_other_workdirs_are_fine(path: str) -> None:
     assert plan(Request(tool=TOOL, workdir=path, workdir_real=path), HOST).workdir == path
