@@ -8,7 +8,7 @@ repository is changed.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -103,11 +103,12 @@ def install(packages: list[str]) -> None:
 
 def pip(environment: dict[str, str]) -> list[str]:
     """The command that installs into .venv: the base interpreter's pip, or one put into .venv if there is none."""
-    if importlib.util.find_spec("pip") is not None:
-        import pip as base_pip
-
-        if tuple(int(part) for part in base_pip.__version__.split(".")[:2] if part.isdigit()) >= MIN_PIP:
-            return [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+    try:
+        version = importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError:
+        version = "0"
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= MIN_PIP:
+        return [sys.executable, "-m", "pip", "--python", str(PYTHON)]
     result = subprocess.run(
         [PYTHON, "-m", "ensurepip", "--default-pip"], env=environment, capture_output=True, text=True, check=False
     )
