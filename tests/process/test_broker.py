@@ -59,7 +59,7 @@ def test_nobody_is_heard_before_hello(broker: Broker, cls: str) -> None:
 def test_the_token_is_the_authority_not_the_socket(broker: Broker) -> None:
     client_token = broker.token("client", operator=True)
     for cls in ("agent", "toolhost", "control"):
-        peer = broker.raw(cls)  # type: ignore[arg-type]
+        peer = broker.raw(cls)
         hello = Frame("hello", id="h", payload=to_raw(Hello(client_token, "i")))
         assert code(peer.ask(hello)) == "E_CLASS_MISMATCH"
     forged = broker.raw("client")
