@@ -25,7 +25,8 @@ from agentproc.answers import answer_payload, done_frame, failed, input_text, in
 from agentproc.calls import CallContext, CallLink, ToolCaller
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import Append, Message, ToolData, encode_message, error_result, presentable
-from agentproc.providers.base import ModelRequest, Provider, make_provider
+from agentproc.providers.base import ModelRequest, Provider
+from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore, TurnRow
 from agentproc.turn import (
     Action,
@@ -276,6 +277,7 @@ class TurnRun:
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
         self._shown_message = ""
         self._first_sent: dict[str, int] = {}
+        self._usage: str | None = None  # of a model call that has ended and is not stored yet
         self._renewing: Frame | None = None
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         if deadline is not None:
@@ -379,6 +381,9 @@ class TurnRun:
         if stores or end is not None:
             at = runner.clock()
             with runner.store.write(final=end is not None):
+                if self._usage is not None:
+                    runner.store.note(self.turn.turn_id, "model.answered", at, self._usage)
+                    self._usage = None
                 for store in stores:
                     self._append(store)
                     self._note_result(store, at)
@@ -471,7 +476,10 @@ class TurnRun:
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
             self.push(ModelFailed(self._without_secrets(info)))
         else:
-            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason))
+            if answer.usage is not None:
+                tokens = {"inputTokens": answer.usage.input_tokens, "outputTokens": answer.usage.output_tokens}
+                self._usage = _compact({"step": request.step, "finishReason": answer.finish_reason, **tokens})
+            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error as it may be stored and shown: without the key, and of bounded length."""

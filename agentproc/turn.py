@@ -77,11 +77,12 @@ class Resume(Struct, frozen=True):
 
 
 class ModelAnswered(Struct, frozen=True):
-    """The model's answer to the `AskModel` that is out."""
+    """The model's answer to the `AskModel` that is out. `metadata` goes into the stored message's."""
 
     text: str
     calls: list[AskedCall] = []
     finish_reason: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class ModelFailed(Struct, frozen=True):
@@ -232,7 +233,7 @@ class Turn:
             for part, call in zip(parts, answer.calls, strict=True)
             if (reason := _unreadable(call)) is not None
         }
-        metadata = {UNREADABLE: broken} if broken else None
+        metadata = dict(answer.metadata or {}) | ({UNREADABLE: broken} if broken else {})
         stored = self._store(AssistantData([*content, *parts]), MessageSource("assistant"), at, metadata)
         if not parts:
             return [stored, self._complete(answer.text, answer.finish_reason)]

@@ -42,18 +42,23 @@ class Usage(Struct, frozen=True):
 
 
 class ModelAnswer(Struct, frozen=True, kw_only=True):
-    """What the model said: text, tool calls in order, and why it stopped (the vendor's word)."""
+    """What the model said: text, tool calls in order, and why it stopped (the vendor's word).
+
+    `metadata` goes into the stored message's: what the vendor wants to see again (history.py, `kept_by`).
+    """
 
     text: str = ""
     calls: list[AskedCall] = []
     finish_reason: str | None = None
     usage: Usage | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class TextDelta(Struct, frozen=True):
-    """A piece of text while the answer is still being made."""
+    """A piece of text while the answer is still being made. `again`: the pieces before are void, it begins anew."""
 
     text: str
+    again: bool = False
 
 
 class Provider(Protocol):
@@ -75,34 +80,6 @@ class Provider(Protocol):
         """Give connections back."""
 
 
-class UnavailableProvider:
-    """Stands for a vendor that this version has no adapter for: every call fails."""
-
-    needs_history = False
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
-        """Raises GoondanError E_MODEL_FAILED."""
-        raise model_failed(
-            f"the model provider '{self._name}' is not available in this version",
-            suggestion="Set the Model's spec.provider to embedded.",
-        )
-
-    async def close(self) -> None:
-        """Nothing to give back."""
-
-
-def make_provider(model: ModelSpec) -> Provider:
-    """The provider of a model."""
-    if model.provider == "embedded":
-        from agentproc.providers.embedded import EmbeddedProvider
-
-        return EmbeddedProvider()
-    return UnavailableProvider(model.provider)
-
-
 def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError:
     """The error of a model call that has no answer."""
     return fail("E_MODEL_FAILED", message, suggestion=suggestion)
@@ -111,13 +88,13 @@ def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError
 def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:
     """A tool call from a vendor's answer, fit for storing and sending.
 
-    Arguments as JSON text are read strictly (an empty text means {}); what cannot be read makes a call that is
+    Arguments as JSON text are read strictly (a blank text means {}); what cannot be read makes a call that is
     answered with an error instead of being sent. Lone surrogates become U+FFFD, integers beyond 64 bits doubles.
     """
     name, call_id = replace_surrogates(name), replace_surrogates(call_id)
     try:
-        value = read_json(arguments or "{}") if isinstance(arguments, str) else arguments
-        args = _storable(replace_surrogates(value))
+        value = read_json(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        args = storable(replace_surrogates(value))
     except ValueError as error:
         return AskedCall(call_id, name, {}, f"they are no JSON: {str(error)[:200]}")
     except RecursionError:
@@ -149,12 +126,14 @@ def _finite(text: str) -> float:
 _json: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
-def _storable(value: Any) -> Any:
-    """`value` with integers that the wire cannot carry as doubles (design section 4, "Rules")."""
+def storable(value: Any) -> Any:
+    """A JSON value with integers that the wire cannot carry as doubles (design section 4, "Rules"). Raises
+    OverflowError.
+    """
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else float(value)
     if isinstance(value, list):
-        return [_storable(item) for item in value]
+        return [storable(item) for item in value]
     if isinstance(value, dict):
-        return {key: _storable(item) for key, item in value.items()}
+        return {key: storable(item) for key, item in value.items()}
     return value

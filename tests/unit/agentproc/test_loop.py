@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,8 +16,9 @@ from agentproc import loop as loop_module
 from agentproc.answers import turn_id
 from agentproc.conversation import Message, ToolData, UserData, is_presentable
 from agentproc.loop import TurnRunner
-from agentproc.providers.base import ModelAnswer
+from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
+from agentproc.turn import AskedCall
 from schemas.address import instance_dir
 from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
 from schemas.errors import fail, tool_error
@@ -216,12 +219,34 @@ async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
     assert completed.response == "better"
 
 
-async def test_a_vendor_without_adapter_is_a_failed_turn(make: Make) -> None:
+async def test_a_model_that_cannot_be_asked_is_a_failed_turn(make: Make) -> None:
     link = FakeLink()
-    await make(link, model=ModelSpec(provider="anthropic", model="m")).run(event_frame("e1", "go"))
+    model = ModelSpec(provider="anthropic", model="m", endpoint="nonsense", api_key="sk-secret")
+    await make(link, model=model).run(event_frame("e1", "go"))
     answer = the_answer(link)
     assert code_of(answer) == "E_MODEL_FAILED"
-    assert "not available in this version" in str(answer.error)
+    assert "no http or https URL" in str(answer.error)
+
+
+async def test_what_a_model_call_took_is_noted_and_what_the_vendor_wants_back_is_kept(
+    make: Make, tmp_path: Path
+) -> None:
+    link = FakeLink()
+    first = ModelAnswer(
+        calls=[AskedCall("a", "notes__add", {})],
+        finish_reason="tool_use",
+        usage=Usage(7, 3),
+        metadata={"vendor": {"n": 1}},
+    )
+    model = FakeModel(first, says("done"))
+    await make(link, model).run(event_frame("e1", "go"))
+    assistant = model.requests[-1].messages[1]
+    assert assistant.metadata == {"vendor": {"n": 1}}
+    with closing(sqlite3.connect(next(tmp_path.rglob("conversation.db")))) as db:
+        notes = db.execute("SELECT detail FROM runtime_events WHERE type = 'model.answered'").fetchall()
+    assert [json.loads(note) for (note,) in notes] == [
+        {"step": 1, "finishReason": "tool_use", "inputTokens": 7, "outputTokens": 3}
+    ]
 
 
 async def test_too_many_steps_fail_with_a_valid_history(make: Make) -> None:

@@ -1,0 +1,331 @@
+"""The Messages API of Anthropic, and of servers that speak it. Pure; http.py does the sending.
+
+Request: roles alternate, the results of all calls of an answer stand in one user message right behind it, and no text
+is blank. Answer: content blocks, each begun, filled by deltas and ended; unknown events and blocks are skipped.
+
+Source: design section 8; Anthropic's API reference, "Messages" and "Streaming".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
+from agentproc.providers.history import EMPTY, Entry, Said, entries, kept_by
+from agentproc.providers.sse import SseEvent
+from agentproc.providers.vendor import (
+    MAX_CALLS,
+    AnswerSize,
+    Fault,
+    WireRequest,
+    cut_off,
+    decode_json,
+    empty,
+    encode_json,
+    error_words,
+)
+from agentproc.turn import AskedCall
+from schemas.launch import CatalogItem
+
+#: The version of the interface that this module is written for.
+VERSION: Final = "2023-06-01"
+#: `max_tokens`, which the vendor demands, unless the params say otherwise: what every model since 2024 allows.
+DEFAULT_MAX_TOKENS: Final = 8192
+#: Errors inside a stream after which the same request may succeed.
+_PASSING: Final = frozenset(("overloaded_error", "api_error", "rate_limit_error", "timeout_error"))
+_THINKING: Final = frozenset(("thinking", "redacted_thinking"))
+
+
+# --- the request ------------------------------------------------------------------------------------------------------
+
+
+class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ToolUse(Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Struct, frozen=True, tag_field="type", tag="tool_result", omit_defaults=True):
+    """The result of one."""
+
+    tool_use_id: str
+    content: str
+    is_error: bool = False
+
+
+#: Thinking goes back as it came, so it is a dict.
+Block = TextBlock | ToolUse | ToolResultBlock | dict[str, Any]
+
+
+class Turn(Struct, frozen=True):
+    """One message."""
+
+    role: Literal["user", "assistant"]
+    content: list[Block]
+
+
+class Tool(Struct, frozen=True, omit_defaults=True):
+    """A tool that is offered."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class Anthropic:
+    """The vendor."""
+
+    name = "anthropic"
+    server = "https://api.anthropic.com"
+
+    def request(self, request: ModelRequest) -> WireRequest:
+        """POST /v1/messages. The model's params are passed on as they are; messages, tools and system are ours."""
+        model = request.model
+        shown = entries(request.messages, {item.name for item in request.tools}, self.name, model.model)
+        system = "\n\n".join(text for text in (request.system, *_rules(shown)) if text and text.strip())
+        thinks = "thinking" in model.params
+        body = {
+            "max_tokens": DEFAULT_MAX_TOKENS,
+            **model.params,
+            "model": model.model,
+            "messages": turns(shown, thinks),
+            "stream": True,
+        }
+        if system:
+            body["system"] = system
+        if request.tools:
+            body["tools"] = [offer(item) for item in request.tools]
+        headers = {"anthropic-version": VERSION}
+        if model.api_key:
+            headers["x-api-key"] = model.api_key
+        base = (model.endpoint or self.server).rstrip("/")
+        return WireRequest(f"{base}/v1/messages", headers, encode_json(body))
+
+    def reader(self, request: ModelRequest) -> Reader:
+        """For one answer."""
+        return Reader(request.model.model)
+
+
+def _rules(shown: list[Entry]) -> list[str]:
+    return [entry.text for entry in shown if not isinstance(entry, Said) and entry.system]
+
+
+def turns(shown: list[Entry], thinks: bool = True) -> list[Turn]:
+    """The conversation as alternating messages, of which the first is the user's."""
+    found: list[Turn] = []
+
+    def add(role: Literal["user", "assistant"], blocks: list[Block]) -> None:
+        if found and found[-1].role == role:
+            found[-1].content.extend(blocks)
+        elif blocks:
+            found.append(Turn(role, blocks))
+
+    for entry in shown:
+        if not isinstance(entry, Said):
+            if not entry.system:
+                add("user", [TextBlock(entry.text if entry.text.strip() else EMPTY)])
+            continue
+        if not found:
+            add("user", [TextBlock(EMPTY)])
+        thinking = entry.kept.get("thinking") if thinks else None
+        blocks: list[Block] = list(thinking) if isinstance(thinking, list) else []
+        if entry.text.strip():
+            blocks.append(TextBlock(entry.text))
+        add("assistant", [*blocks, *(ToolUse(call.id, call.name, call.args) for call in entry.calls)])
+        add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
+    return found or [Turn("user", [TextBlock(EMPTY)])]
+
+
+def offer(item: CatalogItem) -> Tool:
+    """A tool as the vendor is told of it; its schema must say that it is an object."""
+    return Tool(item.name, {"type": "object", "properties": {}, **(item.parameters or {})}, item.description)
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+class _Usage(Struct, frozen=True):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Message(Struct, frozen=True):
+    type: str = "message"
+    content: list[dict[str, Any]] = []
+    stop_reason: str | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Delta(Struct, frozen=True):
+    type: str | None = None
+    text: str | None = None
+    partial_json: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    stop_reason: str | None = None
+
+
+class _Event(Struct, frozen=True):
+    type: str = ""
+    index: int = 0
+    message: _Message | None = None
+    content_block: dict[str, Any] | None = None
+    delta: _Delta | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_event: Final = msgspec.json.Decoder(_Event)
+_decode_message: Final = msgspec.json.Decoder(_Message)
+
+
+class _Open:
+    """A content block while it is filled: the block as it began, and the pieces of its text, JSON or thought."""
+
+    __slots__ = ("block", "pieces", "signature")
+
+    def __init__(self, block: dict[str, Any]) -> None:
+        self.block = block
+        self.pieces: list[str] = []
+        self.signature = ""
+
+    @property
+    def kind(self) -> str:
+        return _text(self.block.get("type"))
+
+
+class Reader:
+    """Reads one answer."""
+
+    def __init__(self, model: str) -> None:
+        self.done = False
+        self._model = model
+        self._blocks: dict[int, _Open] = {}
+        self._size = AnswerSize()
+        self._stop: str | None = None
+        self._usage: _Usage | None = None
+        self._output_tokens = 0
+
+    def read(self, event: SseEvent) -> str:
+        """Take the next event; the text that it adds."""
+        if event.data.strip() in ("", "[DONE]"):  # the latter from servers that speak both interfaces
+            return ""
+        said = decode_json(_decode_event, event.data)
+        match said.type or event.name:
+            case "message_start" if said.message is not None:
+                self._count(said.message.usage)
+            case "content_block_start" if said.content_block is not None:
+                return self._begin(said.index, said.content_block)
+            case "content_block_delta" if said.delta is not None and said.index in self._blocks:
+                return self._fill(self._blocks[said.index], said.delta)
+            case "message_delta":
+                self._count(said.usage)
+                if said.delta is not None and said.delta.stop_reason is not None:
+                    self._stop = said.delta.stop_reason
+            case "message_stop":
+                self.done = True
+            case "error":
+                raise _stream_error(said.error)
+        return ""
+
+    def read_whole(self, body: bytes) -> str:
+        """Take the whole message of a server that does not stream."""
+        message = decode_json(_decode_message, body)
+        if message.error is not None:
+            raise _stream_error(message.error)
+        self._count(message.usage)
+        self._stop, self.done = message.stop_reason, True
+        return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
+
+    def answer(self) -> ModelAnswer:
+        """The answer, after everything was read."""
+        if not self.done and self._stop is None:
+            raise Fault("broken", "half an answer: its end is missing")
+        blocks = [self._blocks[index] for index in sorted(self._blocks)]
+        text = "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces])
+        calls = [_call(block) for block in blocks if block.kind == "tool_use"]
+        if self._stop == "max_tokens":
+            calls = cut_off(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
+        if not calls and not text.strip():
+            raise empty(self._stop, ("end_turn", "stop_sequence", "tool_use"))
+        thinking = [_thought(block) for block in blocks if block.kind in _THINKING]
+        usage = self._usage
+        return ModelAnswer(
+            text=text,
+            calls=calls,
+            finish_reason=self._stop,
+            usage=None if usage is None else Usage(_input_tokens(usage), self._output_tokens),
+            metadata=kept_by("anthropic", self._model, thinking=thinking) if thinking else None,
+        )
+
+    # --- inside
+
+    def _begin(self, index: int, block: dict[str, Any]) -> str:
+        if index not in self._blocks and len(self._blocks) >= MAX_CALLS:
+            raise Fault("final", f"an answer of more than {MAX_CALLS} parts")
+        opened = self._blocks[index] = _Open(block)
+        text = block.get("text")
+        if opened.kind != "text" or not isinstance(text, str) or not text:
+            return ""
+        opened.pieces.append(self._size.add(text))
+        return text
+
+    def _fill(self, block: _Open, delta: _Delta) -> str:
+        if delta.signature:
+            block.signature += self._size.add(delta.signature)
+        piece = self._size.add(delta.text or delta.partial_json or delta.thinking or "")
+        if piece:
+            block.pieces.append(piece)
+        return piece if block.kind == "text" else ""
+
+    def _count(self, usage: _Usage | None) -> None:
+        if usage is None:
+            return
+        if self._usage is None or usage.input_tokens:
+            self._usage = usage
+        self._output_tokens = usage.output_tokens or self._output_tokens
+
+
+def _input_tokens(usage: _Usage) -> int:
+    """All that was read, also what came from the vendor's cache."""
+    cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+    return (usage.input_tokens or 0) + cached
+
+
+def _call(block: _Open) -> AskedCall:
+    written = "".join(block.pieces)
+    given = block.block.get("input")
+    arguments = written if written or not isinstance(given, dict) else given
+    return asked_call(_text(block.block.get("id")), _text(block.block.get("name")), arguments)
+
+
+def _thought(block: _Open) -> dict[str, Any]:
+    """A block of thinking as the vendor wants it back: whole, with its signature."""
+    if block.kind == "redacted_thinking":
+        return block.block
+    thought = "".join(block.pieces) or _text(block.block.get("thinking"))
+    signature = block.signature or _text(block.block.get("signature"))
+    return {**block.block, "thinking": thought, "signature": signature}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _stream_error(error: Any) -> Fault:
+    kind = _text(error.get("type")) if isinstance(error, dict) else ""
+    return Fault("busy" if kind in _PASSING else "final", f"an error: {error_words(error) or kind[:80] or 'no reason'}")

@@ -1,0 +1,139 @@
+"""The conversation as a vendor is shown it. Pure.
+
+Our messages may hold what a vendor refuses: ids that repeat between turns, or that another vendor wrote; tool names
+that a model made up; empty texts. One bad message would make every later request fail, so they are made fit here:
+each call comes with exactly one result, ids are unique within the request, names of the catalog stay as they are
+(NAME-03) and only other ones are rewritten.
+
+Source: design section 5; pitfalls 4; requirements ERROR-08, NAME-03.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.conversation import AssistantData, Message, SystemData, ToolData, ToolResultPart, UserData, presentable
+from agentproc.providers.base import storable
+from schemas.codec import check_depth, encode_value
+from schemas.frames import ToolResult
+
+#: In an assistant message's metadata: what only its vendor understands and wants to see again (see `kept_by`).
+KEPT: Final = "vendor"
+#: Nesting of what is kept; it travels inside a message, whose frame has a limit of its own.
+MAX_KEPT_DEPTH: Final = 32
+#: Stands where a vendor takes no empty text.
+EMPTY: Final = "(empty message)"
+#: A tool name that every vendor takes.
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+#: A tool call id that every vendor takes.
+_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+
+
+class Call(Struct, frozen=True):
+    """A tool call with its result as text. `args` is an object."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+    result: str
+    is_error: bool
+
+
+class Said(Struct, frozen=True):
+    """The model's words, then its calls; both may be empty. `kept` is what `kept_by` gave."""
+
+    text: str
+    calls: list[Call]
+    kept: dict[str, Any]
+
+
+class Told(Struct, frozen=True):
+    """What a user said, or (system) what the conversation itself prescribes."""
+
+    text: str
+    system: bool = False
+
+
+Entry = Said | Told
+
+
+def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
+    """Metadata for an assistant message, so that `entries` finds `values` again for this very model only.
+
+    None when they could not be stored: then the vendor has to do without.
+    """
+    try:
+        kept = {KEPT: {"provider": provider, "model": model, **storable(values)}}
+        check_depth(encode_value(kept), MAX_KEPT_DEPTH)
+    except (ValueError, OverflowError, RecursionError):
+        return None
+    return kept
+
+
+def entries(messages: Sequence[Message], catalog: Collection[str], provider: str, model: str) -> list[Entry]:
+    """The conversation in order; an assistant message without text and calls is left out.
+
+    `catalog` are the names of the tools that the request offers.
+    """
+    shown = presentable(messages)
+    results: list[ToolResultPart] = [
+        part for message in shown if isinstance(message.data, ToolData) for part in message.data.content
+    ]
+    found: list[Entry] = []
+    used: set[str] = set()
+    at = 0
+    for message in shown:
+        data = message.data
+        if isinstance(data, UserData | SystemData):
+            found.append(Told(data.content, system=isinstance(data, SystemData)))
+        elif isinstance(data, AssistantData):
+            calls = []
+            for part in data.calls:
+                result = results[at].result
+                at += 1
+                # The number counts calls, so a message keeps its ids however the conversation grows.
+                call_id = part.tool_call_id if _ID.fullmatch(part.tool_call_id) else f"call_{at}"
+                copy = 1
+                while call_id in used:
+                    call_id, copy = f"call_{at}" if copy == 1 else f"call_{at}_{copy}", copy + 1
+                used.add(call_id)
+                name = tool_name(part.tool_name, catalog)
+                calls.append(Call(call_id, name, part.args, result_text(result), result.status == "error"))
+            if calls or data.text.strip():
+                found.append(Said(data.text, calls, _kept(message, provider, model)))
+    return found
+
+
+def tool_name(name: str, catalog: Collection[str]) -> str:
+    """The name of an earlier call; one that is in no catalog and no vendor would take is rewritten."""
+    if name in catalog or _NAME.fullmatch(name):
+        return name
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or "unnamed"
+
+
+def result_text(result: ToolResult) -> str:
+    """A result as the model reads it: text as it is, other output as JSON, an error or a handle with all its fields."""
+    if result.status != "ok":
+        fields = {"status": result.status, "handle": result.handle, "error": result.error}
+        return _json({name: value for name, value in fields.items() if value is not None})
+    output = msgspec.msgpack.decode(result.output) if result.output is not None else None
+    return output if isinstance(output, str) else _json(output)
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+def _kept(message: Message, provider: str, model: str) -> dict[str, Any]:
+    kept = message.metadata.get(KEPT)
+    if isinstance(kept, dict) and (kept.get("provider"), kept.get("model")) == (provider, model):
+        return kept
+    return {}

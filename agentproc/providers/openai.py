@@ -1,0 +1,285 @@
+"""Chat completions: of OpenAI, and of every server that speaks them (Ollama, vLLM, llama.cpp, …). Pure; http.py does
+the sending.
+
+Servers differ in what they leave out, so little is demanded: indexes, ids, a `[DONE]`, usage may all be missing.
+Unknown fields are skipped, but those inside a tool call are sent back with it (some vendors sign their calls).
+
+Source: design section 8; OpenAI's API reference, "Chat completions" and "Streaming".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
+from agentproc.providers.history import EMPTY, Said, entries, kept_by
+from agentproc.providers.sse import SseEvent
+from agentproc.providers.vendor import (
+    MAX_CALLS,
+    AnswerSize,
+    Fault,
+    WireRequest,
+    cut_off,
+    decode_json,
+    empty,
+    encode_json,
+    error_words,
+)
+from agentproc.turn import AskedCall
+from schemas.launch import CatalogItem
+
+#: Errors inside a stream after which the same request may succeed.
+_PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
+#: What is known of a tool call; everything else of it goes back as it came.
+_KNOWN: Final = frozenset(("index", "id", "type", "function"))
+
+
+class OpenAI:
+    """The vendor."""
+
+    name = "openai"
+    server = "https://api.openai.com/v1"
+
+    def request(self, request: ModelRequest) -> WireRequest:
+        """POST /chat/completions. The model's params are passed on as they are (null takes `stream_options` away);
+        messages and tools are ours.
+        """
+        model = request.model
+        body = {
+            "stream_options": {"include_usage": True},
+            **model.params,
+            "model": model.model,
+            "messages": messages(request),
+            "stream": True,
+        }
+        if body["stream_options"] is None:
+            del body["stream_options"]
+        if request.tools:
+            body["tools"] = [offer(item) for item in request.tools]
+        headers = {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
+        base = (model.endpoint or self.server).rstrip("/")
+        return WireRequest(f"{base}/chat/completions", headers, encode_json(body))
+
+    def reader(self, request: ModelRequest) -> Reader:
+        """For one answer."""
+        return Reader(request.model.model)
+
+
+# --- the request ------------------------------------------------------------------------------------------------------
+
+
+def messages(request: ModelRequest) -> list[dict[str, Any]]:
+    """System prompt and conversation; every result is a message of its own right behind its answer."""
+    found: list[dict[str, Any]] = []
+    if request.system and request.system.strip():
+        found.append({"role": "system", "content": request.system})
+    catalog = {item.name for item in request.tools}
+    for entry in entries(request.messages, catalog, "openai", request.model.model):
+        if not isinstance(entry, Said):
+            found.append({"role": "system" if entry.system else "user", "content": entry.text})
+            continue
+        message: dict[str, Any] = {"role": "assistant", "content": entry.text or None}
+        extras = entry.kept.get("calls")
+        if entry.calls:
+            message["tool_calls"] = [
+                {
+                    **_extra(extras, index),
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": encode_json(call.args).decode()},
+                }
+                for index, call in enumerate(entry.calls)
+            ]
+        found.append(message)
+        found += [{"role": "tool", "tool_call_id": call.id, "content": call.result} for call in entry.calls]
+    if not any(message["role"] != "system" for message in found):
+        found.append({"role": "user", "content": EMPTY})
+    return found
+
+
+def _extra(extras: Any, index: int) -> dict[str, Any]:
+    """What the vendor wrote into the call beside its name and arguments."""
+    extra = extras[index] if isinstance(extras, list) and index < len(extras) else None
+    return extra if isinstance(extra, dict) else {}
+
+
+def offer(item: CatalogItem) -> dict[str, Any]:
+    """A tool as the vendor is told of it."""
+    function: dict[str, Any] = {"name": item.name}
+    if item.description is not None:
+        function["description"] = item.description
+    function["parameters"] = {"type": "object", "properties": {}, **(item.parameters or {})}
+    return {"type": "function", "function": function}
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+class _Usage(Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Delta(Struct, frozen=True):
+    content: Any = None
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class _Choice(Struct, frozen=True):
+    index: int | None = 0
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(Struct, frozen=True):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: str | None = None
+    message: Any = None
+    code: Any = None
+
+
+_decode_chunk: Final = msgspec.json.Decoder(_Chunk)
+
+
+class _Call:
+    """A tool call while it arrives."""
+
+    __slots__ = ("extra", "id", "index", "name", "pieces", "whole")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.pieces: list[str] = []
+        self.whole: dict[str, Any] | None = None
+        self.extra: dict[str, Any] = {}
+
+    def asked(self) -> AskedCall:
+        """The call, complete."""
+        return asked_call(self.id, self.name, "".join(self.pieces) if self.whole is None else self.whole)
+
+
+class Reader:
+    """Reads one answer: the first choice of it."""
+
+    def __init__(self, model: str) -> None:
+        self.done = False
+        self._model = model
+        self._text: list[str] = []
+        self._calls: list[_Call] = []
+        self._size = AnswerSize()
+        self._stop: str | None = None
+        self._usage: Usage | None = None
+
+    def read(self, event: SseEvent) -> str:
+        """Take the next event; the text that it adds."""
+        data = event.data.strip()
+        if data in ("", "[DONE]"):
+            self.done = self.done or bool(data)
+            return ""
+        return self._take(decode_json(_decode_chunk, event.data))
+
+    def read_whole(self, body: bytes) -> str:
+        """Take the whole completion of a server that does not stream."""
+        text = self._take(decode_json(_decode_chunk, body))
+        self.done = True
+        return text
+
+    def answer(self) -> ModelAnswer:
+        """The answer, after everything was read."""
+        if not self.done and self._stop is None:
+            raise Fault("broken", "half an answer: its end is missing")
+        text = "".join(self._text)
+        calls = [call.asked() for call in self._calls]
+        if self._stop == "length":
+            calls = cut_off(calls, [not call.pieces and call.whole is None for call in self._calls])
+        if not calls and not text.strip():
+            raise empty(self._stop, ("stop", "tool_calls", "function_call"))
+        extras = [call.extra for call in self._calls]
+        return ModelAnswer(
+            text=text,
+            calls=calls,
+            finish_reason=self._stop,
+            usage=self._usage,
+            metadata=kept_by("openai", self._model, calls=extras) if any(extras) else None,
+        )
+
+    # --- inside
+
+    def _take(self, chunk: _Chunk) -> str:
+        if chunk.error is not None or chunk.object == "error":
+            raise _stream_error(chunk)
+        if chunk.usage is not None:
+            self._usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0)
+        text = ""
+        for choice in chunk.choices or []:
+            if choice.index:
+                continue
+            said = choice.delta or choice.message
+            if said is not None:
+                piece = self._size.add(_content(said.content) + (said.refusal or ""))
+                if piece:
+                    self._text.append(piece)
+                    text += piece
+                for call in said.tool_calls or []:
+                    self._add_call(call)
+            self._stop = choice.finish_reason or self._stop
+        return text
+
+    def _add_call(self, delta: dict[str, Any]) -> None:
+        function = delta.get("function")
+        function = function if isinstance(function, dict) else {}
+        call_id, name, arguments = _text(delta.get("id")), _text(function.get("name")), function.get("arguments")
+        call = self._find(delta.get("index"), call_id, name)
+        call.id = call.id or self._size.add(call_id)
+        if name != call.name:  # some servers repeat it with every piece
+            call.name += self._size.add(name)
+        if isinstance(arguments, str):
+            call.pieces.append(self._size.add(arguments))
+        elif isinstance(arguments, dict):
+            call.whole = arguments
+        call.extra.update({key: value for key, value in delta.items() if key not in _KNOWN})
+
+    def _find(self, index: Any, call_id: str, name: str) -> _Call:
+        """The call that a piece belongs to. Some servers give no index, or the same one to every call."""
+        if isinstance(index, int):
+            known = next((call for call in reversed(self._calls) if call.index == index), None)
+        else:
+            index = None
+            known = self._calls[-1] if self._calls and not (name and call_id == "") else None
+        if known is not None and not (name and call_id and known.id and call_id != known.id):
+            return known
+        if len(self._calls) >= MAX_CALLS:
+            raise Fault("final", f"an answer of more than {MAX_CALLS} tool calls")
+        self._calls.append(_Call(index))
+        return self._calls[-1]
+
+
+def _content(content: Any) -> str:
+    """Text, or the text parts of a list of parts."""
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        return "".join([_text(part.get("text")) for part in parts])
+    return _text(content)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _stream_error(chunk: _Chunk) -> Fault:
+    error = chunk.error if chunk.error is not None else {"message": chunk.message, "code": chunk.code}
+    names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
+    passing = any(name in _PASSING if isinstance(name, str) else _busy_status(name) for name in names)
+    return Fault("busy" if passing else "final", f"an error: {error_words(error) or 'no reason'}")
+
+
+def _busy_status(code: Any) -> bool:
+    return isinstance(code, int) and (code == 429 or 500 <= code < 600)

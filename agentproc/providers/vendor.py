@@ -1,0 +1,166 @@
+"""What makes a vendor: its request, and how its answer is read. Pure; http.py does the sending.
+
+A model's server may send anything at all. Every way in which its answer can be bad is a `Fault`, which says in the
+vendor's words what was wrong and whether asking again may help.
+
+Source: design section 8.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.providers.base import ModelAnswer, ModelRequest
+from agentproc.providers.sse import SseEvent
+from agentproc.turn import AskedCall
+from schemas.codec import describe_decode_error, replace_surrogates
+
+#: Text, arguments and thinking of one answer together (characters). The longest answers that models can give
+#: (128 000 tokens) are half of it, and more would not fit into a frame.
+MAX_ANSWER_CHARS: Final = 1 << 20
+#: Tool calls of one answer; each becomes a process's work and a message of the conversation.
+MAX_CALLS: Final = 1024
+#: What is shown of a vendor's own words (characters).
+MAX_WORDS: Final = 500
+
+#: `busy`: the server may answer later. `broken`: an answer began and was not one. `silent`: nothing came for long.
+#: `final`: asking again would end the same way.
+FaultKind = Literal["busy", "broken", "silent", "final"]
+
+T = TypeVar("T")
+
+
+class Fault(Exception):
+    """Why one try has no answer. `retry_after_s` is the vendor's wish; `status` the HTTP status, if it was that."""
+
+    def __init__(
+        self, kind: FaultKind, message: str, *, retry_after_s: float | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+
+class WireRequest(Struct, frozen=True):
+    """One HTTP request; `headers` hold the key."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class AnswerReader(Protocol):
+    """Reads one answer: events of a stream, or one whole document. Everything raises Fault when it is no answer."""
+
+    done: bool
+    """Whether the stream has said that it is complete."""
+
+    def read(self, event: SseEvent) -> str:
+        """Take the next event; the text that it adds."""
+
+    def read_whole(self, body: bytes) -> str:
+        """Take the whole answer of a server that does not stream; its text."""
+
+    def answer(self) -> ModelAnswer:
+        """The answer, after everything was read."""
+
+
+class Vendor(Protocol):
+    """One vendor's interface."""
+
+    name: str
+    server: str
+    """Base URL when the model names none."""
+
+    def request(self, request: ModelRequest) -> WireRequest:
+        """What to send."""
+
+    def reader(self, request: ModelRequest) -> AnswerReader:
+        """For one answer to it."""
+
+
+encode_json = msgspec.json.Encoder(enc_hook=str).encode
+"""A request's body; what JSON cannot hold becomes text."""
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
+    """JSON to a struct. Raises Fault `broken`. Half a surrogate pair, which msgspec refuses, becomes U+FFFD."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise Fault("broken", f"an answer of an unexpected form: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.convert(replace_surrogates(json.loads(data)), decoder.type)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        shown = plain(data if isinstance(data, str) else data[:200].decode("utf-8", "replace"))[:80]
+        raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
+
+
+class AnswerSize:
+    """Counts what an answer holds, against MAX_ANSWER_CHARS."""
+
+    __slots__ = ("_chars",)
+
+    def __init__(self) -> None:
+        self._chars = 0
+
+    def add(self, text: str) -> str:
+        """`text` as it is. Raises Fault `final` when the answer has become too long."""
+        self._chars += len(text)
+        if self._chars > MAX_ANSWER_CHARS:
+            raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
+        return text
+
+
+def cut_off(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:
+    """The calls of an answer that reached its token limit: a last one that was not written to its end is no call."""
+    if calls and (calls[-1].broken is not None or unwritten[-1]):
+        last = calls[-1]
+        reason = "they were cut off, because the answer reached its token limit"
+        return [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
+    return calls
+
+
+def empty(stop: str | None, usual: tuple[str, ...]) -> Fault:
+    """The fault of an answer without text and calls: worth another try when the model ended as `usual`."""
+    if stop is None or stop in usual:
+        return Fault("broken", "an empty answer")
+    return Fault("final", f"an empty answer; it stopped because of {stop[:80]}")
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
+
+
+def plain(text: str) -> str:
+    """Foreign text as one line without control characters."""
+    return _CONTROL.sub(" ", text).strip()
+
+
+def error_words(body: Any) -> str:
+    """What an error document says, in at most MAX_WORDS characters; "" when it says nothing."""
+    found = _find_words(body, 0)
+    return plain(found[: MAX_WORDS * 4])[:MAX_WORDS]
+
+
+def _find_words(value: Any, depth: int) -> str:
+    """The message of `{"error": {"message"}}`, `{"error": "…"}`, `{"message"}`, `{"detail"}` and their like."""
+    if isinstance(value, str):
+        return value
+    if depth > 4:
+        return ""
+    if isinstance(value, list):
+        return next((words for item in value[:4] if (words := _find_words(item, depth + 1))), "")
+    if isinstance(value, dict):
+        for key in ("error", "message", "detail", "msg", "title"):
+            if words := _find_words(value.get(key), depth + 1):
+                return words
+    return ""
