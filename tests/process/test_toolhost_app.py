@@ -366,6 +366,6 @@ def test_a_status_descriptor_that_nobody_reads_stops_nothing(broker: PlayedBroke
         broker.welcome()
         host.wait_ready()
         fcntl.fcntl(host.status, fcntl.F_SETPIPE_SZ, 4096)
-        for number in range(80):
+        for number in range(45):
             broker.call("echo", {}, f"t/{number}", workdir, instance_key=f"k{number}")
             assert broker.result(f"t/{number}", instance_key=f"k{number}")["status"] == "ok"
