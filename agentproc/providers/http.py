@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import ssl
 import sys
@@ -340,8 +341,8 @@ def _cause(error: BaseException) -> tuple[str, bool]:
         if isinstance(at, BaseExceptionGroup):
             at = at.exceptions[0]
             continue
-        if isinstance(at, OSError) and at.strerror:
-            found = plain(at.strerror)[:200]
+        if isinstance(at, OSError) and at.strerror:  # asyncio writes texts of its own; the resolver's are below zero
+            found = plain(os.strerror(at.errno) if at.errno and at.errno > 0 else at.strerror)[:200]
         at = at.__cause__ or at.__context__
     return found, False
 

@@ -1,0 +1,245 @@
+"""Both providers against a server that answers wrongly in every way, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from agentproc.providers.anthropic import Anthropic
+from agentproc.providers.base import ModelAnswer, TextDelta
+from agentproc.providers.http import HttpProvider, Patience
+from agentproc.providers.openai import OpenAI
+from agentproc.providers.retry import RETRIES
+from agentproc.providers.vendor import MAX_ANSWER_CHARS
+from schemas.errors import GoondanError
+from tests.kernel_fixture import ROOT
+from tests.process.model_servers import KEY, question, seen, server
+
+BOTH = pytest.mark.parametrize("provider", ["anthropic", "openai"])
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    with server("misbehaving_llm") as url:
+        yield url
+
+
+class Asker:
+    """A provider that does not really wait between tries, and what it would have waited.
+
+    `silent`: it soon takes a server for silent; `lenient`: only in its first try.
+    """
+
+    def __init__(self, provider: str, *, silent: bool = False, lenient: bool = False) -> None:
+        self.provider = provider
+        self.waits: list[float] = []
+        self._lenient = lenient
+        patience = Patience(connect_s=20.0, silence_s=0.15 if silent else 20.0, rest_s=0.2)
+        vendor = Anthropic() if provider == "anthropic" else OpenAI()
+        self.model = HttpProvider(vendor, patience=patience, sleep=self._sleep, chance=lambda: 0.0)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        if self._lenient and self.model._client is not None:
+            self.model._client.timeout = 20.0
+
+    async def fails(self, base: str, model: str) -> str:
+        """The message of a call that must fail."""
+        with pytest.raises(GoondanError) as caught:
+            await self.model.complete(question(self.provider, base, model))
+        info = caught.value.info
+        assert info.code == "E_MODEL_FAILED"
+        assert KEY not in str(info)
+        assert len(info.message) < 1000
+        assert "***" in info.message or "401" not in info.message
+        return info.message
+
+
+Ask = Callable[..., Asker]
+
+
+@pytest.fixture
+async def ask() -> AsyncIterator[Ask]:
+    made: list[Asker] = []
+
+    def make(provider: str, **options: bool) -> Asker:
+        made.append(Asker(provider, **options))
+        return made[-1]
+
+    yield make
+    for asker in made:
+        await asker.model.close()
+
+
+# --- what is wrong once, and then well --------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "how",
+    ["429", "500", "503", "529", "408", "drop", "half", "garbage", "html", "bad-event", "empty", "nothing", "silent",
+     "stall", "stream-error"],
+)  # fmt: skip
+async def test_what_passes_is_asked_again(ask: Ask, base: str, provider: str, how: str) -> None:
+    asker = ask(provider, silent=how in ("silent", "stall"), lenient=True)
+    pieces: list[TextDelta] = []
+    answer = await asker.model.complete(question(provider, base, f"{how}:1"), pieces.append)
+    assert answer.text == "fine"
+    assert len(asker.waits) == 1
+    assert "".join([piece.text for piece in pieces if piece.again or piece.text == "fine"]) == "fine"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("how", "words", "tries"),
+    [
+        ("401", "401 that is a 401, with", 1),
+        ("403", "403 that is a 403", 1),
+        ("404", "404 that is a 404", 1),
+        ("400", "400 that is a 400", 1),
+        ("429", "429 that is a 429", 1 + RETRIES["busy"]),
+        ("529", "529 that is a 529", 1 + RETRIES["busy"]),
+        ("429 wait=61", "asks to wait 61 s", 1),
+        ("moved", "redirects to https://elsewhere.example/v1", 1),
+        ("garbage", "no event stream but text/event-stream", 1 + RETRIES["broken"]),
+        ("html", "no event stream but text/html: <html> <title>Sign in</title>", 1 + RETRIES["broken"]),
+        ("bad-event", "no JSON", 1 + RETRIES["broken"]),
+        ("half", "half an answer", 1 + RETRIES["broken"]),
+        ("empty", "an empty answer", 1 + RETRIES["broken"]),
+        ("nothing", "an empty answer", 1 + RETRIES["broken"]),
+        ("silent", "nothing for 0.15 s", 1 + RETRIES["silent"]),
+        ("drop", "the connection was lost before an answer", 1 + RETRIES["busy"]),
+        ("stream-error", "come back later", 1 + RETRIES["busy"]),
+        ("huge", f"more than {MAX_ANSWER_CHARS} characters", 1),
+        ("endless-event", "an event of more than", 1),
+    ],
+)  # fmt: skip
+async def test_what_does_not_pass_fails_with_the_servers_words(
+    ask: Ask, base: str, provider: str, how: str, words: str, tries: int
+) -> None:
+    asker = ask(provider, silent=how == "silent")
+    message = await asker.fails(base, how)
+    assert words in message
+    assert len(asker.waits) == tries - 1
+    assert f"(tried {tries} times)" in message or tries == 1
+    if "wait" not in how:
+        assert asker.waits == [0.5, 1.0, 2.0, 4.0][: tries - 1]
+
+
+@BOTH
+async def test_the_wait_that_a_server_asks_for_is_kept(ask: Ask, base: str, provider: str) -> None:
+    asker = ask(provider)
+    await asker.fails(base, "503 wait=7.5")
+    assert asker.waits == [7.5] * RETRIES["busy"]
+
+
+async def test_a_turn_without_time_is_not_kept_waiting(ask: Ask, base: str) -> None:
+    asker = ask("openai")
+    with pytest.raises(GoondanError, match="503"):
+        await asker.model.complete(question("openai", base, "503 wait=7", timeout_s=5.0))
+    assert asker.waits == []
+
+
+async def test_nobody_listens_there(ask: Ask) -> None:
+    asker = ask("openai")
+    message = await asker.fails("http://user:hidden@127.0.0.1:1", "m")
+    assert "no connection: Connection refused" in message
+    assert "hidden" not in message
+    assert len(asker.waits) == RETRIES["busy"]
+
+
+@pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://[bad", "http://" + "a" * 300 + ".test"])
+async def test_an_endpoint_that_is_none(ask: Ask, address: str) -> None:
+    await ask("anthropic").fails(address, "m")
+
+
+async def test_a_key_that_cannot_be_sent_is_not_shown(ask: Ask, base: str) -> None:
+    for key in ("sk-secret\nx-evil: 1", "sk-s\u00e9cret"):
+        request = question("openai", base, "well")
+        model = type(request.model)(provider="openai", model="well", endpoint=base, api_key=key)
+        with pytest.raises(GoondanError) as caught:
+            await ask("openai").model.complete(type(request)(agent="a", model=model, messages=[], tools=[], step=1))
+        assert "characters that a key cannot have" in caught.value.info.message
+        assert "secret" not in str(caught.value)
+
+
+# --- well ------------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_text_arrives_in_pieces_and_whole(ask: Ask, base: str, provider: str) -> None:
+    pieces: list[TextDelta] = []
+    answer = await ask(provider).model.complete(question(provider, base, "well"), pieces.append)
+    assert answer.text == "".join([piece.text for piece in pieces]) == "fine"
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (3, 2)
+    assert not any(piece.again for piece in pieces)
+
+
+@BOTH
+async def test_a_server_that_does_not_stream(ask: Ask, base: str, provider: str) -> None:
+    answer = await ask(provider).model.complete(question(provider, base, "whole"))
+    assert answer.text == "fine"
+
+
+@BOTH
+async def test_calls_of_every_kind(ask: Ask, base: str, provider: str) -> None:
+    async def asked(how: str) -> ModelAnswer:
+        return await ask(provider).model.complete(question(provider, base, how))
+
+    assert [(call.id, call.args) for call in (await asked("same-id")).calls] == [
+        ("c1", {"command": "echo 1"}),
+        ("c1", {"command": "echo 2"}),
+    ]
+    assert [call.name for call in (await asked("unknown-tool")).calls] == ["no.such"]
+    (broken,), (listed,) = (await asked("broken-args")).calls, (await asked("list-args")).calls
+    assert "no JSON" in str(broken.broken)
+    assert listed.broken == "they are no JSON object"
+
+
+@BOTH
+async def test_a_connection_is_used_again(ask: Ask, base: str, provider: str) -> None:
+    asker = ask(provider)
+    for _ in range(3):
+        await asker.model.complete(question(provider, base, "well"))
+    client = asker.model._client
+    assert client is not None
+    assert len(client._transport._pool.connections) == 1  # type: ignore[attr-defined]
+
+
+@BOTH
+async def test_a_cancelled_call_closes_its_connection(ask: Ask, base: str, provider: str) -> None:
+    model = ask(provider).model
+    begun = asyncio.Event()
+    before = seen(base)["gone"].count("stall")
+    task = asyncio.create_task(model.complete(question(provider, base, "stall"), lambda _: begun.set()))
+    async with asyncio.timeout(10):
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while (await asyncio.to_thread(seen, base))["gone"].count("stall") == before:
+            await asyncio.sleep(0.01)
+
+
+async def test_retries_are_logged_without_the_key(ask: Ask, base: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await ask("anthropic").fails(base, "500")
+    assert "500 that is a 500" in caplog.text
+    assert KEY not in "".join(record.getMessage() for record in caplog.records if record.name == "agentproc.model")
+
+
+def test_nothing_of_it_is_loaded_before_the_first_call() -> None:
+    code = (
+        "import sys, agentproc.forkserver\n"
+        "from agentproc.providers.choose import make_provider\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('httpx', 'httpcore', 'anyio', 'certifi')"
+        " or name.startswith('agentproc.providers.http')])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
