@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 from msgspec.structs import replace
 
 from kernel.bundle.base import base_tools
@@ -101,3 +102,33 @@ def test_few_cases_deviate(tool: str) -> None:
     assert len(deviating) <= MAX_DEVIATIONS * len(of_tool)
     known = {case["id"] for case in of_tool}
     assert not [name for name in DEVIATIONS if name.startswith(f"{tool}__") and name not in known]
+
+
+@pytest.mark.requirement("BASE-01", "BASE-04", "ERROR-09", "FS-15")
+@pytest.mark.parametrize(
+    ("tool", "exports", "limit"),
+    [
+        ("file-system", ["read", "write", "list", "mkdir"], 2000),
+        ("json-query", ["query", "pick", "count", "flatten"], 1000),
+        ("text-transform", ["replace", "slice", "split", "join", "trim", "case"], 1000),
+        ("wait", ["seconds"], 600),
+    ],
+)
+def test_the_manifest(tool: str, exports: list[str], limit: int) -> None:
+    spec = tool_spec(base_tools()[tool])
+    assert ([export.name for export in spec.exports], spec.error_message_limit) == (exports, limit)
+    assert all((export.parameters or {})["additionalProperties"] is False for export in spec.exports)
+    document = yaml.safe_load((Path(spec.root) / "tool.yaml").read_text(encoding="utf-8"))
+    assert document["metadata"] == {"name": tool, "labels": {"tier": "base"}}
+
+
+async def test_examples_of_the_manifests_are_true(tmp_path: Path) -> None:
+    async with bench(*specs()) as made:
+        for name in TOOLS:
+            document = yaml.safe_load((Path(base_tools()[name].root) / "tool.yaml").read_text(encoding="utf-8"))
+            for export in document["spec"]["exports"]:
+                assert export["examples"]
+                for example in export["examples"]:
+                    if "output" in example:
+                        result = await made.call(f"{name}__{export['name']}", example["input"], workdir=tmp_path)
+                        assert result["output"] == example["output"]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel.bundle.base import base_tools
+
 ROOT = Path(__file__).parents[2]
 READMES = ("README.md", "README.ko.md")
 
@@ -41,3 +43,12 @@ def test_decisions_are_all_listed() -> None:
     folder = ROOT / "docs/decisions"
     listed = set(re.findall(r"\]\((\d{3}-[^)]+)\)", (folder / "README.md").read_text(encoding="utf-8")))
     assert listed == {path.name for path in folder.glob("[0-9]*.md")}
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_the_bundled_tools_are_all_listed(page: str) -> None:
+    rows = re.findall(
+        r"^\| `Tool/([a-z-]+)` \| (.+) \|$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    listed = {tool: re.findall(r"`(\w+)`", exports) for tool, exports in rows}
+    assert listed == {name: [export.name for export in tool.body.exports] for name, tool in base_tools().items()}

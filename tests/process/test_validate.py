@@ -79,7 +79,8 @@ def test_the_quickstart_is_valid_from_anywhere(tmp_path: Path) -> None:
     assert (default.returncode, report["valid"], report["errors"]) == (0, True, [])
     assert {"name": "word-count__count", "source": "bundle"} in report["tools"]
     assert {"name": "bash__exec", "source": "@goondan/base"} in report["tools"]
-    assert report["agents"][0]["tools"] == ["bash", "word-count"]
+    tools = ["bash", "file-system", "json-query", "text-transform", "wait", "word-count"]
+    assert report["agents"][0]["tools"] == tools
 
 
 @pytest.mark.requirement("VALIDATE-02", "HANDLER-03", "HANDLER-04", "VALIDATE-04")

@@ -71,7 +71,7 @@ def path(input: dict[str, Any], name: str, workdir: str, default: str | None = N
 
 def absolute(workdir: str, given: str) -> str:
     """An absolute path as it is; a relative one joined to the workdir and normalised (FS-05)."""
-    return given if given.startswith("/") else normalised(f"{workdir}/{given}")
+    return given if given.startswith("/") else normalised(f"{workdir}/{given}" if given else workdir)
 
 
 def normalised(given: str) -> str:

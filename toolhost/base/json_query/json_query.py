@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import InvalidInput, non_empty, number, string, strings
+    from toolhost.inside.arguments import InvalidInput, as_text, non_empty, number, string, strings
 else:
-    from goondan_tool.arguments import InvalidInput, non_empty, number, string, strings
+    from goondan_tool.arguments import InvalidInput, as_text, non_empty, number, string, strings
 
 #: Integers up to here are the same as doubles.
 EXACT = 1 << 53
+#: Integers travel from minus this up to twice this.
+WIDEST = 1 << 63
 #: No array that fits a call has an index of more digits.
 INDEX_DIGITS = 9
 _INFINITY = float("inf")
@@ -134,9 +136,11 @@ def parse(text: str) -> Any:
 
 
 def to_number(digits: str) -> float:
-    """A JSON number as a double; an int where that is the same."""
+    """A JSON number as a double, and as an int where JavaScript prints it as one (and msgpack has room for it)."""
     value = float(digits)
-    return int(value) if -EXACT <= value <= EXACT and value.is_integer() else value
+    if not value.is_integer() or not -WIDEST <= value < 2 * WIDEST:
+        return value
+    return int(value) if -EXACT <= value <= EXACT else int(as_text(value))
 
 
 def no_constant(name: str) -> NoReturn:
