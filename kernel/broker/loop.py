@@ -1,7 +1,9 @@
 """The broker's sockets: receive, let the router decide, send. Nothing is decided here.
 
-A plain poll-and-drain loop (design section 2): measured at twice the rate of the same loop on multipart calls and
-ahead of libzmq's own proxy, because one wake-up serves up to a quota of frames from every socket.
+A plain wait-and-drain loop (design section 2); a wake-up serves up to a quota of frames from every socket. It waits on
+libzmq's descriptors itself: `zmq_poll` asks every socket twice per wake-up, some twenty system calls with four of
+them. The price is libzmq's rule: a descriptor speaks once, and any call on its socket may swallow the word. So a
+socket that was sent on is looked at before the loop sleeps.
 
 Rules.
 - Every socket gets at most QUOTA frames a round, control first, so that no class starves another.
@@ -18,17 +20,17 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import select
 import signal
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import zmq
 import zmq.backend
-from zmq.backend import zmq_poll
 
 from kernel.broker.journal import Journal
 from kernel.broker.mailbox import Staged
@@ -41,8 +43,8 @@ from schemas.tokens import SOCKETS
 QUOTA: Final = 64
 #: How often the router looks at its clocks (seconds).
 TICK_S: Final = 0.2
-#: How soon a peer that could take no more is tried again (milliseconds).
-BLOCKED_RETRY_MS: Final = 2
+#: How soon a peer that could take no more is tried again (seconds).
+BLOCKED_RETRY_S: Final = 0.002
 #: Bytes that may wait for one peer, and for all: an agent or a host that stops reading must not grow the broker.
 MAX_BLOCKED_PEER: Final = 32 << 20
 MAX_BLOCKED_ALL: Final = 256 << 20
@@ -63,6 +65,9 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _RCVMORE: Final = int(zmq.RCVMORE)
+#: Why a socket is due: its descriptor said so (or its quota was used up), or a send on it may have eaten that word.
+_SIGNALLED: Final = 2
+_TOUCHED: Final = 1
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 
 
@@ -82,6 +87,8 @@ class BrokerLoop:
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._blocked_bytes = 0
         self._unsettled: deque[tuple[int, list[Staged]]] = deque()
+        #: By class: why its socket must be looked at before the loop may sleep, or 0.
+        self._due = [_SIGNALLED] * len(CLASSES)
         self._stop = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -115,22 +122,26 @@ class BrokerLoop:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
-        waiting: list[tuple[Any, int]] = [(socket, zmq.POLLIN) for socket in self._sockets]
-        waiting.append((self._wake_r, zmq.POLLIN))
-        journal_fd = self._journal.wake_fd()
-        if journal_fd is not None:
-            waiting.append((journal_fd, zmq.POLLIN))
-        order: dict[object, int] = {socket: cls for cls, socket in enumerate(self._sockets)}
+        epoll = select.epoll()
+        classes = {int(socket.getsockopt(zmq.FD)): cls for cls, socket in enumerate(self._sockets)}
+        for fd in classes:
+            epoll.register(fd, select.EPOLLIN)
+        for other in (self._wake_r, self._journal.wake_fd()):
+            if other is not None:
+                epoll.register(other, select.EPOLLIN)
+        due = self._due
         next_tick = clock() + TICK_S
         while not self._stop:
-            wait = max(0, int((next_tick - clock()) * 1000) + 1)
-            events = zmq_poll(waiting, min(wait, BLOCKED_RETRY_MS) if self._blocked else wait)
-            now = clock()
-            # Control is first in the list of what is polled, and so in what came of it.
-            for source, _ in events:
-                cls = order.get(source)
+            wait = 0.0 if any(due) else max(0.0, next_tick - clock())
+            for fd, _ in epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait):
+                cls = classes.get(fd)
                 if cls is not None:
-                    self._drain(cls, now)
+                    due[cls] = _SIGNALLED
+            now = clock()
+            for cls, reason in enumerate(due):
+                if reason:
+                    due[cls] = 0
+                    self._drain(cls, reason, now)
             self._commit(now)
             if self._blocked:
                 self._retry(now)
@@ -153,7 +164,7 @@ class BrokerLoop:
 
     # --- one round
 
-    def _drain(self, cls: int, now: float) -> None:
+    def _drain(self, cls: int, reason: int, now: float) -> None:
         """Up to QUOTA messages of one socket.
 
         What the first makes us send leaves at once, for its time; what the others make us send leaves together,
@@ -161,9 +172,11 @@ class BrokerLoop:
         """
         receive, option = self._receivers[cls]
         handle, known, out = self._router.receive, self._known[cls].get, self._bus.out
+        # An empty receive costs twice what this question does, and most looks find one message or none.
+        if reason == _TOUCHED and not option(_EVENTS) & _POLLIN:
+            return
         try:
             for count in range(QUOTA):
-                # An empty receive costs twice what this question does, and most rounds bring one message.
                 if count == 1 and not option(_EVENTS) & _POLLIN:
                     break
                 ident = receive(_NOBLOCK)
@@ -178,6 +191,8 @@ class BrokerLoop:
                     handle(connection, data, now)
                 if count == 0 and out:
                     self._flush(now)
+            else:
+                self._due[cls] = _SIGNALLED  # its quota is used; there may be more
         except zmq.Again:
             pass
         if out:
@@ -222,12 +237,13 @@ class BrokerLoop:
 
     def _flush(self, now: float) -> None:
         out = self._bus.out
-        senders, blocked = self._senders, self._blocked
+        senders, blocked, due = self._senders, self._blocked, self._due
         for cls, ident, data in out:
             if blocked and (cls, ident) in blocked:
                 self._block(cls, ident, data, now)
                 continue
             send = senders[cls]
+            due[cls] = due[cls] or _TOUCHED
             try:
                 send(ident, _MORE)
                 send(data, _NOBLOCK)
@@ -265,6 +281,7 @@ class BrokerLoop:
     def _retry(self, now: float) -> None:
         for (cls, ident), queue in list(self._blocked.items()):
             send = self._senders[cls]
+            self._due[cls] = _SIGNALLED
             try:
                 while queue:
                     send(ident, _MORE)
