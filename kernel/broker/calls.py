@@ -38,17 +38,13 @@ class Calls:
     """All open calls."""
 
     def __init__(self) -> None:
-        self._calls: dict[str | None, Call] = {}
+        #: Written by ToolCalls, which keeps `event.open_calls` in step.
+        self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
-        self.get = self._calls.get
+        self.get = self.open.get
 
     def __len__(self) -> int:
-        return len(self._calls)
-
-    def add(self, call: Call) -> None:
-        """Open a call."""
-        self._calls[call.id] = call
-        call.event.open_calls += 1
+        return len(self.open)
 
     def wait(self, call: Call, data: bytes) -> None:
         """No tool host is there: keep the frame until one comes."""
@@ -67,20 +63,20 @@ class Calls:
 
     def remove(self, call: Call) -> None:
         """Close an open call."""
-        del self._calls[call.id]
+        del self.open[call.id]
         call.event.open_calls -= 1
         if call.data:
             self._waiting.pop(call.id, None)
 
     def of_host(self, host: Connection) -> list[Call]:
         """The calls a tool host runs."""
-        return [call for call in self._calls.values() if call.host is host]
+        return [call for call in self.open.values() if call.host is host]
 
     def open_elsewhere(self, host: Connection) -> list[Call]:
         """The calls that were given to an earlier connection of the same tool host."""
         return [
             call
-            for call in self._calls.values()
+            for call in self.open.values()
             if call.host is not None and call.host is not host and call.host.address == host.address
         ]
 
@@ -88,6 +84,6 @@ class Calls:
         """The calls that were given to a tool host up to its `launch`."""
         return [
             call
-            for call in self._calls.values()
+            for call in self.open.values()
             if call.host is not None and call.host.address == address and call.host.claims.launch <= launch
         ]

@@ -243,7 +243,8 @@ class BrokerLoop:
                 self._block(cls, ident, data, now)
                 continue
             send = senders[cls]
-            due[cls] = due[cls] or _TOUCHED
+            if not due[cls]:
+                due[cls] = _TOUCHED
             try:
                 send(ident, _MORE)
                 send(data, _NOBLOCK)
@@ -251,9 +252,8 @@ class BrokerLoop:
                 self._block(cls, ident, data, now)
             except zmq.ZMQError as error:
                 self._failed(error, cls, ident, now)
-        # In place: the parts of the router hold this very list. What a failed send made it add is still to go.
-        done = len(out)
-        del out[:done]
+        # In place: the parts of the router hold this very list. What a failed send added was sent by the same loop.
+        out.clear()
 
     def _failed(self, error: zmq.ZMQError, cls: int, ident: bytes, now: float) -> None:
         if error.errno != errno.EHOSTUNREACH:

@@ -91,7 +91,8 @@ class ToolCalls:
         if first_sent is not None and first_sent < self._bus.started_ms:
             # From before this broker: it is not known here which host it went to, if any.
             call.sent_before = first_sent
-        self._calls.add(call)
+        self._calls.open[call_id] = call
+        event.open_calls += 1
         return call
 
     def _not_now(self, event: Event) -> GoondanError:
@@ -114,8 +115,10 @@ class ToolCalls:
         if call is None or call.host is not connection:
             self._bus.counters["results_stray"] += 1
             return  # late (the caller gave up, the event ended) or foreign: nobody waits for it
-        self._calls.remove(call)
-        instance = call.event.instance
+        event = call.event
+        del self._calls.open[call.id]
+        event.open_calls -= 1
+        instance = event.instance
         target = instance.conn
         if target is None:
             return  # the host keeps the result until the agent is back and asks again
