@@ -27,6 +27,14 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     api_key: str | None = None
     params: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without the key."""
+        key = None if self.api_key is None else "***"
+        return (
+            f"ModelSpec(provider={self.provider!r}, model={self.model!r}, endpoint={self.endpoint!r}, "
+            f"api_key={key!r}, params={self.params!r})"
+        )
+
 
 class ToolSource(Struct, frozen=True):
     """Where a catalog item comes from (ITEM-06)."""

@@ -30,12 +30,15 @@ from agentproc.providers.vendor import (
 from agentproc.turn import AskedCall
 from schemas.launch import CatalogItem
 
-#: The version of the interface that this module is written for.
-VERSION: Final = "2023-06-01"
+#: The version of the interface: that of the vendor's own package when its requests were recorded, where the key is a
+#: bearer token as well (tests/contract/model_requests/). It refuses `temperature`, `top_p` and `top_k`.
+VERSION: Final = "2026-10-21"
 #: `max_tokens`, which the vendor demands, unless the params say otherwise: what every model since 2024 allows.
 DEFAULT_MAX_TOKENS: Final = 8192
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("overloaded_error", "api_error", "rate_limit_error", "timeout_error"))
+#: Reasons to stop that leave an answer without its end.
+_CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
 _THINKING: Final = frozenset(("thinking", "redacted_thinking"))
 
 
@@ -94,12 +97,11 @@ class Anthropic:
         model = request.model
         shown = entries(request.messages, {item.name for item in request.tools}, self.name, model.model)
         system = "\n\n".join(text for text in (request.system, *_rules(shown)) if text and text.strip())
-        thinks = "thinking" in model.params
         body = {
             "max_tokens": DEFAULT_MAX_TOKENS,
             **model.params,
             "model": model.model,
-            "messages": turns(shown, thinks),
+            "messages": turns(shown),
             "stream": True,
         }
         if system:
@@ -108,7 +110,7 @@ class Anthropic:
             body["tools"] = [offer(item) for item in request.tools]
         headers = {"anthropic-version": VERSION}
         if model.api_key:
-            headers["x-api-key"] = model.api_key
+            headers["authorization"] = f"Bearer {model.api_key}"
         base = (model.endpoint or self.server).rstrip("/")
         return WireRequest(f"{base}/v1/messages", headers, encode_json(body))
 
@@ -121,7 +123,7 @@ def _rules(shown: list[Entry]) -> list[str]:
     return [entry.text for entry in shown if not isinstance(entry, Said) and entry.system]
 
 
-def turns(shown: list[Entry], thinks: bool = True) -> list[Turn]:
+def turns(shown: list[Entry]) -> list[Turn]:
     """The conversation as alternating messages, of which the first is the user's."""
     found: list[Turn] = []
 
@@ -138,13 +140,25 @@ def turns(shown: list[Entry], thinks: bool = True) -> list[Turn]:
             continue
         if not found:
             add("user", [TextBlock(EMPTY)])
-        thinking = entry.kept.get("thinking") if thinks else None
-        blocks: list[Block] = list(thinking) if isinstance(thinking, list) else []
-        if entry.text.strip():
-            blocks.append(TextBlock(entry.text))
-        add("assistant", [*blocks, *(ToolUse(call.id, call.name, call.args) for call in entry.calls)])
+        add("assistant", blocks_of(entry))
         add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
     return found or [Turn("user", [TextBlock(EMPTY)])]
+
+
+def blocks_of(said: Said) -> list[Block]:
+    """An answer as the vendor gave it: thinking has to be where it was. Without any, text and then calls."""
+    uses = [ToolUse(call.id, call.name, call.args) for call in said.calls]
+    order = said.kept.get("blocks")
+    if isinstance(order, list):
+        text = "".join([item for item in order if isinstance(item, str)])
+        calls = [item for item in order if isinstance(item, int)]
+        if text == said.text and calls == list(range(len(uses))):
+            return [
+                TextBlock(item) if isinstance(item, str) else uses[item] if isinstance(item, int) else item
+                for item in order
+                if not isinstance(item, str) or item.strip()
+            ]
+    return [*([TextBlock(said.text)] if said.text.strip() else []), *uses]
 
 
 def offer(item: CatalogItem) -> Tool:
@@ -258,18 +272,17 @@ class Reader:
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         text = "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces])
         calls = [_call(block) for block in blocks if block.kind == "tool_use"]
-        if self._stop == "max_tokens":
+        if self._stop in _CUT:
             calls = cut_off(calls, [not "".join(block.pieces) for block in blocks if block.kind == "tool_use"])
         if not calls and not text.strip():
             raise empty(self._stop, ("end_turn", "stop_sequence", "tool_use"))
-        thinking = [_thought(block) for block in blocks if block.kind in _THINKING]
         usage = self._usage
         return ModelAnswer(
             text=text,
             calls=calls,
             finish_reason=self._stop,
             usage=None if usage is None else Usage(_input_tokens(usage), self._output_tokens),
-            metadata=kept_by("anthropic", self._model, thinking=thinking) if thinking else None,
+            metadata=self._keep(blocks),
         )
 
     # --- inside
@@ -291,6 +304,22 @@ class Reader:
         if piece:
             block.pieces.append(piece)
         return piece if block.kind == "text" else ""
+
+    def _keep(self, blocks: list[_Open]) -> dict[str, Any] | None:
+        """The order of an answer with thinking: thoughts whole, texts, and calls by their number."""
+        if not any(block.kind in _THINKING for block in blocks):
+            return None
+        order: list[Any] = []
+        calls = 0
+        for block in blocks:
+            if block.kind in _THINKING:
+                order.append(_thought(block))
+            elif block.kind == "text":
+                order.append("".join(block.pieces))
+            elif block.kind == "tool_use":
+                order.append(calls)
+                calls += 1
+        return kept_by("anthropic", self._model, blocks=order)
 
     def _count(self, usage: _Usage | None) -> None:
         if usage is None:
