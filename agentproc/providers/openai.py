@@ -199,7 +199,7 @@ class Reader:
         text = "".join(self._text)
         calls = [call.asked() for call in self._calls]
         if self._stop == "length":
-            calls = cut_off(calls, [not call.pieces and call.whole is None for call in self._calls])
+            calls = cut_off(calls, [call.whole is None and not "".join(call.pieces) for call in self._calls])
         if not calls and not text.strip():
             raise empty(self._stop, ("stop", "tool_calls", "function_call"))
         extras = [call.extra for call in self._calls]
