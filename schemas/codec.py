@@ -20,6 +20,8 @@ from schemas.frames import Frame
 
 #: One frame inline. Larger payloads go by reference (design section 10).
 MAX_FRAME_BYTES: Final = 1 << 20
+#: The same frame after the broker has stamped it: sender, instance, workdir and chain are at most this much more.
+MAX_RELAYED_BYTES: Final = MAX_FRAME_BYTES + (64 << 10)
 #: Nesting of maps and arrays inside a payload.
 MAX_DEPTH: Final = 64
 
@@ -39,13 +41,13 @@ class FrameError(GoondanError):
     """The peer sent something that is no frame."""
 
 
-def decode(data: bytes) -> Frame:
+def decode(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Frame:
     """One message part to a frame; the payload stays as it came.
 
     Raises FrameError: E_FRAME_TOO_LARGE (nothing was parsed) or E_FRAME_INVALID.
     """
-    if len(data) > MAX_FRAME_BYTES:
-        message = f"frame of {len(data)} bytes, limit {MAX_FRAME_BYTES}"
+    if len(data) > max_bytes:
+        message = f"frame of {len(data)} bytes, limit {max_bytes}"
         raise FrameError(error_payload("E_FRAME_TOO_LARGE", message))
     try:
         return decode_frame(data)

@@ -164,16 +164,8 @@ class Peer:
             return None
         return data
 
-    def unsend(self, frame_id: str) -> None:
-        """The bytes that were given could not be sent: the entry waits, ahead of all others."""
-        entry = self._outbox.get(frame_id)
-        if entry is not None and entry.sent:
-            self._release(entry)
-            entry.sent = False
-            self._waiting.appendleft(entry)
-
     def sendable(self, now: float) -> Entry | None:
-        """The next waiting entry that may be sent now, or None. It counts as sent; see `unsend`."""
+        """The next waiting entry that may be sent now, or None. It counts as sent."""
         if self.phase != "ready" or not self._waiting:
             return None
         if self._held:

@@ -203,7 +203,7 @@ def test_pushed_frames_are_delivered_and_pings_answered() -> None:
 
 
 STEPS = st.lists(
-    st.sampled_from(["ask", "ask_other", "call", "post", "answer", "accept", "overload", "lose", "tick", "unsend"]),
+    st.sampled_from(["ask", "ask_other", "call", "post", "answer", "accept", "overload", "lose", "tick"]),
     max_size=60,
 )
 
@@ -237,10 +237,7 @@ def test_credit_and_outbox_always_add_up(steps: list[str], credit: int) -> None:
             peer.tick(now)
         elif sent:
             frame = sent[min(sent)]
-            if step == "unsend":
-                peer.unsend(frame.id)
-                del sent[frame.id]
-            elif step == "accept" and frame.type == "event":
+            if step == "accept" and frame.type == "event":
                 peer.receive(Frame("ack", in_reply_to=frame.id, stage="accepted"), now)
             elif step == "overload":
                 peer.receive(refuse(frame, "E_OVERLOADED", retry_after_ms=100), now)
