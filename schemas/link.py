@@ -36,6 +36,8 @@ SEND_HWM: Final = 4096
 RECEIVE_HWM: Final = 4096
 #: Frames handled in one wake-up, so that timers and other descriptors get their turn.
 FRAMES_PER_WAKEUP: Final = 128
+#: Frames that are handed to libzmq together.
+BURST: Final = 8
 #: How often deadlines and unanswered hellos are looked at (seconds).
 TICK_S: Final = 0.2
 # Plain integers: pyzmq's enums cost a look-up on every call.
@@ -215,11 +217,14 @@ class Link:
         return waiter
 
     def _queue(self, data: bytes) -> None:
-        """Send in this turn of the loop, together with what else it brings.
+        """Send in this turn of the loop, together with what else it brings, in bursts.
 
-        Handed over one by one, every frame would wake libzmq's thread anew; that costs more than all the rest.
+        Handed over one by one, every frame would wake libzmq's thread anew, which costs more than all the rest; all at
+        the end, everybody behind us would stand idle until then.
         """
         self._outgoing.append(data)
+        if len(self._outgoing) >= BURST and self._retry is None:
+            self._write()
         self._schedule()
 
     def _queue_waiting(self) -> None:

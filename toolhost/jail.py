@@ -29,6 +29,8 @@ from toolhost.channel import Channel, Violation
 from toolhost.launch import Launched, launch
 from toolhost.policy import LaunchPlan
 
+#: Frames written together: one by one each would wake the worker, all at the end it would stand idle until then.
+BURST: Final = 8
 #: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
 READ_BYTES: Final = 65536
 #: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
@@ -105,11 +107,13 @@ class Jail:
     # --- to the worker
 
     def send(self, frame: HostFrame) -> None:
-        """Queue a frame; everything queued in one turn of the loop is written at once."""
+        """Queue a frame; what is queued in one turn of the loop is written in bursts, so that the worker may begin."""
         body = _encode(frame)
         self._pending.append(len(body).to_bytes(4, "little"))
         self._pending.append(body)
-        if not self._flush_scheduled and not self._writing:
+        if len(self._pending) >= 2 * BURST and not self._writing:
+            self._flush()
+        elif not self._flush_scheduled and not self._writing:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 

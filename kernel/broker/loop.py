@@ -41,6 +41,8 @@ from schemas.tokens import SOCKETS
 
 #: Frames a socket may bring in one round (delivery.md section 6: with it a control ping waits 10 ms at worst).
 QUOTA: Final = 64
+#: Messages that leave together. Measured with 64 calls in flight: 1 and 64 are both a third slower.
+BURST: Final = 8
 #: How often the router looks at its clocks (seconds).
 TICK_S: Final = 0.2
 #: How soon a peer that could take no more is tried again (seconds).
@@ -165,9 +167,10 @@ class BrokerLoop:
     # --- one round
 
     def _drain(self, cls: int, reason: int, now: float) -> None:
-        """Up to QUOTA messages of one socket. What they make us send leaves together, after the last of them.
+        """Up to QUOTA messages of one socket. What they make us send leaves in bursts.
 
-        Sent one by one, every message would wake libzmq's own thread anew; that costs more than all the rest.
+        Sent one by one, every message would wake libzmq's own thread anew, which costs more than all the rest; sent
+        all at the end, everybody behind us would stand idle until then.
         """
         receive, option = self._receivers[cls]
         handle, known, out = self._router.receive, self._known[cls].get, self._bus.out
@@ -188,6 +191,8 @@ class BrokerLoop:
                         self._discard(receive, option)
                         continue
                     handle(connection, data, now)
+                    if len(out) >= BURST:
+                        self._flush(now)
             else:
                 self._due[cls] = _SIGNALLED  # its quota is used; there may be more
         except zmq.Again:
