@@ -6,6 +6,7 @@ Ready means: the broker has welcomed us, and a probe jail has run, or it is know
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ from toolhost.tenancy import LogLine, WorkerNews
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5
+#: When the collector looks at young, older and old objects (gc.set_threshold): rarely, as the hot path has no cycles.
+GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -92,6 +95,10 @@ class App:
                 bwrap, disable_userns = found
                 hidden = hidden_folders(spec, self._settings.endpoint)
                 host.open(host_facts(bwrap, hidden, disable_userns=disable_userns))
+            # What is here now stays; calls come and go without cycles, so young collections only cost time.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
             report_ready(self._settings.ready_fd)
             await self._serve()
         finally:
