@@ -50,7 +50,9 @@ WATCH_TICKS = 20
 SLOW_S = 0.001
 #: Results wait to be written together only while the next handler is known to be quicker than this (seconds).
 QUICK_S = 0.0001
-#: Collected results are written at this size at the latest (bytes).
+#: Quick results are written together, so many at a time: one by one each would wake the host, all at the end it would
+#: stand idle until then. And at this size at the latest (bytes).
+BURST = 8
 FLUSH_BYTES = 65536
 #: Threads for slow handlers; further calls wait. Below the default limit of 64 processes (threads count there).
 MAX_THREADS = 32
@@ -369,7 +371,10 @@ class Worker:
         if seconds is not None and seconds > SLOW_S:
             self._hand_call(call)
             return
-        if self._outbox and (seconds is None or seconds > QUICK_S or self._outbox_bytes > FLUSH_BYTES):
+        outbox = self._outbox
+        if outbox and (
+            seconds is None or seconds > QUICK_S or len(outbox) >= 2 * BURST or self._outbox_bytes > FLUSH_BYTES
+        ):
             self._flush()
         self._inline_since = now
         if self._dozing:
