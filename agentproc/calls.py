@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from agentproc.catalog import Allowed, StepCatalog
 from schemas.arguments import invalid_arguments
-from schemas.codec import MAX_FRAME_BYTES, check_depth, encode_value, from_raw
+from schemas.codec import MAX_FRAME_BYTES, check_depth, check_json, encode_value, from_raw
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
@@ -37,7 +37,7 @@ _REPEAT: Final = "~2"
 class CallLink(Protocol):
     """What is needed of a link (schemas.link.Link)."""
 
-    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None: ...
     def send(self, frame: Frame) -> bool: ...
     def forget(self, frame_id: str) -> None: ...
 
@@ -58,14 +58,14 @@ class CallContext(Struct, frozen=True):
 class OpenCall:
     """A call that is out."""
 
-    __slots__ = ("context", "done", "frame", "future", "item", "repeated")
+    __slots__ = ("context", "done", "frame", "item", "repeated", "sent")
 
     def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done) -> None:
         self.item = item
         self.frame = frame
         self.context = context
         self.done = done
-        self.future: asyncio.Future[Frame] | None = None
+        self.sent = False
         self.repeated = False
 
 
@@ -162,29 +162,26 @@ class ToolCaller:
 
     def _send(self, call: OpenCall) -> None:
         call_id = call.frame.call_id or ""
+        self._open[call_id] = call
         try:
-            future = self._link.call_tool(call.frame)
+            self._link.start_call(call.frame, lambda frame, error: self._answered(call_id, call, frame, error))
         except GoondanError as error:
             self._loop.call_soon(self._finish, call_id, call, _refused(error, call.item))
-            self._open[call_id] = call
             return
-        call.future = future
-        self._open[call_id] = call
-        future.add_done_callback(lambda answered: self._answered(call_id, call, answered))
+        call.sent = True
 
-    def _answered(self, call_id: str, call: OpenCall, future: asyncio.Future[Frame]) -> None:
-        if future.cancelled() or self._open.get(call_id) is not call:
+    def _answered(self, call_id: str, call: OpenCall, frame: Frame | None, error: GoondanError | None) -> None:
+        if self._open.get(call_id) is not call:
             return
-        error = future.exception()
-        if error is None:
-            result, answered_id = read_result(future.result(), call.item), call_id
-        elif isinstance(error, GoondanError):
-            if error.info.code == "E_LEASE_LOST":
+        answered_id: str | None = None
+        if frame is not None:
+            result, answered_id = read_result(frame, call.item), call_id
+        elif error is None or error.info.code == "E_LEASE_LOST":
+            if error is not None:
                 self._finish(call_id, call, error)
-                return
-            result, answered_id = _refused(error, call.item), None
+            return
         else:
-            raise error
+            result = _refused(error, call.item)
         if _is_unknown(result) and call.item.idempotent and not call.repeated:
             self._repeat(call_id, call)
             return
@@ -215,7 +212,7 @@ class ToolCaller:
 
     def _drop(self, call_id: str) -> OpenCall | None:
         call = self._open.pop(call_id, None) or self._open.pop(call_id + _REPEAT, None)
-        if call is not None and call.future is not None:
+        if call is not None and call.sent:
             self._link.forget(call.frame.id)
         return call
 
@@ -230,6 +227,8 @@ def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
     """The ToolResult of a `tool.result` frame, its error message within the tool's limit; anything else is an error."""
     try:
         result = from_raw(frame.payload, ToolResult)
+        if result.output is not None:
+            check_json(from_raw(result.output, object), "output")  # stored, it would spoil every later step
     except GoondanError as error:
         text = f"The tool host sent no result: {error.info.message}"
         return _failed(tool_error("E_TOOL_BAD_OUTPUT", text, name="FrameError"), item.error_message_limit)

@@ -28,6 +28,7 @@ from schemas.codec import FrameError, decode, encode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from schemas.link import Done
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
@@ -152,15 +153,20 @@ class _Nowhere:
             raise TypeError(outcome)
         return outcome.frame
 
-    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
+    def start_call(self, frame: Frame, done: Done) -> None:
         """Every call has the result null."""
         result = to_raw(ToolResult(status="ok", output=Raw(b"\xc0")))
-        return self._answered("call", frame, Frame("tool.result", call_id=frame.call_id, payload=result))
+        answer = self._answered("call", frame, done, Frame("tool.result", call_id=frame.call_id, payload=result))
+        self._loop.call_soon(done, answer, None)
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Everything is accepted."""
         frame.id = self._peer.next_id()
-        return self._answered("post", frame, Frame("ack", stage="accepted", in_reply_to=frame.id))
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        answer = self._answered("post", frame, future, Frame("ack", stage="accepted", in_reply_to=frame.id))
+        if answer is not None:
+            future.set_result(answer)
+        return future
 
     def send(self, frame: Frame) -> bool:
         """Encoded, and dropped."""
@@ -171,13 +177,10 @@ class _Nowhere:
         """As in any link."""
         self._peer.forget(frame_id)
 
-    def _answered(self, kind: Kind, frame: Frame, answer: Frame) -> asyncio.Future[Frame]:
-        future: asyncio.Future[Frame] = self._loop.create_future()
-        self._peer.submit(kind, frame, future, 0.0)
+    def _answered(self, kind: Kind, frame: Frame, waiter: object, answer: Frame) -> Frame | None:
+        self._peer.submit(kind, frame, waiter, 0.0)
         settled = self._peer.receive(_carried(answer), 0.0)
-        if isinstance(settled, Settled) and settled.frame is not None:
-            future.set_result(settled.frame)
-        return future
+        return settled.frame if isinstance(settled, Settled) else None
 
 
 def _carried(frame: Frame) -> Frame:

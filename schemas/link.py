@@ -53,6 +53,10 @@ def boottime_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+#: What `start_call` calls: the answering frame, or why there is none.
+Done = Callable[[Frame | None, GoondanError | None], None]
+
+
 class Link:
     """One connection to the broker, which survives the broker.
 
@@ -186,35 +190,61 @@ class Link:
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
-        return self._submit("post", frame)
+        waiter = self._future()
+        self._submit("post", frame, waiter)
+        return waiter
 
-    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Send a `tool.call` until its `tool.result` is here. Set `first_sent_ms` when it repeats an older call."""
+    def start_call(self, frame: Frame, done: Done) -> None:
+        """Send a `tool.call` until its `tool.result` is here; `done` is called with it, or with the error, once.
+
+        A callback and no future: a call costs a third less so. Set `first_sent_ms` when it repeats an older call.
+        `done` must neither block nor raise; it is not called after `forget`.
+        """
         if frame.first_sent_ms is None:
             frame.first_sent_ms = boottime_ms()
-        return self._submit("call", frame)
+        self._submit("call", frame, done)
+
+    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
+        """`start_call` with a future for its result."""
+        waiter = self._future()
+
+        def done(answer: Frame | None, error: GoondanError | None) -> None:
+            if waiter.done():
+                return
+            if error is not None:
+                waiter.set_exception(error)
+            elif answer is not None:
+                waiter.set_result(answer)
+
+        self.start_call(frame, done)
+        return waiter
 
     def ask(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send an `event` with `reply_to` until its answering event is here, which is acknowledged at once."""
-        return self._submit("ask", frame)
+        waiter = self._future()
+        self._submit("ask", frame, waiter)
+        return waiter
 
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame; its future is cancelled."""
         entry = self._peer.forget(frame_id)
-        if entry is not None and not entry.waiter.done():
+        if entry is not None and entry.kind != "call" and not entry.waiter.done():
             entry.waiter.cancel()
 
-    def _submit(self, kind: Kind, frame: Frame) -> asyncio.Future[Frame]:
+    def _future(self) -> asyncio.Future[Frame]:
+        if self._loop is None:
+            raise fail("E_LINK_CLOSED", "the link has not been started")
+        return self._loop.create_future()
+
+    def _submit(self, kind: Kind, frame: Frame, waiter: asyncio.Future[Frame] | Done) -> None:
         loop = self._loop
         if loop is None:
             raise fail("E_LINK_CLOSED", "the link has not been started")
-        waiter: asyncio.Future[Frame] = loop.create_future()
         data = self._peer.submit(kind, frame, waiter, loop.time())
         if data is not None:
             self._queue(data)
         elif self._peer.phase == "ready":
             self._queue_waiting()
-        return waiter
 
     def _queue(self, data: bytes) -> None:
         """Send in this turn of the loop, together with what else it brings, in bursts.
@@ -314,13 +344,18 @@ class Link:
             self._refuse(outcome)
 
     def _settle(self, settled: Settled) -> None:
-        waiter: asyncio.Future[Frame] = settled.entry.waiter
+        entry: Entry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
+        error = None if settled.error is None else GoondanError(settled.error)
+        if entry.kind == "call":
+            entry.waiter(settled.frame, error)
+            return
+        waiter: asyncio.Future[Frame] = entry.waiter
         if waiter.done():
             return
-        if settled.error is not None:
-            waiter.set_exception(GoondanError(settled.error))
+        if error is not None:
+            waiter.set_exception(error)
         elif settled.frame is not None:
             waiter.set_result(settled.frame)
 
@@ -354,9 +389,13 @@ class Link:
 
     def _fail_all(self, entries: list[Entry]) -> None:
         for entry in entries:
+            error = fail("E_LINK_CLOSED", "the link was closed before the answer came")
+            if entry.kind == "call":
+                entry.waiter(None, error)
+                continue
             waiter: asyncio.Future[Frame] = entry.waiter
             if not waiter.done():
-                waiter.set_exception(fail("E_LINK_CLOSED", "the link was closed before the answer came"))
+                waiter.set_exception(error)
                 with suppress(BaseException):
                     waiter.exception()  # nobody may be waiting any more; that is no news for the loop's log
 

@@ -42,7 +42,7 @@ _INITIAL_WINDOW: Final = 64
 
 
 class Entry:
-    """One frame that must be answered. `waiter` belongs to the shell (a future)."""
+    """One frame that must be answered. `waiter` belongs to the shell (a future or a callback)."""
 
     __slots__ = (
         "call_id",

@@ -13,6 +13,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 
+Done = Callable[[Frame | None, GoondanError | None], None]
 Handler = Callable[[str, Any], ToolResult | GoondanError | None]
 
 
@@ -40,29 +41,28 @@ class FakeLink:
         self.forgotten: list[str] = []
         self.refuse_post: dict[str, str] = {}
         self.connected = True
-        self._open: dict[str, asyncio.Future[Frame]] = {}
+        self._open: dict[str, tuple[str, Done]] = {}
         self._counter = 0
 
-    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
+    def start_call(self, frame: Frame, done: Done) -> None:
         self._name(frame)
         self.calls.append(frame)
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._open[str(frame.call_id)] = future
+        self._open[str(frame.call_id)] = (frame.id, done)
         payload = from_raw(frame.payload, ToolCallPayload)
         outcome = self.handler(str(frame.tool), from_raw(payload.args, object))
         if outcome is not None:
-            self.finish(str(frame.call_id), outcome)
-        return future
+            # Like the real link, never from inside start_call.
+            asyncio.get_running_loop().call_soon(self.finish, str(frame.call_id), outcome)
 
     def finish(self, call_id: str, outcome: ToolResult | GoondanError) -> None:
-        """Answer an open call."""
-        future = self._open.pop(call_id)
-        if future.done():
+        """Answer an open call; one that was forgotten is nobody's any more."""
+        if call_id not in self._open:
             return
+        _, done = self._open.pop(call_id)
         if isinstance(outcome, GoondanError):
-            future.set_exception(outcome)
+            done(None, outcome)
         else:
-            future.set_result(Frame("tool.result", call_id=call_id, payload=to_raw(outcome)))
+            done(Frame("tool.result", call_id=call_id, payload=to_raw(outcome)), None)
 
     def send(self, frame: Frame) -> bool:
         if self.connected:
@@ -83,6 +83,7 @@ class FakeLink:
 
     def forget(self, frame_id: str) -> None:
         self.forgotten.append(frame_id)
+        self._open = {call_id: call for call_id, call in self._open.items() if call[0] != frame_id}
 
     def _name(self, frame: Frame) -> None:
         self._counter += 1
@@ -92,7 +93,7 @@ class FakeLink:
 
     def open_calls(self) -> list[str]:
         """callIds that wait for an answer."""
-        return [call_id for call_id, future in self._open.items() if not future.done()]
+        return list(self._open)
 
     def answers(self) -> list[Answer]:
         """The answers of the turns that ended, in order."""

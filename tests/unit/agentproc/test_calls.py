@@ -148,7 +148,7 @@ async def test_a_lost_lease_is_no_result() -> None:
 async def test_a_result_that_is_none_is_an_error(payload: Any) -> None:
     class OddLink(FakeLink):
         def finish(self, call_id: str, outcome: Any) -> None:
-            self._open.pop(call_id).set_result(Frame("tool.result", call_id=call_id, payload=to_raw(payload)))
+            self._open.pop(call_id)[1](Frame("tool.result", call_id=call_id, payload=to_raw(payload)), None)
 
     result = await caller(OddLink()).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
     assert result.error is not None
