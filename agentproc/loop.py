@@ -48,7 +48,7 @@ from agentproc.turn import (
     Yield,
 )
 from schemas.arguments import invalid_arguments
-from schemas.codec import from_raw
+from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import (
     OPERATOR_AGENT,
@@ -230,6 +230,8 @@ class TurnRunner:
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
         """What the event asks for. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN or E_USAGE."""
         event = from_raw(frame.payload, AgentEvent)
+        for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
+            check_json(part, name)
         is_operator = self.spec.name == OPERATOR_AGENT
         if event.type != OPERATOR_CALL:
             if is_operator:

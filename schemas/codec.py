@@ -10,6 +10,7 @@ Source: design section 4 ("Rules"); PROTOCOL.md "Decoding"; replayed from schema
 from __future__ import annotations
 
 import re
+from math import isfinite
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -89,6 +90,38 @@ def from_raw(raw: Raw | bytes, kind: type[T]) -> T:
     except DECODE_ERRORS as error:
         message = f"payload is no {getattr(kind, '__name__', kind)}: {describe_decode_error(error)}"
         raise FrameError(error_payload("E_FRAME_INVALID", message)) from None
+
+
+def check_json(value: Any, what: str) -> None:
+    """Raise FrameError E_FRAME_INVALID when a decoded value is no JSON value; `what` names it in the message.
+
+    msgpack can say more than JSON: bytes, ext types (timestamps among them), NaN and infinities, keys that are no
+    texts. For the parts of a payload that a struct declares as Any (PROTOCOL.md "What a receiver checks itself").
+    """
+    found = _not_json(value)
+    if found:
+        raise FrameError(error_payload("E_FRAME_INVALID", f"{what} is no JSON value: it has {found}"))
+
+
+def _not_json(value: Any) -> str:
+    """What in `value` is not JSON, or "". A loop, because a payload may be a million values."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        kind = type(item)
+        if kind is str or kind is int or kind is bool or item is None:
+            continue
+        if kind is list:
+            waiting += item
+        elif kind is dict:
+            if any(type(key) is not str for key in item):
+                return "a key that is no text"
+            waiting += item.values()
+        elif kind is not float:
+            return "bytes" if kind is bytes else "an ext type"
+        elif not isfinite(item):
+            return "a number that is not finite"
+    return ""
 
 
 _NOT_CONTAINERS: Final = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= b <= 0xDF))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentproc import loop as loop_module
@@ -190,6 +192,58 @@ async def test_events_for_somebody_else_fail(make: Make, agent: str, kind: str, 
     await make(link, name=agent).run(event_frame("e1", value, kind=kind))
     assert code_of(the_answer(link)) == code
     assert link.posted[-1].stage == "failed"
+
+
+#: What msgpack can say and JSON cannot.
+NOT_JSON = {
+    "bytes": b"\x00",
+    "ext": msgspec.msgpack.Ext(5, b"x"),
+    "timestamp": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    "nan": float("nan"),
+    "infinity": [float("-inf")],
+    "integer key": {"a": [{1: 2}]},
+    "list as key": {"a": {(1, 2): 3}},
+}
+
+
+@pytest.mark.parametrize("part", ["input", "auth", "metadata"])
+@pytest.mark.parametrize("name", NOT_JSON)
+async def test_an_event_with_what_is_no_json_fails_and_the_agent_goes_on(make: Make, name: str, part: str) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("well")))
+    event = {"id": "e1", "type": "user.message", "createdAt": "2026-01-01T00:00:00Z", part: {"x": NOT_JSON[name]}}
+    await runner.run(Frame("event", event_id="e1", epoch=1, payload=to_raw(event)))
+    await runner.run(event_frame("e2", {"a": [1.5, None, True, -1, 2**64 - 1, "é"]}))
+    refused, answered = link.answers()
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.message.split(" is ")[0]) == ("E_FRAME_INVALID", part)
+    assert answered.status == "completed"
+    assert [frame.stage for frame in link.posted] == ["failed", "done"]
+
+
+@pytest.mark.parametrize("name", NOT_JSON)
+async def test_an_operator_call_with_what_is_no_json_reaches_no_tool(make: Make, name: str) -> None:
+    link = FakeLink()
+    call = {"tool": "notes__add", "args": {"x": NOT_JSON[name]}}
+    await make(link, name="_operator").run(event_frame("e1", call, kind="operator.call"))
+    assert code_of(the_answer(link)) == "E_FRAME_INVALID"
+    assert link.calls == []
+
+
+@pytest.mark.parametrize("name", NOT_JSON)
+async def test_an_output_that_is_no_json_is_an_error_for_the_model(make: Make, name: str) -> None:
+    link = FakeLink(lambda *_: ok({"x": NOT_JSON[name]}))
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    await make(link, model).run(event_frame("e1", "go"))
+    assert last_results(model.requests[-1].messages) == [("a", "error")]
+    assert the_answer(link).status == "completed"
+
+
+async def test_an_output_of_bad_text_is_an_error_for_the_model(make: Make) -> None:
+    link = FakeLink(lambda *_: ToolResult(status="ok", output=msgspec.Raw(b"\xa2\xff\xfe")))
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    await make(link, model).run(event_frame("e1", "go"))
+    assert last_results(model.requests[-1].messages) == [("a", "error")]
 
 
 async def test_a_payload_that_is_no_event_fails(make: Make) -> None:
