@@ -28,8 +28,9 @@ from schemas.launch import AgentSpec
 from schemas.link import Link
 from schemas.startup import report_failure, report_ready
 
-#: How long SIGTERM leaves a turn to reach its next step boundary (seconds), like a `shutdown` that names nothing else.
-TERM_GRACE_S: Final = 10.0
+#: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
+#: the broker must have its events back, instead of learning from a death that they are free.
+TERM_GRACE_S: Final = 2.5
 #: What is kept of the grace for saying that events are released (seconds); at most half of it.
 RELEASE_S: Final = 1.0
 #: How soon an idle process that has no broker looks again (seconds).

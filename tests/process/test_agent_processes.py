@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 from agentproc.forkserver import ForkServer
+from kernel.lifecycle import STOP_ORDER
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.forkserver import ForkRequest, encode_packet
@@ -449,6 +450,21 @@ def test_shutdown_releases_what_is_unfinished_and_is_acknowledged(short_tmp: Pat
         assert broker.expect("shutdown_ack").in_reply_to == "s1"
         assert process.wait(PATIENCE_S) == 0
         assert time.monotonic() - began < 5
+
+
+def test_a_stop_finds_events_released_before_it_kills(short_tmp: Path) -> None:
+    killed_after = dict(STOP_ORDER)["agents"]
+    with small_broker(short_tmp) as (broker, process):
+        broker.deliver("e1", 3)
+        broker.expect("tool.call")  # which nobody answers: no step boundary comes
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        released = broker.expect("ack", "release")
+        assert time.monotonic() - began < killed_after
+        broker.send(Frame("ack", stage="accepted", in_reply_to=released.id))
+        assert (released.event_id, released.epoch) == ("e1", 3)
+        assert process.wait(PATIENCE_S) == 0
+        assert time.monotonic() - began < killed_after
 
 
 def test_an_event_handed_over_again_goes_on_under_its_new_epoch(short_tmp: Path) -> None:
