@@ -321,7 +321,7 @@ class Link:
             return
         try:
             now = self.heard_at = loop.time()
-            outcome = self._peer.receive(decode(data), now)
+            outcome = self._peer.receive(decode(data, MAX_RELAYED_BYTES), now)
         except (GoondanError, *DECODE_ERRORS):
             self.bad_frames += 1
             return

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from schemas.codec import encode, from_raw, to_raw
+from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
 from schemas.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
-from schemas.link import Link
+from schemas.link import Link, boottime_ms
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
 
 
@@ -250,6 +250,64 @@ async def test_links_outlive_the_broker(broker: Broker) -> None:
         assert from_raw((await asyncio.wait_for(answer, 5)).payload, str) == "the answer"
     finally:
         for link in links:
+            await link.close()
+
+
+def filled(frame: Frame, size: int, **fields: object) -> Frame:
+    """The frame with a payload that makes it `size` bytes long, as it leaves its sender."""
+    text = "x" * (size // 2)  # long enough for the same length field
+    frame.payload = to_raw({**fields, "text": text})
+    frame.payload = to_raw({**fields, "text": text + "x" * (size - len(encode_value(frame)))})
+    assert len(encode_value(frame)) == size
+    return frame
+
+
+async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: Broker) -> None:
+    """A sender's limit is a receiver's limit less what the broker adds: sender, instance, workdir, chain."""
+    events: asyncio.Queue[Frame] = asyncio.Queue()
+    calls: asyncio.Queue[Frame] = asyncio.Queue()
+    agent_token = broker.token("agent", agent="coder", instance_key="k")
+    host = Link(broker.endpoint("toolhost"), broker.token("toolhost"), on_frame=calls.put_nowait, incarnation="h" * 12)
+    agent = Link(broker.endpoint("agent"), agent_token, on_frame=events.put_nowait, incarnation="a" * 12)
+    client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=print)
+    try:
+        for link in (host, agent, client):
+            await link.start()
+        asked = Frame("event", id="q", event_id="e1", to="coder", instance_key="k", reply_to=ReplyTo("client", "c1"))
+        with pytest.raises(FrameError) as too_large:
+            client.ask(filled(asked, MAX_FRAME_BYTES + 1))
+        assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
+        answer = client.ask(filled(asked, MAX_FRAME_BYTES))
+        event = await asyncio.wait_for(events.get(), 5)
+        assert bytes(event.payload) == bytes(asked.payload)
+        assert len(encode_value(event)) > MAX_FRAME_BYTES
+
+        made = call(event)
+        made.first_sent_ms = boottime_ms()
+        filled(made, MAX_FRAME_BYTES + 1, args={}, turnId="t", toolCallId="1")
+        with pytest.raises(FrameError) as too_large:
+            agent.call_tool(made)
+        assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
+        result = agent.call_tool(filled(made, MAX_FRAME_BYTES, args={}, turnId="t", toolCallId="1"))
+        arrived = await asyncio.wait_for(calls.get(), 5)
+        assert bytes(arrived.payload) == bytes(made.payload)
+        assert len(encode_value(arrived)) > MAX_FRAME_BYTES
+
+        given = Frame("tool.result", id="r", call_id=arrived.call_id)
+        with pytest.raises(FrameError) as too_large:
+            host.send(filled(given, MAX_FRAME_BYTES + 1, status="ok"))
+        assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
+        assert host.send(filled(given, MAX_FRAME_BYTES, status="ok"))
+        assert bytes((await asyncio.wait_for(result, 5)).payload) == bytes(given.payload)
+
+        done = Frame("ack", id="d", stage="done", event_id="e1", epoch=event.epoch)
+        assert (await asyncio.wait_for(agent.post(filled(done, MAX_FRAME_BYTES)), 5)).stage == "accepted"
+        answered = await asyncio.wait_for(answer, 5)
+        assert bytes(answered.payload) == bytes(done.payload)
+        assert len(encode_value(answered)) > MAX_FRAME_BYTES
+        assert [link.bad_frames for link in (host, agent, client)] == [0, 0, 0]
+    finally:
+        for link in (host, agent, client):
             await link.close()
 
 
