@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -186,6 +188,24 @@ def test_an_unknown_type_is_answered_and_the_link_stays(broker: Broker) -> None:
     client = broker.hello("client")
     assert code(client.ask(Frame("teleport", id="1"))) == "E_FRAME_TYPE"
     assert client.ask(Frame("ping", id="p")).type == "pong"
+
+
+def test_what_a_client_may_ask_the_broker_is_what_the_document_says(broker: Broker) -> None:
+    text = (Path(__file__).parents[2] / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(stats|peers)` \| (.*) \|$", text, re.MULTILINE))
+    agent = broker.hello("agent", agent="coder", instance_key="k")
+    operator, client = broker.hello("client", operator=True), broker.hello("client")
+    stats = client.ask(Frame("admin", id="1", payload=to_raw({"op": "stats"})))
+    assert (stats.type, stats.in_reply_to) == ("reply", "1")
+    body = from_raw(stats.payload, dict)
+    assert all(f"`{name}`" in rows["stats"] for name in [*body, *body["connections"]])
+    assert body["connections"] == {"control": 0, "agent": 1, "toolhost": 0, "client": 2}
+    peers = from_raw(operator.ask(Frame("admin", id="2", payload=to_raw({"op": "peers"}))).payload, dict)["peers"]
+    assert [(peer["role"], peer["name"], peer["instanceKey"]) for peer in peers] == [("agent", "coder", "k")]
+    assert all(f"`{name}`" in rows["peers"] for name in peers[0])
+    assert code(client.ask(Frame("admin", id="3", payload=to_raw({"op": "peers"})))) == "E_FRAME_INVALID"
+    assert code(operator.ask(Frame("admin", id="4", payload=to_raw({"op": "stop"})))) == "E_FRAME_INVALID"
+    assert agent.ask(Frame("ping", id="p")).type == "pong"
 
 
 def test_parts_of_a_longer_message_are_nobody_elses_words(broker: Broker) -> None:
