@@ -118,7 +118,7 @@ def _not_json(value: Any) -> str:
                 return "a key that is no text"
             waiting += item.values()
         elif kind is not float:
-            return "bytes" if kind is bytes else "an ext type"
+            return f"a value of type {kind.__name__}"
         elif not isfinite(item):
             return "a number that is not finite"
     return ""
