@@ -8,15 +8,26 @@ import random
 import signal
 import subprocess
 import threading
-import time
 from contextlib import suppress
 
 import pytest
 
 from tests.kernel_fixture import Sandbox
 
-LINES = 150
 ROLES = ("broker", "forkserver", "toolhost", "agent", "worker")
+#: Every role's turn comes this often; a role that has no process at that moment is passed over.
+TURNS = 3
+LINES_A_TURN = 10
+
+
+def kill_one(kernel: Sandbox, role: str, chance: random.Random) -> bool:
+    """`kill -9` of some process of a role."""
+    pids = [int(row["pid"]) for row in kernel.ps() if row["role"] == role and row["pid"]]
+    if not pids:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(chance.choice(pids), signal.SIGKILL)
+    return True
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -24,32 +35,33 @@ def test_every_line_gets_one_result_whatever_dies(kernel: Sandbox, seed: int) ->
     kernel.detach()
     chance = random.Random(seed)
     process = kernel.popen("call", "--batch", "-", stdin=subprocess.PIPE)
-    lines = [
-        {"id": n, "tool": "bash__exec", "args": {"command": f"sleep 0.03; echo {n}"}, "instance": f"i{n % 10}"}
-        for n in range(LINES)
-    ]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    assert process.stdin is not None
+    assert process.stdout is not None
     printed: list[bytes] = []
-    talking = threading.Thread(target=lambda: printed.append(process.communicate(data)[0]))
-    talking.start()
+    reading = threading.Thread(target=lambda: printed.extend(process.stdout or []))
+    reading.start()
     killed: set[str] = set()
-    until = time.monotonic() + 40
-    while talking.is_alive() and time.monotonic() < until:
-        talking.join(chance.uniform(0.05, 0.4))
-        rows = [row for row in kernel.ps() if row["role"] in ROLES and row["pid"]]
-        role = chance.choice(sorted({row["role"] for row in rows} | {"nobody"}))
-        for row in chance.sample(rows, len(rows)):
-            if row["role"] == role:
-                with suppress(ProcessLookupError):
-                    os.kill(row["pid"], signal.SIGKILL)
-                killed.add(role)
-                break
-    talking.join(10)
-    assert not talking.is_alive(), kernel.log("supervisor")
-    assert process.returncode == 0
-    assert len(killed) >= 2
-    results = [json.loads(line) for line in printed[0].splitlines()]
-    assert sorted(result["id"] for result in results) == list(range(LINES))
+    lines = 0
+    for role in chance.sample(ROLES * TURNS, len(ROLES) * TURNS):
+        for _ in range(LINES_A_TURN):
+            call = {
+                "tool": "bash__exec",
+                "args": {"command": f"sleep 0.03; echo {lines}"},
+                "instance": f"i{lines % 10}",
+            }
+            process.stdin.write(json.dumps({"id": lines, **call}).encode() + b"\n")
+            lines += 1
+        process.stdin.flush()
+        reading.join(chance.uniform(0.02, 0.2))  # the calls are in different places each time
+        if kill_one(kernel, role, chance):
+            killed.add(role)
+    process.stdin.close()
+    reading.join(40)
+    assert not reading.is_alive(), kernel.log("supervisor")
+    assert process.wait(10) == 0
+    assert len(killed) >= 3, killed
+    results = [json.loads(line) for line in printed]
+    assert sorted(result["id"] for result in results) == list(range(lines))
     for result in results:
         if result["result"]["status"] == "ok":
             assert result["result"]["output"]["stdout"] == f"{result['id']}\n"
