@@ -10,7 +10,7 @@ Rules.
   first come first served by key.
 - The host performs what is returned: start a jail for a slot, put calls into it, end it.
 
-Source: sandbox.md sections 1 and 5; brief design section 6.
+Source: sandbox.md sections 1 and 5; design section 6.
 """
 
 from __future__ import annotations
