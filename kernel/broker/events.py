@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 #: Agents that may wait for each other in a row; a longer chain is taken for a loop.
 MAX_CHAIN: Final = 32
+#: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
+#: than that, which these, the chain and the names stay below (bytes).
+MAX_WORKDIR: Final = 4096
+MAX_AUTH: Final = 16 << 10
 
 
 class Events:
@@ -87,6 +91,10 @@ class Events:
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if frame.workdir is not None and not operator:
             raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
+        auth = 0 if frame.auth is None else len(memoryview(frame.auth))
+        if len((frame.workdir or "").encode()) > MAX_WORKDIR or auth > MAX_AUTH:
+            message = f"a workdir has at most {MAX_WORKDIR} bytes, auth {MAX_AUTH}"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if self._bus.closing:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
         return self._bus.instance(agent, key)

@@ -155,6 +155,14 @@ def test_clients_that_are_no_operators_name_no_workdir_and_no_operator_agent(bro
     assert code(client.ask(Frame("event", id="3", event_id="e", to="coder", instance_key="a\nb"))) == "E_FRAME_INVALID"
 
 
+def test_what_is_stamped_on_other_frames_is_of_bounded_size(broker: Broker) -> None:
+    client = broker.hello("client", operator=True)
+    long = Frame("event", id="1", event_id="e", to="coder", instance_key="k", workdir="/" * 4097)
+    assert code(client.ask(long)) == "E_FRAME_INVALID"
+    much = Frame("event", id="2", event_id="e", to="coder", instance_key="k", auth=to_raw("x" * (16 << 10)))
+    assert code(client.ask(much)) == "E_FRAME_INVALID"
+
+
 BAD = {
     "not msgpack": b"\xc1\xff\xff",
     "truncated": encode(Frame("event", id="1"))[:-2],
