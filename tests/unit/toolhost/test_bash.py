@@ -62,11 +62,11 @@ def test_variables_are_added_to_the_environment(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("check", "given", "message"),
     [
-        (lambda given: bash.non_empty(given, "command"), {"command": ""}, "'command' must be a non-empty string"),
-        (lambda given: bash.non_empty(given, "command"), {"command": "a\0b"}, "'command' must not contain null bytes"),
+        (lambda given: bash.required(given, "command"), {"command": ""}, "'command' must be a non-empty string"),
+        (lambda given: bash.required(given, "command"), {"command": "a\0b"}, "'command' must not contain null bytes"),
         (lambda given: bash.optional_string(given, "cwd", ""), {"cwd": None}, "'cwd' must be a string"),
-        (lambda given: bash.strings(given, "args"), {"args": "x"}, "'args' must be an array"),
-        (lambda given: bash.strings(given, "args"), {"args": ["x", 1]}, "'args' must contain only strings"),
+        (lambda given: bash.optional_strings(given, "args"), {"args": "x"}, "'args' must be an array"),
+        (lambda given: bash.optional_strings(given, "args"), {"args": ["x", 1]}, "'args' must contain only strings"),
         (bash.timeout, {"timeoutMs": "1"}, "'timeoutMs' must be a finite number"),
         (bash.timeout, {"timeoutMs": True}, "'timeoutMs' must be a finite number"),
     ],
@@ -79,7 +79,7 @@ def test_arguments_that_a_schema_would_have_refused(check: Any, given: dict[str,
 
 def test_defaults() -> None:
     assert bash.timeout({}) == 30_000
-    assert bash.strings({}, "args") == []
+    assert bash.optional_strings({}, "args") == []
     assert bash.optional_string({}, "shell", bash.SCRIPT_SHELL) == "/bin/bash"
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from toolhost.inside import ToolContext
+    from toolhost.inside.arguments import InvalidInput, absolute, as_text, non_empty, string, strings
+else:
+    from goondan_tool.arguments import InvalidInput, absolute, as_text, non_empty, string, strings
 
 DEFAULT_TIMEOUT_MS = 30_000
 #: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (design section 12a).
@@ -54,10 +57,6 @@ SCRIPT_SHELL = "/bin/bash"
 DEFAULT_SIGNALS = (13,)
 
 
-class InvalidInput(ValueError):
-    """An argument that the schema lets through but that cannot be used."""
-
-
 class ShellError(Exception):
     """The shell could not be started; `code` is the operating system's name of the reason."""
 
@@ -79,7 +78,7 @@ class Cancelled(Exception):
 
 def execute(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`bash__exec`: run a command line with /bin/sh as a login shell."""
-    command = non_empty(input, "command")
+    command = required(input, "command")
     cwd = absolute(ctx.workdir, optional_string(input, "cwd", ctx.workdir))
     timeout_ms = timeout(input)
     environment = merged_environment(input)
@@ -90,8 +89,8 @@ def execute(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 def script(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`bash__script`: run a script file with a shell, in the workdir."""
-    path = absolute(ctx.workdir, non_empty(input, "path"))
-    args = strings(input, "args")
+    path = absolute(ctx.workdir, required(input, "path"))
+    args = optional_strings(input, "args")
     shell = optional_string(input, "shell", SCRIPT_SHELL)
     timeout_ms = timeout(input)
     environment = merged_environment(input)
@@ -107,30 +106,19 @@ handlers = {"exec": execute, "script": script}
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 
-def non_empty(input: dict[str, Any], name: str) -> str:
-    """A required string."""
-    value = input.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"'{name}' must be a non-empty string")
-    return without_null(name, value)
+def required(input: dict[str, Any], name: str) -> str:
+    """A required string that a program can be given."""
+    return without_null(name, non_empty(input, name))
 
 
 def optional_string(input: dict[str, Any], name: str, default: str) -> str:
-    """A string that may be left out."""
-    value = input.get(name, default)
-    if not isinstance(value, str):
-        raise InvalidInput(f"'{name}' must be a string")
-    return without_null(name, value)
+    """A string that may be left out, likewise."""
+    return without_null(name, string(input, name, default))
 
 
-def strings(input: dict[str, Any], name: str) -> list[str]:
-    """A list of strings that may be left out."""
-    value = input.get(name, [])
-    if not isinstance(value, list):
-        raise InvalidInput(f"'{name}' must be an array")
-    if not all(isinstance(item, str) for item in value):
-        raise InvalidInput(f"'{name}' must contain only strings")
-    return [without_null(name, item) for item in value]
+def optional_strings(input: dict[str, Any], name: str) -> list[str]:
+    """A list of strings that may be left out, likewise."""
+    return [without_null(name, item) for item in strings(input, name)] if name in input else []
 
 
 def timeout(input: dict[str, Any]) -> float:
@@ -156,35 +144,6 @@ def merged_environment(input: dict[str, Any]) -> dict[bytes, bytes]:
     return environment
 
 
-def as_text(value: str | float) -> str:
-    """A value as JavaScript prints it: 1.0 is 1, -0.0 is 0, 1e21 is 1e+21, and integers are doubles."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    number = float(value)
-    if number == 0:
-        return "0"
-    sign, digits, point = split_number(number)
-    if 0 < point <= 21:
-        text = digits.ljust(point, "0") if len(digits) <= point else f"{digits[:point]}.{digits[point:]}"
-    elif -6 < point <= 0:
-        text = "0." + "0" * -point + digits
-    else:
-        mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
-        text = f"{mantissa}e{'+' if point > 0 else '-'}{abs(point - 1)}"
-    return sign + text
-
-
-def split_number(number: float) -> tuple[str, str, int]:
-    """Sign, shortest digits, and where the decimal point stands: 1.5 is ("", "15", 1)."""
-    mantissa, _, exponent = f"{abs(number)!r}".partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(digits))
-    return ("-" if number < 0 else ""), digits.rstrip("0") or "0", point
-
-
 def without_null(name: str, value: str) -> str:
     """No string with a zero byte can reach a program."""
     if "\0" in value:
@@ -198,19 +157,6 @@ def encode(text: str) -> bytes:
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------
-
-
-def absolute(workdir: str, path: str) -> str:
-    """An absolute path as it is; a relative one joined to the workdir and normalised."""
-    if path.startswith("/"):
-        return path
-    names: list[str] = []
-    for name in f"{workdir}/{path}".split("/"):
-        if name == "..":
-            del names[-1:]
-        elif name not in ("", "."):
-            names.append(name)
-    return "/" + "/".join(names) + ("/" if path.endswith("/") and names else "")
 
 
 def check_folder(path: str) -> None:
