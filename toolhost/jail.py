@@ -29,7 +29,7 @@ from toolhost.channel import Channel, Violation
 from toolhost.launch import Launched, launch
 from toolhost.policy import LaunchPlan
 
-#: Frames written together: one by one each would wake the worker, all at the end it would stand idle until then.
+#: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
 BURST: Final = 8
 #: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
 READ_BYTES: Final = 65536
@@ -107,7 +107,7 @@ class Jail:
     # --- to the worker
 
     def send(self, frame: HostFrame) -> None:
-        """Queue a frame; what is queued in one turn of the loop is written in bursts, so that the worker may begin."""
+        """Queue a frame; what is queued in one turn of the loop is written in bursts."""
         body = _encode(frame)
         self._pending.append(len(body).to_bytes(4, "little"))
         self._pending.append(body)

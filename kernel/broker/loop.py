@@ -41,7 +41,7 @@ from schemas.tokens import SOCKETS
 
 #: Frames a socket may bring in one round (delivery.md section 6: with it a control ping waits 10 ms at worst).
 QUOTA: Final = 64
-#: Messages that leave together. Measured with 64 calls in flight: 1 and 64 are both a third slower.
+#: Messages that leave together. With 64 calls in flight 1 is a fifth slower than this, 64 no faster (decisions/016).
 BURST: Final = 8
 #: How often the router looks at its clocks (seconds).
 TICK_S: Final = 0.2
@@ -169,8 +169,7 @@ class BrokerLoop:
     def _drain(self, cls: int, reason: int, now: float) -> None:
         """Up to QUOTA messages of one socket. What they make us send leaves in bursts.
 
-        Sent one by one, every message would wake libzmq's own thread anew, which costs more than all the rest; sent
-        all at the end, everybody behind us would stand idle until then.
+        Sent one by one, messages would wake libzmq's own thread anew (docs/decisions/016).
         """
         receive, option = self._receivers[cls]
         handle, known, out = self._router.receive, self._known[cls].get, self._bus.out

@@ -105,7 +105,7 @@ async def test_paths_outside_every_mount_are_denied_with_the_grant(workdir: Path
 async def test_paths_that_are_merely_missing(workdir: Path) -> None:
     async with bench(tool_spec(base_tools()["bash"])) as made:
         assert output(await made.call("bash__exec", {"command": "mkdir /tmp/own"}, workdir=workdir))["exitCode"] == 0
-        for cwd in ("nope", str(workdir / "nope"), "/usr/nope", "/tmp/own/nope", "../work/nope"):
+        for cwd in ("nope", str(workdir / "nope"), "/usr/nope", "/tmp/own/nope", f"../{workdir.name}/nope"):
             error = (await made.call("bash__exec", {"command": "pwd", "cwd": cwd}, workdir=workdir))["error"]
             assert error["code"] == "ENOENT", cwd
         outside = (await made.call("bash__exec", {"command": "pwd", "cwd": "../other"}, workdir=workdir))["error"]

@@ -50,8 +50,7 @@ WATCH_TICKS = 20
 SLOW_S = 0.001
 #: Results wait to be written together only while the next handler is known to be quicker than this (seconds).
 QUICK_S = 0.0001
-#: Quick results are written together, so many at a time: one by one each would wake the host, all at the end it would
-#: stand idle until then. And at this size at the latest (bytes).
+#: Quick results are written together, so many at a time, and at this size at the latest (bytes).
 BURST = 8
 FLUSH_BYTES = 65536
 #: Threads for slow handlers; further calls wait. Below the default limit of 64 processes (threads count there).
