@@ -14,7 +14,6 @@ Source: delivery.md sections 3 and 5; design sections 3 and 8.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import traceback
@@ -25,7 +24,7 @@ from agentproc.answers import answer_payload, done_frame, failed, input_text, in
 from agentproc.calls import CallContext, CallLink, ToolCaller
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import Append, Message, ToolData, encode_message, error_result, presentable
-from agentproc.providers.base import ModelRequest, Provider
+from agentproc.providers.base import ModelRequest, Provider, Usage
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore, TurnRow
 from agentproc.turn import (
@@ -62,6 +61,7 @@ from schemas.frames import (
 )
 from schemas.launch import AgentSpec
 from schemas.results import cut_message
+from schemas.traces import CallDetail, ModelDetail, NoteKind, ResultDetail, encode_detail
 
 #: How often a running turn says that it still works (seconds); the broker gives up on a holder much later.
 RENEW_S: Final = 10.0
@@ -279,7 +279,7 @@ class TurnRun:
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
         self._shown_message = ""
         self._first_sent: dict[str, int] = {}
-        self._usage: str | None = None  # of a model call that has ended and is not stored yet
+        self._model_end: ModelDetail | None = None  # of a model call whose end is not stored yet
         self._renewing: Frame | None = None
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         if deadline is not None:
@@ -343,6 +343,8 @@ class TurnRun:
             runner.acks.add(calls)  # the incarnation that stored them may not have said so
             self._first_sent = {message.id: sent for _, message, sent in appended}
             operator = isinstance(self._first, BeginCall)
+            with store.write():
+                store.note(self.turn.turn_id, "turn.resumed", at)
             if appended:
                 return self.turn.handle(Resume([(p, m) for p, m, _ in appended], operator), at)
             return self.turn.handle(self._first, at)
@@ -383,15 +385,14 @@ class TurnRun:
         if stores or end is not None:
             at = runner.clock()
             with runner.store.write(final=end is not None):
-                if self._usage is not None:
-                    runner.store.note(self.turn.turn_id, "model.answered", at, self._usage)
-                    self._usage = None
+                self._note_model(at)
                 for store in stores:
                     self._append(store)
                     self._note_result(store, at)
                 if end is not None:
                     payload = answer_payload(end, self.turn.turn_id, self._event_id, at)
-                    runner.store.note(self.turn.turn_id, f"turn.{end.status}", at)
+                    kind: NoteKind = "turn.completed" if end.status == "completed" else "turn.failed"
+                    runner.store.note(self.turn.turn_id, kind, at)
                     runner.store.finish_turn(
                         self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
                     )
@@ -472,15 +473,15 @@ class TurnRun:
         try:
             answer = await provider.complete(request)
         except GoondanError as error:
+            self._model_end = self._model_detail(request, code=error.info.code)
             self.push(ModelFailed(self._without_secrets(error.info)))
         except Exception as error:
             log.error("model call of event %s: %s", self._event_id, self._redact(traceback.format_exc()))
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
+            self._model_end = self._model_detail(request, code=info.code)
             self.push(ModelFailed(self._without_secrets(info)))
         else:
-            if answer.usage is not None:
-                tokens = {"inputTokens": answer.usage.input_tokens, "outputTokens": answer.usage.output_tokens}
-                self._usage = _compact({"step": request.step, "finishReason": answer.finish_reason, **tokens})
+            self._model_end = self._model_detail(request, finish_reason=answer.finish_reason, usage=answer.usage)
             self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
@@ -521,15 +522,38 @@ class TurnRun:
             if isinstance(action, AskModel):
                 self._runner.store.note(self.turn.turn_id, "step.started", at, str(action.step))
             elif isinstance(action, RunTool):
-                detail = _compact({"toolCallId": action.part.tool_call_id, "toolName": action.part.tool_name})
-                self._runner.store.note(self.turn.turn_id, "tool.called", at, detail)
+                called = CallDetail(action.part.tool_call_id, action.part.tool_name)
+                self._runner.store.note(self.turn.turn_id, "tool.called", at, encode_detail(called))
+
+    def _model_detail(
+        self,
+        request: ModelRequest,
+        *,
+        code: str | None = None,
+        finish_reason: str | None = None,
+        usage: Usage | None = None,
+    ) -> ModelDetail:
+        return ModelDetail(
+            step=request.step,
+            model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
+            finish_reason=finish_reason,
+            input_tokens=None if usage is None else usage.input_tokens,
+            output_tokens=None if usage is None else usage.output_tokens,
+            code=code,
+        )
+
+    def _note_model(self, at: str) -> None:
+        ended, self._model_end = self._model_end, None
+        if ended is not None:
+            kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
+            self._runner.store.note(self.turn.turn_id, kind, at, encode_detail(ended))
 
     def _note_result(self, action: Store, at: str) -> None:
         for part in _results(action.message):
             code = part.result.error.code if part.result.error is not None else None
-            kind = "tool.failed" if part.result.status == "error" else "tool.completed"
-            detail = {"toolCallId": part.tool_call_id, "status": part.result.status, "code": code}
-            self._runner.store.note(self.turn.turn_id, kind, at, _compact(detail))
+            kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
+            detail = ResultDetail(part.tool_call_id, part.result.status, code)
+            self._runner.store.note(self.turn.turn_id, kind, at, encode_detail(detail))
 
     def _stored_calls(self, action: Store) -> list[str]:
         """callIds of the results in a stored message that came from the tool host."""
@@ -546,7 +570,3 @@ class TurnRun:
 
 def _results(message: Message) -> list[Any]:
     return message.data.content if isinstance(message.data, ToolData) else []
-
-
-def _compact(value: dict[str, Any]) -> str:
-    return json.dumps({key: item for key, item in value.items() if item is not None}, separators=(",", ":"))

@@ -42,6 +42,7 @@ from agentproc.conversation import (
 )
 from schemas.errors import GoondanError, fail
 from schemas.link import boottime_ms
+from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACE_TABLES, NoteKind, TurnStatus
 
 #: How long a write waits for another process that has the file (milliseconds): longer than any transaction of ours,
 #: much shorter than the time after which a silent agent is taken for hung.
@@ -57,26 +58,16 @@ KEPT_RUNTIME_EVENTS: Final = 50_000
 #: How often, in finished turns, the two limits above are applied.
 _TRIM_EVERY: Final = 256
 
-_FORMAT: Final = 1
-_SCHEMA: Final = """
+_SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE base (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, message BLOB NOT NULL);
 CREATE TABLE events (
     turn_id TEXT NOT NULL, position INTEGER NOT NULL, type TEXT NOT NULL, target TEXT, message BLOB,
     stored_ms INTEGER NOT NULL, PRIMARY KEY (turn_id, position)
 ) WITHOUT ROWID;
-CREATE TABLE turns (
-    seq INTEGER PRIMARY KEY, event_key TEXT NOT NULL UNIQUE, turn_id TEXT NOT NULL, attempt INTEGER NOT NULL,
-    status TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT, steps INTEGER NOT NULL DEFAULT 0, answer BLOB
-);
-CREATE INDEX turns_running ON turns (status) WHERE status = 'running';
-CREATE TABLE runtime_events (
-    seq INTEGER PRIMARY KEY, turn_id TEXT NOT NULL, type TEXT NOT NULL, at TEXT NOT NULL, detail TEXT
-);
 """
 
 Durability = Literal["power", "process"]
-TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 
 
 class TurnRow(Struct, frozen=True):
@@ -106,7 +97,7 @@ class ConversationStore:
     """
 
     def __init__(self, directory: str, *, durability: Durability = "power", kept_messages: int | None = None) -> None:
-        self.path = Path(directory) / "conversation.db"
+        self.path = Path(directory) / CONVERSATION_FILE
         self._kept_messages = kept_messages
         self._durability = durability
         self._db: sqlite3.Connection | None = None
@@ -243,8 +234,8 @@ class ConversationStore:
             rows = self._open().execute("SELECT message FROM base ORDER BY seq").fetchall()
             return [decode_message(row[0]) for row in rows]
 
-    def note(self, turn_id: str, kind: str, at: str, detail: str | None = None) -> None:
-        """Store a runtime event, for traces only (inside `write`)."""
+    def note(self, turn_id: str, kind: NoteKind, at: str, detail: str | None = None) -> None:
+        """Store a runtime event, for traces only (inside `write`). `detail` is of schemas/traces.py."""
         self._execute(
             "INSERT INTO runtime_events (turn_id, type, at, detail) VALUES (?, ?, ?, ?)", (turn_id, kind, at, detail)
         )
@@ -334,13 +325,13 @@ class ConversationStore:
             # executescript would commit by itself; a second opener must find all of the schema or none.
             db.execute("BEGIN IMMEDIATE")
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in _SCHEMA.split(";\n"):
+                for statement in (_SCHEMA + TRACE_TABLES).split(";\n"):
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('epoch', 0), ('boot', ?)", (boot,))
-                db.execute(f"PRAGMA user_version = {_FORMAT}")
+                db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
             db.execute("COMMIT")
-        elif version != _FORMAT:
-            raise fail("E_STATE", f"{self.path} has format {version}, this version reads {_FORMAT}")
+        elif version != CONVERSATION_FORMAT:
+            raise fail("E_STATE", f"{self.path} has format {version}, this version reads {CONVERSATION_FORMAT}")
         if db.execute("SELECT value FROM meta WHERE name = 'boot'").fetchone() != (boot,):
             db.execute("BEGIN IMMEDIATE")
             db.execute("UPDATE events SET stored_ms = 0")

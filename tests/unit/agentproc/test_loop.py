@@ -299,7 +299,8 @@ async def test_what_a_model_call_took_is_noted_and_what_the_vendor_wants_back_is
     with closing(sqlite3.connect(next(tmp_path.rglob("conversation.db")))) as db:
         notes = db.execute("SELECT detail FROM runtime_events WHERE type = 'model.answered'").fetchall()
     assert [json.loads(note) for (note,) in notes] == [
-        {"step": 1, "finishReason": "tool_use", "inputTokens": 7, "outputTokens": 3}
+        {"step": 1, "model": "embedded", "finishReason": "tool_use", "inputTokens": 7, "outputTokens": 3},
+        {"step": 2, "model": "embedded", "finishReason": "stop"},
     ]
 
 

@@ -1,0 +1,83 @@
+"""What is noted about a turn while it runs, where, and under which names: agents write it, `gdn trace` reads it.
+
+An instance's conversation file holds two tables for this. `turns` has one row for each event, and stays; in
+`runtime_events` one row is one note, in the order in which things happened, and old notes are dropped. `at` is RFC 3339
+in UTC with milliseconds. A note is written in the transaction that stores what it tells of, so a trace shows nothing
+that a crash took back. `detail` is JSON, by kind:
+
+- `step.started`: a number, the step (from 1); a model call is out.
+- `model.answered`, `model.failed`: ModelDetail.
+- `tool.called`: CallDetail. `tool.completed`, `tool.failed`: ResultDetail.
+- `turn.started`, `turn.resumed` (by another process, after the one before was lost), `turn.completed`, `turn.failed`:
+  nothing.
+
+No note holds arguments, texts or outputs; those are messages.
+
+Source: design sections 5, 10 and 11.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct, json
+
+#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format.
+CONVERSATION_FILE: Final = "conversation.db"
+CONVERSATION_FORMAT: Final = 1
+#: The tables that are read by others than their writer.
+TRACE_TABLES: Final = """\
+CREATE TABLE turns (
+    seq INTEGER PRIMARY KEY, event_key TEXT NOT NULL UNIQUE, turn_id TEXT NOT NULL, attempt INTEGER NOT NULL,
+    status TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT, steps INTEGER NOT NULL DEFAULT 0, answer BLOB
+);
+CREATE INDEX turns_running ON turns (status) WHERE status = 'running';
+CREATE TABLE runtime_events (
+    seq INTEGER PRIMARY KEY, turn_id TEXT NOT NULL, type TEXT NOT NULL, at TEXT NOT NULL, detail TEXT
+);
+"""
+
+TurnStatus = Literal["running", "completed", "failed", "abandoned"]
+NoteKind = Literal[
+    "turn.started",
+    "turn.resumed",
+    "step.started",
+    "model.answered",
+    "model.failed",
+    "tool.called",
+    "tool.completed",
+    "tool.failed",
+    "turn.completed",
+    "turn.failed",
+]
+
+
+class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The end of a model call: `model` is `provider/name`, tokens as the vendor counts them, `code` of a failure."""
+
+    step: int
+    model: str = ""
+    finish_reason: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    code: str | None = None
+
+
+class CallDetail(Struct, frozen=True, rename="camel"):
+    """A tool call that was asked for. `tool_name` is what the model wrote, which may name no tool."""
+
+    tool_call_id: str
+    tool_name: str
+
+
+class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The one result of a call."""
+
+    tool_call_id: str
+    status: str
+    code: str | None = None
+
+
+def encode_detail(detail: ModelDetail | CallDetail | ResultDetail) -> str:
+    """The text that is stored."""
+    return json.encode(detail).decode()
