@@ -95,7 +95,8 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, pro
             (database,) = kernel.home.glob("state/workspaces/*/instances/main/default/conversation.db")
             with closing(connect(database)) as db:
                 (detail,) = db.execute("SELECT detail FROM runtime_events WHERE type = 'model.answered'").fetchone()
-            assert json.loads(detail) == {"step": 1, "finishReason": "tool_use", "inputTokens": 10, "outputTokens": 5}
+            tokens = {"inputTokens": 10, "outputTokens": 5}
+            assert json.loads(detail) == {"step": 1, "model": "anthropic/m", "finishReason": "tool_use", **tokens}
 
 
 @pytest.mark.parametrize(
