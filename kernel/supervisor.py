@@ -101,6 +101,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self.shared = options.shared
         self.entry_agent: str | None = None
+        self.model: str | None = None
         self.stopping = False
         self.holders: set[object] = set()
         self._held_once = False
@@ -168,6 +169,11 @@ class Supervisor:
         if self._stop.done():
             return
         self.entry_agent = plan.entry_agent
+        if plan.entry_agent in plan.agents:
+            from kernel.bundle.models import model_text
+
+            self.model = model_text(plan.agents[plan.entry_agent].model)
+            _log.info("%s talks to %s", plan.entry_agent, self.model)
         self._write_record()
         token = mint(self._secret, Claims("client", revision=plan.revision, operator=True))
         rundir.write_private(f"{options.run_dir}/{rundir.CLIENT_TOKEN}", token.encode())

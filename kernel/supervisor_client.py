@@ -3,8 +3,8 @@
 One JSON object a line in, one a line out, any number on a connection. Operations:
 - `{"op":"ps"}` -> `{"ok":true,"processes":[…]}`.
 - `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
-- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"shared":…}`, or `{"error":…}` when it will
-  not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
+- `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…}`, or `{"error":…}` when
+  it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
 - `{"op":"abandon"}`: the same, and if the kernel ends by it, it does not wait for what still runs.
 
@@ -65,6 +65,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     error: ErrorPayload | None = None
     processes: list[ProcessInfo] | None = None
     entry_agent: str | None = None
+    #: The entry agent's model in a few words.
+    model: str | None = None
     shared: bool = False
     stopping: bool = False
 

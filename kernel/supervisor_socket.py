@@ -27,6 +27,7 @@ class Kernel(Protocol):
 
     shared: bool
     entry_agent: str | None
+    model: str | None
     stopping: bool
     holders: set[object]
 
@@ -105,7 +106,7 @@ class SupervisorSocket:
                 await kernel.when_ready()
             except GoondanError as error:
                 return Reply(error=error.info, stopping=True)
-            return Reply(ok=True, entry_agent=kernel.entry_agent, shared=kernel.shared)
+            return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model, shared=kernel.shared)
         if request.op in ("release", "abandon"):
             kernel.holders.discard(holder)
             kernel.released(hurry=request.op == "abandon")

@@ -19,13 +19,18 @@ DEFAULT_MAX_STEPS: Final = 32
 
 
 class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The model of one agent, resolved. `api_key` is a secret: never logged, never in an error."""
+    """The model of one agent, resolved. `api_key` is a secret: never logged, never in an error.
+
+    An empty `model` of a vendor means the first that its server lists. `chosen_by` is the environment variable that
+    made `provider: auto` choose this one, "" when none did, None when the bundle names its provider.
+    """
 
     provider: Literal["anthropic", "openai", "embedded"]
     model: str = ""
     endpoint: str | None = None
     api_key: str | None = None
     params: dict[str, Any] = {}
+    chosen_by: str | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the key."""

@@ -146,7 +146,10 @@ class ModelBody(_Strict, frozen=True):
 
     provider: Annotated[
         Literal["anthropic", "openai", "embedded", "auto"],
-        Meta(description="`openai` is any server with chat completions; `auto` chooses by the environment."),
+        Meta(
+            description="`openai` is any server with chat completions; `auto` takes Anthropic, OpenAI or a server of "
+            "your own, whichever the environment names first, else `embedded`."
+        ),
     ]
     model: Annotated[str, Meta(description="The vendor's name of the model; not needed by `embedded`.")] = ""
     endpoint: Annotated[

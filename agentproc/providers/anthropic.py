@@ -28,7 +28,7 @@ from agentproc.providers.vendor import (
     error_words,
 )
 from agentproc.turn import AskedCall
-from schemas.launch import CatalogItem
+from schemas.launch import CatalogItem, ModelSpec
 
 #: The version of the interface: that of the vendor's own package when its requests were recorded, where the key is a
 #: bearer token as well (tests/contract/model_requests/). It refuses `temperature`, `top_p` and `top_k`.
@@ -108,15 +108,23 @@ class Anthropic:
             body["system"] = system
         if request.tools:
             body["tools"] = [offer(item) for item in request.tools]
-        headers = {"anthropic-version": VERSION}
-        if model.api_key:
-            headers["authorization"] = f"Bearer {model.api_key}"
-        base = (model.endpoint or self.server).rstrip("/")
-        return WireRequest(f"{base}/v1/messages", headers, encode_json(body))
+        return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
 
     def reader(self, request: ModelRequest) -> Reader:
         """For one answer."""
         return Reader(request.model.model)
+
+    def listing(self, request: ModelRequest) -> WireRequest:
+        """GET /v1/models."""
+        return WireRequest(f"{self._base(request.model)}/v1/models", _headers(request.model), b"")
+
+    def _base(self, model: ModelSpec) -> str:
+        return (model.endpoint or self.server).rstrip("/")
+
+
+def _headers(model: ModelSpec) -> dict[str, str]:
+    key = {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
+    return {"anthropic-version": VERSION, **key}
 
 
 def _rules(shown: list[Entry]) -> list[str]:

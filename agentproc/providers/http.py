@@ -29,11 +29,21 @@ from urllib.request import getproxies
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, TextDelta, model_failed
 from agentproc.providers.retry import MAX_RETRY_AFTER_S, retry_after, status_kind, wait_before_retry
 from agentproc.providers.sse import EventTooLarge, SseDecoder
-from agentproc.providers.vendor import MAX_WORDS, AnswerReader, Fault, Vendor, WireRequest, error_words, plain
+from agentproc.providers.vendor import (
+    MAX_WORDS,
+    AnswerReader,
+    Fault,
+    Vendor,
+    WireRequest,
+    error_words,
+    first_model,
+    plain,
+)
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
@@ -96,6 +106,8 @@ class HttpProvider:
         self._chance = chance
         self._now = now
         self._client: httpx.AsyncClient | None = None
+        #: The model that was taken from the server's list.
+        self._listed = ""
 
     async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
         """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up."""
@@ -107,6 +119,9 @@ class HttpProvider:
             tries += 1
             heard = Listener(on_delta, tries > 1)
             try:
+                if not request.model.model:
+                    request = await self._name_model(request)
+                    wire = self._vendor.request(request)
                 return await self._try(request, wire, heard)
             except Fault as fault:
                 left = None if until is None else until - clock()
@@ -149,6 +164,25 @@ class HttpProvider:
             raise transport_fault(error, heard.began, self._patience) from None
         except (httpx.InvalidURL, UnicodeError) as error:
             raise Fault("final", f"an endpoint that is no URL: {plain(str(error))[:80]}") from None
+
+    async def _name_model(self, request: ModelRequest) -> ModelRequest:
+        """The request with the first model of the server's list, for a Model that names none. Raises Fault."""
+        if not self._listed:
+            wire = self._vendor.listing(request)
+            client = self._open(wire.url)
+            import httpx
+
+            try:
+                async with client.stream("GET", wire.url, headers=_checked(wire.headers)) as response:
+                    if not response.is_success:
+                        raise await self._refusal(response)
+                    self._listed = first_model(await _read(response, MAX_BODY_BYTES))
+            except httpx.HTTPError as error:
+                raise transport_fault(error, False, self._patience) from None
+            except (httpx.InvalidURL, UnicodeError) as error:
+                raise Fault("final", f"an endpoint that is no URL: {plain(str(error))[:80]}") from None
+            log.info("model: %s, the first that %s lists", self._listed, shown_server(wire.url))
+        return replace(request, model=replace(request.model, model=self._listed))
 
     async def _read_stream(self, response: httpx.Response, reader: AnswerReader, heard: Listener) -> None:
         decoder, chunks = SseDecoder(), response.aiter_bytes()

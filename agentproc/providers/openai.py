@@ -29,7 +29,7 @@ from agentproc.providers.vendor import (
     error_words,
 )
 from agentproc.turn import AskedCall
-from schemas.launch import CatalogItem
+from schemas.launch import CatalogItem, ModelSpec
 
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
@@ -59,13 +59,22 @@ class OpenAI:
             del body["stream_options"]
         if request.tools:
             body["tools"] = [offer(item) for item in request.tools]
-        headers = {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
-        base = (model.endpoint or self.server).rstrip("/")
-        return WireRequest(f"{base}/chat/completions", headers, encode_json(body))
+        return WireRequest(f"{self._base(model)}/chat/completions", _headers(model), encode_json(body))
 
     def reader(self, request: ModelRequest) -> Reader:
         """For one answer."""
         return Reader(request.model.model)
+
+    def listing(self, request: ModelRequest) -> WireRequest:
+        """GET /models."""
+        return WireRequest(f"{self._base(request.model)}/models", _headers(request.model), b"")
+
+    def _base(self, model: ModelSpec) -> str:
+        return (model.endpoint or self.server).rstrip("/")
+
+
+def _headers(model: ModelSpec) -> dict[str, str]:
+    return {"authorization": f"Bearer {model.api_key}"} if model.api_key else {}
 
 
 # --- the request ------------------------------------------------------------------------------------------------------

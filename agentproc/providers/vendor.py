@@ -85,6 +85,9 @@ class Vendor(Protocol):
     def reader(self, request: ModelRequest) -> AnswerReader:
         """For one answer to it."""
 
+    def listing(self, request: ModelRequest) -> WireRequest:
+        """What to GET for the names of the server's models; read by `first_model`."""
+
 
 encode_json = msgspec.json.Encoder(enc_hook=str).encode
 """A request's body; what JSON cannot hold becomes text."""
@@ -103,6 +106,26 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         shown = plain(data if isinstance(data, str) else data[:200].decode("utf-8", "replace"))[:80]
         raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
+
+
+def first_model(body: bytes) -> str:
+    """The first name in a server's list of models, `{"data": [{"id": NAME}, …]}`. Raises Fault when there is none."""
+    listed = decode_json(_decode_listing, body).data
+    name = next((model.id for model in listed or [] if model.id.strip()), None)
+    if name is None:
+        raise Fault("final", "a list without a model")
+    return name
+
+
+class _Listed(Struct, frozen=True):
+    id: str = ""
+
+
+class _Listing(Struct, frozen=True):
+    data: list[_Listed] | None = None
+
+
+_decode_listing: Final = msgspec.json.Decoder(_Listing)
 
 
 class AnswerSize:

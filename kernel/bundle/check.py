@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from kernel.bundle.lookup import Files, Unreadable
-from kernel.bundle.models import ModelFault, resolve_model
+from kernel.bundle.models import ModelFault, is_http_url, resolve_model
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
@@ -189,7 +188,7 @@ class Checker:
         for document, _, built in self._of("Model"):
             body: resources.ModelBody = built.spec
             self._check_value(document, body.api_key, ("spec", "apiKey"))
-            if body.endpoint is not None and not _is_http_url(body.endpoint):
+            if body.endpoint is not None and not is_http_url(body.endpoint):
                 message = "the endpoint is no http or https URL"
                 hint = "Write for example http://127.0.0.1:11434/v1."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "endpoint"), hint)
@@ -471,11 +470,3 @@ def _name_text(node: MappingNode) -> str:
     metadata = node.get("metadata")
     name = metadata.get("name") if isinstance(metadata, MappingNode) else None
     return name.text if isinstance(name, Scalar) and isinstance(name.value, str) and len(name.text) <= 128 else ""
-
-
-def _is_http_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False

@@ -1,15 +1,18 @@
 """Which model an agent gets: the provider, its endpoint and its key, from the Model document and the environment.
 
-`auto` takes the vendor whose key is in the environment, else `embedded`: only the quickstart and `gdn init` use it.
-A bundle that names a vendor without its key is E_CONFIG_MISSING_ENV, never embedded.
+`auto` takes the first that the environment offers: Anthropic by its key, OpenAI by its key, a server of one's own by
+OPENAI_BASE_URL, else `embedded`. GOONDAN_PROVIDER settles the provider, GOONDAN_MODEL the model's name. Only the
+quickstart and `gdn init` use `auto`. A bundle that names a vendor without its key is E_CONFIG_MISSING_ENV, never
+embedded.
 
-Source: design section 8.
+Source: design section 8; docs/decisions/019.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -18,11 +21,21 @@ from schemas.launch import ModelSpec
 from schemas.resources import ModelBody, ValueSource
 
 Vendor = Literal["anthropic", "openai"]
-#: Where a vendor's key is by custom, its own server, and the model `auto` takes.
+Provider = Vendor | Literal["embedded"]
+#: Where a vendor's key is by custom, its own server, and the model that `auto` asks for.
 KEY_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
 URL_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_BASE_URL", "openai": "OPENAI_BASE_URL"}
-MODEL_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_MODEL", "openai": "OPENAI_MODEL"}
-AUTO_MODEL: Final[dict[str, str]] = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5-mini"}
+AUTO_MODEL: Final[dict[str, str]] = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-5.5"}
+#: What a person says to `auto`: a provider, and the name of a model.
+PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"
+MODEL_VARIABLE: Final = "GOONDAN_MODEL"
+_PROVIDERS: Final[dict[str, Provider]] = {"anthropic": "anthropic", "openai": "openai", "embedded": "embedded"}
+#: Which variable settles which provider, in this order.
+_BY_VARIABLE: Final[tuple[tuple[str, Vendor], ...]] = (
+    (KEY_VARIABLE["anthropic"], "anthropic"),
+    (KEY_VARIABLE["openai"], "openai"),
+    (URL_VARIABLE["openai"], "openai"),
+)
 
 
 class ModelFault(Struct, frozen=True):
@@ -50,31 +63,80 @@ def resolve_model(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, 
         return ModelFault("E_CONFIG_MISSING_FIELD", message, ("spec", "model"), "Add model: NAME.")
     key = key or env.get(KEY_VARIABLE[vendor]) or None
     if key is None and body.endpoint is None:
-        name = KEY_VARIABLE[vendor]
-        message = f"the environment variable {name} is not set, and provider {vendor} needs a key"
-        hint = f"Set {name}, give apiKey, or give endpoint if it is a server of your own that needs none."
-        return ModelFault("E_CONFIG_MISSING_ENV", message, ("spec", "provider"), hint)
+        return _no_key(vendor, "give apiKey, or give endpoint if it is a server of your own that needs none")
     return ModelSpec(provider=vendor, model=body.model, endpoint=body.endpoint, api_key=key, params=merged)
 
 
+def model_text(model: ModelSpec) -> str:
+    """A model in a few words for a person, with what made `auto` choose it. Says nothing of the key."""
+    text = "the embedded console"
+    if model.provider != "embedded":
+        place = f" at {shown_endpoint(model.endpoint)}" if model.endpoint is not None else ""
+        text = f"{model.provider}, {model.model or 'the first model that is listed'}{place}"
+    if model.chosen_by is None:
+        return text
+    return text + (f" (chosen by {model.chosen_by})" if model.chosen_by else " (the environment names no other model)")
+
+
+def shown_endpoint(url: str) -> str:
+    """A URL as it may be shown: without user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def is_http_url(text: str) -> bool:
+    """Whether requests can be sent there."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+
+
 def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
-    vendor: Vendor
-    if env.get(KEY_VARIABLE["anthropic"]):
-        vendor = "anthropic"
-    elif env.get(KEY_VARIABLE["openai"]) or env.get(URL_VARIABLE["openai"]):
-        vendor = "openai"
-    else:
-        return ModelSpec(provider="embedded", model=body.model, params=params)
-    key = _own_key(body, env)
-    if isinstance(key, ModelFault):
-        return key
-    return ModelSpec(
-        provider=vendor,
-        model=body.model or env.get(MODEL_VARIABLE[vendor]) or AUTO_MODEL[vendor],
-        endpoint=body.endpoint or env.get(URL_VARIABLE[vendor]) or None,
-        api_key=key or env.get(KEY_VARIABLE[vendor]) or None,
-        params=params,
-    )
+    for field, given in (("endpoint", body.endpoint), ("apiKey", body.api_key)):
+        if given is not None:
+            message = f"provider auto takes its {field} from the environment"
+            hint = "Name the provider that it belongs to: anthropic or openai."
+            return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", field), hint)
+    found = _choose(env)
+    if isinstance(found, ModelFault):
+        return found
+    vendor, chosen_by = found
+    model = env.get(MODEL_VARIABLE) or body.model
+    if vendor == "embedded":
+        return ModelSpec(provider="embedded", model=body.model, params=params, chosen_by=chosen_by)
+    key, endpoint = env.get(KEY_VARIABLE[vendor]) or None, env.get(URL_VARIABLE[vendor]) or None
+    if key is None and endpoint is None:
+        return _no_key(vendor, f"or unset {PROVIDER_VARIABLE}")
+    if endpoint is not None and not is_http_url(endpoint):
+        message = f"the environment variable {URL_VARIABLE[vendor]} holds no http or https URL"
+        hint = "Write for example http://127.0.0.1:11434/v1."
+        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
+    # A server of one's own has models of its own: without a name the agent takes the first that the server lists.
+    name = model or (AUTO_MODEL[vendor] if key is not None else "")
+    return ModelSpec(provider=vendor, model=name, endpoint=endpoint, api_key=key, params=params, chosen_by=chosen_by)
+
+
+def _choose(env: Mapping[str, str]) -> tuple[Provider, str] | ModelFault:
+    """The provider, and the variable that settled it ("" when none did)."""
+    wanted = env.get(PROVIDER_VARIABLE)
+    if wanted in _PROVIDERS:
+        return _PROVIDERS[wanted], PROVIDER_VARIABLE
+    if wanted:
+        message = f"the environment variable {PROVIDER_VARIABLE} names no provider"
+        hint = "Set it to anthropic, openai or embedded, or unset it."
+        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
+    for variable, vendor in _BY_VARIABLE:
+        if env.get(variable):
+            return vendor, variable
+    return "embedded", ""
+
+
+def _no_key(vendor: Vendor, otherwise: str) -> ModelFault:
+    name = KEY_VARIABLE[vendor]
+    message = f"the environment variable {name} is not set, and provider {vendor} needs a key"
+    return ModelFault("E_CONFIG_MISSING_ENV", message, ("spec", "provider"), f"Set {name}, {otherwise}.")
 
 
 def _own_key(body: ModelBody, env: Mapping[str, str]) -> str | ModelFault | None:

@@ -24,7 +24,7 @@ import msgspec
 from kernel import paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.spawn import command, open_log, start_program
-from kernel.supervisor_client import ANSWER_S, PEER, SupervisorClient
+from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.tokens import SOCKETS
@@ -192,6 +192,11 @@ class Kernel:
         """The agent that gets what names no other; None when the bundle has no agent."""
         raise NotImplementedError
 
+    @property
+    def model(self) -> str | None:
+        """The entry agent's model in a few words; None when nobody knows."""
+        return None
+
     def finish(self) -> None:
         """Let the kernel go. One that ends with this command, or has ended, is gone for good when this returns.
 
@@ -203,18 +208,21 @@ class Kernel:
 class Supervised(Kernel):
     """A kernel whose supervisor knows that we use it. `started` is set when this command started it."""
 
-    def __init__(
-        self, place: Place, client: SupervisorClient, entry_agent: str | None, started: Started | None
-    ) -> None:
+    def __init__(self, place: Place, client: SupervisorClient, reply: Reply, started: Started | None) -> None:
         super().__init__(place, client.pidfd)
         self._client = client
-        self._entry_agent = entry_agent
+        self._reply = reply
         self._started = started
 
     @property
     def entry_agent(self) -> str | None:
         """As the supervisor says."""
-        return self._entry_agent
+        return self._reply.entry_agent
+
+    @property
+    def model(self) -> str | None:
+        """As the supervisor says."""
+        return self._reply.model
 
     def finish(self) -> None:
         """Release it, and see it gone if it ends now."""
@@ -354,7 +362,7 @@ def _hold(place: Place, started: Started | None) -> Kernel | None:
             if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_KERNEL_LOST"):
                 continue  # it was stopping, and is gone now
             return None  # its start failed; whoever started it is told why
-        return Supervised(place, client, reply.entry_agent, started)
+        return Supervised(place, client, reply, started)
 
 
 def preload() -> None:

@@ -150,6 +150,8 @@ class _Talk:
         from kernel.cli.output import write
 
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; end with Ctrl-D", sys.stderr)
+        if self._kernel.model is not None:
+            write(f"it talks to {self._kernel.model}", sys.stderr)
         _prompt()
         async for line in lines:
             asking = asyncio.ensure_future(self._ask(session, line))

@@ -16,6 +16,7 @@ import click
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
+    from kernel.bundle.check import CheckedAgent
     from kernel.bundle.opening import Inspected
     from kernel.bundle.problems import Problem
 
@@ -61,15 +62,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
         "warnings": inspected.warnings,
         "bundle": inspected.path,
         "entryAgent": checked.entry_agent or None,
-        "agents": [
-            {
-                "name": agent.name,
-                "provider": agent.model.provider if agent.model is not None else None,
-                "model": agent.model.model if agent.model is not None else None,
-                "tools": agent.tools,
-            }
-            for agent in checked.agents.values()
-        ],
+        "agents": [_agent(agent) for agent in checked.agents.values()],
         "tools": [
             {"name": f"{tool.name}__{export.name}", "source": "@goondan/base" if tool.bundled else "bundle"}
             for tool in checked.tools.values()
@@ -81,8 +74,24 @@ def describe(inspected: Inspected) -> dict[str, Any]:
     return report
 
 
+def _agent(agent: CheckedAgent) -> dict[str, Any]:
+    """One agent of the document. `chosenBy` is there with `provider: auto`: the variable that decided, "" for none."""
+    from kernel.bundle.models import shown_endpoint
+
+    model = agent.model
+    row: dict[str, Any] = {"name": agent.name, "provider": None, "model": None}
+    if model is not None:
+        row |= {"provider": model.provider, "model": model.model}
+        if model.endpoint is not None:
+            row["endpoint"] = shown_endpoint(model.endpoint)
+        if model.chosen_by is not None:
+            row["chosenBy"] = model.chosen_by
+    return {**row, "tools": agent.tools}
+
+
 def human(inspected: Inspected, cwd: str) -> list[str]:
     """The lines for a person: problems first, what was found last."""
+    from kernel.bundle.models import model_text
     from kernel.bundle.text import counts, problem_lines, short_path
 
     lines = problem_lines(inspected.errors, cwd) + problem_lines(inspected.warnings, cwd, warning=True)
@@ -93,12 +102,14 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
         return [*lines, f"{name}: {counts(len(inspected.errors) + inspected.dropped, len(inspected.warnings))}"]
     checked = inspected.checked
     agents = [name + (" (entry)" if name == checked.entry_agent else "") for name in checked.agents]
+    models = [f"{name} talks to {model_text(agent.model)}" for name, agent in checked.agents.items() if agent.model]
     own = [tool.name for tool in checked.tools.values() if not tool.bundled]
     warned = f" ({counts(0, len(inspected.warnings))})" if inspected.warnings else ""
     return [
         *lines,
         f"{name}: valid{warned}",
         f"  agents: {', '.join(agents) or 'none'}",
+        *[f"  model: {line}" for line in models],
         f"  tools: {', '.join(own) or 'none of its own'}, and {len(checked.tools) - len(own)} bundled",
     ]
 

@@ -248,6 +248,18 @@ async def respond(answer, path, headers, body):
     await answer.raw(data)
 
 
+async def models(answer, path, headers):
+    """The list of models; `/none`, `/garbage` and `/503` before it: without one, no list, and a list at the second try."""
+    SEEN["requests"].append({"path": path, "headers": headers, "body": None})
+    COUNTS[path] = COUNTS.get(path, 0) + 1
+    how = path.split("/")[1]
+    names = [] if how == "none" else ["", "well", "401"]
+    data = b"hello" if how == "garbage" else json.dumps({"data": [{"id": name} for name in names]}).encode()
+    status = 503 if how == "503" and COUNTS[path] == 1 else 200
+    await answer.head(status, kind="application/json", length=len(data))
+    await answer.raw(data)
+
+
 async def serve(reader, writer):
     try:
         while True:
@@ -259,6 +271,9 @@ async def serve(reader, writer):
                 data = json.dumps(SEEN).encode()
                 writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
                 await writer.drain()
+                continue
+            if path.endswith("/models"):
+                await models(Answer(writer, "openai"), path, headers)
                 continue
             body = json.loads(text)
             SEEN["requests"].append({"path": path, "headers": headers, "body": body})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.models import AUTO_MODEL, ModelFault, resolve_model
+from kernel.bundle.models import AUTO_MODEL, ModelFault, model_text, resolve_model
 from schemas.launch import ModelSpec
 from schemas.resources import ModelBody, ValueFrom, ValueSource
 from tests.unit.kernel.bundle.conftest import GOOD, Look
@@ -14,27 +14,86 @@ def test_embedded_needs_nothing() -> None:
     assert resolve_model(ModelBody("embedded"), {}, {}) == ModelSpec(provider="embedded")
 
 
+ANTHROPIC = {"provider": "anthropic", "model": AUTO_MODEL["anthropic"], "api_key": "a"}
+OPENAI = {"provider": "openai", "model": AUTO_MODEL["openai"], "api_key": "o"}
+LOCAL = "http://127.0.0.1:1/v1"
+INVALID = "E_CONFIG_INVALID_VALUE"
+
+
 @pytest.mark.parametrize(
-    ("env", "expected"),
+    ("env", "expected", "said"),
     [
-        ({}, ModelSpec(provider="embedded")),
-        ({"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""}, ModelSpec(provider="embedded")),
+        ({}, {"provider": "embedded", "chosen_by": ""}, "the embedded console (the environment names no other model)"),
+        ({"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": "", "OPENAI_BASE_URL": ""}, {"provider": "embedded"}, "console"),
+        ({"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o"}, ANTHROPIC, "(chosen by ANTHROPIC_API_KEY)"),
         (
-            {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o"},
-            ModelSpec(provider="anthropic", model=AUTO_MODEL["anthropic"], api_key="a"),
+            {"ANTHROPIC_API_KEY": "a", "ANTHROPIC_BASE_URL": "http://h"},
+            {**ANTHROPIC, "endpoint": "http://h"},
+            "anthropic, claude-sonnet-5-5 at http://h (chosen by ANTHROPIC_API_KEY)",
+        ),
+        ({"ANTHROPIC_BASE_URL": "http://h"}, {"provider": "embedded"}, "console"),
+        (
+            {"OPENAI_API_KEY": "o", "GOONDAN_MODEL": "m"},
+            {**OPENAI, "model": "m"},
+            "openai, m (chosen by OPENAI_API_KEY)",
         ),
         (
-            {"OPENAI_API_KEY": "o", "OPENAI_MODEL": "m"},
-            ModelSpec(provider="openai", model="m", api_key="o"),
+            {"OPENAI_BASE_URL": "http://u:p@h/v1?q"},
+            {"provider": "openai", "endpoint": "http://u:p@h/v1?q"},
+            "openai, the first model that is listed at http://h/v1 (chosen by OPENAI_BASE_URL)",
         ),
         (
-            {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"},
-            ModelSpec(provider="openai", model=AUTO_MODEL["openai"], endpoint="http://127.0.0.1:1/v1"),
+            {"OPENAI_BASE_URL": LOCAL, "GOONDAN_MODEL": "m"},
+            {"provider": "openai", "model": "m", "endpoint": LOCAL, "chosen_by": "OPENAI_BASE_URL"},
+            f"openai, m at {LOCAL} (",
+        ),
+        ({"OPENAI_BASE_URL": LOCAL, "OPENAI_API_KEY": "o"}, {**OPENAI, "endpoint": LOCAL}, "by OPENAI_API_KEY"),
+        ({"ANTHROPIC_API_KEY": "a", "GOONDAN_PROVIDER": "embedded"}, {"provider": "embedded"}, "by GOONDAN_PROVIDER"),
+        (
+            {"ANTHROPIC_API_KEY": "a", "GOONDAN_PROVIDER": "openai", "OPENAI_BASE_URL": LOCAL},
+            {"provider": "openai", "endpoint": LOCAL},
+            "(chosen by GOONDAN_PROVIDER)",
         ),
     ],
 )
-def test_auto_follows_the_environment(env: dict[str, str], expected: ModelSpec) -> None:
-    assert resolve_model(ModelBody("auto"), {}, env) == expected
+def test_auto_follows_the_environment(env: dict[str, str], expected: dict[str, str], said: str) -> None:
+    model = resolve_model(ModelBody("auto"), {}, env)
+    assert isinstance(model, ModelSpec)
+    variables = ("GOONDAN_PROVIDER", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL")
+    by = "" if model.provider == "embedded" and not env.get(variables[0]) else next(n for n in variables if env.get(n))
+    assert model == ModelSpec(**{"chosen_by": by, **expected})  # type: ignore[arg-type]
+    assert said in model_text(model)
+    assert "u:p" not in model_text(model)
+
+
+@pytest.mark.parametrize(
+    ("body", "env", "code", "path", "words"),
+    [
+        (ModelBody("auto"), {"GOONDAN_PROVIDER": "ollama"}, INVALID, "provider", "names no provider"),
+        (
+            ModelBody("auto"),
+            {"GOONDAN_PROVIDER": "openai", "ANTHROPIC_API_KEY": "a"},
+            "E_CONFIG_MISSING_ENV",
+            "provider",
+            "OPENAI_API_KEY is not set",
+        ),
+        (ModelBody("auto"), {"OPENAI_BASE_URL": "127.0.0.1:11434"}, INVALID, "provider", "OPENAI_BASE_URL"),
+        (ModelBody("auto", endpoint="http://h"), {}, INVALID, "endpoint", "from the environment"),
+        (ModelBody("auto", api_key="k"), {}, INVALID, "apiKey", "from the environment"),
+    ],
+)
+def test_auto_never_guesses(body: ModelBody, env: dict[str, str], code: str, path: str, words: str) -> None:
+    """What the environment says wrongly is an error, and no key goes where it does not belong."""
+    fault = resolve_model(body, {}, env)
+    assert isinstance(fault, ModelFault)
+    assert (fault.code, fault.path) == (code, ("spec", path))
+    assert words in fault.message
+
+
+def test_a_model_that_the_bundle_names_was_chosen_by_nobody() -> None:
+    model = resolve_model(ModelBody("openai", "m"), {}, {"OPENAI_API_KEY": "k"})
+    assert isinstance(model, ModelSpec)
+    assert (model.chosen_by, model_text(model)) == (None, "openai, m")
 
 
 def test_a_vendor_with_its_key() -> None:
