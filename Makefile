@@ -33,7 +33,7 @@ format:
 	@.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format .
 
 bench:
-	@scripts/setup dev
+	@scripts/setup bench
 	@exec .venv/bin/python -m bench $(ARGS)
 
 requirements:

@@ -1,7 +1,8 @@
 """How long an agent process takes to be there, and how much memory is its own.
 
 The broker is played by a socket in this process: what is timed is the agent, from the request for it to the hello that
-its welcome answers. The baseline starts the same agent by exec, as `python -m agentproc`.
+its welcome answers. The baseline starts the same agent by exec, as `python -m agentproc`. The model is the console, or
+bench/model_server.py behind a provider: a turn is then one model call over HTTP.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, plan_of, running
+from bench.turn import model_server
 from schemas.codec import decode, encode, to_raw
 from schemas.errors import error_payload
 from schemas.forkserver import ForkRequest, decode_reply, encode_packet
 from schemas.frames import AgentEvent, Frame, Welcome
+from schemas.launch import ModelSpec
 from schemas.startup import become_subreaper
 
 #: Agents per run, one after the other.
@@ -43,14 +48,14 @@ Start = Callable[[int, str], int]
 class Broker:
     """As much of a broker as one agent at a time needs."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, model: ModelSpec) -> None:
         self.endpoint = f"ipc://{folder}/agents.sock"
         self._folder = folder
         self._socket: zmq.Socket[bytes] = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
-        self._spec = to_raw(plan_of(folder, [], []).agents[AGENT])
+        self._spec = to_raw(msgspec.structs.replace(plan_of(folder, [], []).agents[AGENT], model=model))
 
     def welcome(self, number: int) -> bytes:
         """Answer hello, whoever says it; the agent's routing id."""
@@ -106,9 +111,9 @@ def private_mib(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def measure(start: Start, folder: str) -> Mapping[str, float]:
+def measure(start: Start, folder: str, model: ModelSpec) -> Mapping[str, float]:
     """Start agents one after the other: medians of time, memory when idle, memory after a turn. Then many at once."""
-    broker = Broker(folder)
+    broker = Broker(folder, model)
     times, idle, after = [], [], []
     for number in range(AGENTS + 1):
         before = time.perf_counter()
@@ -144,7 +149,7 @@ def kill(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def by_fork(folder: str) -> Mapping[str, float]:
+def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
     """Through `python -m agentproc.forkserver`, as the supervisor does."""
     become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -166,10 +171,10 @@ def by_fork(folder: str) -> Mapping[str, float]:
         return reply.pid
 
     with ours, running("agentproc.forkserver", "--socket-fd", str(fd), keep=[fd]):
-        return measure(start, folder)
+        return measure(start, folder, model)
 
 
-def by_exec(folder: str) -> Mapping[str, float]:
+def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
     """A new interpreter for each agent."""
     token = Path(folder, "token")
     token.write_text("bench")
@@ -180,21 +185,36 @@ def by_exec(folder: str) -> Mapping[str, float]:
         process.returncode = 0  # measure() reaps it
         return process.pid
 
-    return measure(start, folder)
+    return measure(start, folder, model)
 
 
-def in_a_process_of_its_own(how: str) -> Mapping[str, float]:
+def in_a_process_of_its_own(how: str, provider: str, seconds: float) -> Mapping[str, float]:
     """Adopted agents and the subreaper attribute stay out of the benchmark's process."""
-    result = subprocess.run([sys.executable, "-m", "bench.agent", how], stdout=subprocess.PIPE, text=True, check=True)
+    command = [sys.executable, "-m", "bench.agent", how, provider]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return {name: float(value) for name, value in json.loads(result.stdout).items()}
+
+
+def main(how: str, provider: str) -> None:
+    """Measure one side and print its figures as JSON."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gb", dir="/tmp"))
+        model = ModelSpec(provider="embedded")
+        if provider != "embedded":
+            base = stack.enter_context(model_server())
+            endpoint = f"{base}/v1" if provider == "openai" else base
+            model = ModelSpec(provider=provider, model="bench", endpoint=endpoint, api_key="k")  # type: ignore[arg-type]
+        print(json.dumps(by_fork(folder, model) if how == "fork" else by_exec(folder, model)))
 
 
 BENCHMARK = Benchmark(
     name="agent",
     what="one agent process: request to welcome, and private memory before and after its first turn",
     sides={
-        "fork server": lambda seconds: in_a_process_of_its_own("fork"),
-        "exec": lambda seconds: in_a_process_of_its_own("exec"),
+        "fork server": partial(in_a_process_of_its_own, "fork", "embedded"),
+        "with anthropic": partial(in_a_process_of_its_own, "fork", "anthropic"),
+        "with openai": partial(in_a_process_of_its_own, "fork", "openai"),
+        "exec": partial(in_a_process_of_its_own, "exec", "embedded"),
     },
     metrics=[
         Metric("start", "ms", "lower", Goal(6)),
@@ -205,5 +225,4 @@ BENCHMARK = Benchmark(
 )
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as scratch:
-        print(json.dumps(by_fork(scratch) if sys.argv[1] == "fork" else by_exec(scratch)))
+    main(sys.argv[1], sys.argv[2])

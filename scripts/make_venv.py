@@ -1,9 +1,9 @@
 """Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
 
-`make_venv.py run|dev` installs the dependencies that pyproject.toml names, in the versions of constraints.txt, and
-makes the four packages importable and `gdn` callable. An environment that was made for another interpreter, machine
-or place, or whose making was interrupted, is thrown away and built anew. Standard library only; nothing outside the
-repository is changed.
+`make_venv.py run|dev|bench` installs the dependencies that pyproject.toml names, in the versions of constraints.txt,
+and makes the four packages importable and `gdn` callable. An environment that was made for another interpreter,
+machine or place, or whose making was interrupted, is thrown away and built anew. Standard library only; nothing outside
+the repository is changed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ sys.exit(main())
 
 
 def main(kind: str) -> None:
-    """Make .venv ready for `kind` ("run" or "dev"). Exits with a message when that is not possible."""
+    """Make .venv ready for `kind` ("run", "dev" or "bench"). Exits with a message when that is not possible."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = list(project["dependencies"])
-    if kind == "dev":
-        packages += project["optional-dependencies"]["dev"]
+    if kind != "run":
+        packages += project["optional-dependencies"][kind]
     made_for = f"{sysconfig.get_config_var('SOABI')} {sys.base_prefix} {VENV}"
     if not usable(made_for):
         say(f"making .venv with {sys.executable} (Python {sys.version.split()[0]})")
@@ -145,7 +145,7 @@ def leave_environment() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev"):
-        sys.exit("usage: make_venv.py run|dev")
+    if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev", "bench"):
+        sys.exit("usage: make_venv.py run|dev|bench")
     leave_environment()
     main(sys.argv[1])
