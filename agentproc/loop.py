@@ -24,6 +24,7 @@ from agentproc.answers import answer_payload, done_frame, failed, input_text, in
 from agentproc.calls import CallContext, CallLink, ToolCaller
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import Append, Message, ToolData, encode_message, error_result, presentable
+from agentproc.live import LiveFeed
 from agentproc.providers.base import ModelRequest, Provider, Usage
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore, TurnRow
@@ -175,6 +176,11 @@ class TurnRunner:
         if self._run is not None:
             self._run.abandon()
 
+    def progress(self, frame: Frame) -> None:
+        """What a tool host says of a call that runs. Raises GoondanError E_FRAME_INVALID."""
+        if self._run is not None:
+            self._run.progress(frame)
+
     async def run(self, frame: Frame) -> None:
         """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
         event_id, epoch = frame.event_id or "", frame.epoch or 0
@@ -269,6 +275,7 @@ class TurnRun:
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._epoch = frame.epoch or 0
+        self._live = LiveFeed(runner.link, self._loop, frame, again=row is not None)
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
@@ -310,6 +317,10 @@ class TurnRun:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def progress(self, frame: Frame) -> None:
+        """News of one of the turn's calls, for whoever asked."""
+        self._live.progress(frame)
+
     def abandon(self) -> None:
         """The event is no longer ours: leave its calls to whoever has it now."""
         self._lost = True
@@ -317,6 +328,7 @@ class TurnRun:
 
     def release(self) -> None:
         """Stop everything that belongs to the turn."""
+        self._live.close()
         for timer in self._timers:
             timer.cancel()
         if self._renewing is not None:
@@ -398,6 +410,7 @@ class TurnRun:
                     )
                 self._note_actions(actions, at)
         runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
+        self._live.tell(actions)
         for action in actions:
             if isinstance(action, RunTool):
                 self._run_tool(action)
@@ -471,7 +484,7 @@ class TurnRun:
 
     async def _complete(self, provider: Provider, request: ModelRequest) -> None:
         try:
-            answer = await provider.complete(request)
+            answer = await provider.complete(request, self._live.on_delta)
         except GoondanError as error:
             self._model_end = self._model_detail(request, code=error.info.code)
             self.push(ModelFailed(self._without_secrets(error.info)))

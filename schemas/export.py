@@ -33,6 +33,8 @@ _PAYLOADS: Final = (
     frames.ToolCallPayload,
     frames.ToolResult,
     frames.Shutdown,
+    frames.RuntimeEvent,
+    frames.ToolProgress,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

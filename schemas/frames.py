@@ -83,6 +83,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
 
     `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
     repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
+    `live` (`event` only): the asker wants to hear of the turn while it runs.
     """
 
     type: str
@@ -109,6 +110,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     calls: list[str] | None = None
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
     payload: Raw = NO_PAYLOAD
+    live: bool = False
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -247,3 +249,39 @@ class Shutdown(Struct, frozen=True, rename="camel"):
 
     grace_period_ms: int
     reason: Literal["restart", "config_change", "orchestrator_shutdown", "idle"]
+
+
+#: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
+RuntimeEventKind = Literal[
+    "turn.started", "step.started", "text", "tool.called", "tool.completed", "tool.failed", "tool.progress"
+]
+
+
+class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """Payload of `runtime.event` from an agent: news of a turn that runs. Any of them may be lost.
+
+    `step` counts from 1. A `text` stands `at` characters (code points) behind the begin of its step's text; where that
+    is not what was heard so far, something was lost. `again` voids the text of the step that was heard before; in
+    `turn.started` the turn was begun before, by an incarnation that is gone. `code` is the error's, of `tool.failed`;
+    `done`, `total` and `message` are the handler's own words, of `tool.progress`.
+    """
+
+    kind: RuntimeEventKind
+    step: int = 0
+    text: str | None = None
+    at: int = 0
+    again: bool = False
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+    code: str | None = None
+    done: float | None = None
+    total: float | None = None
+    message: str | None = None
+
+
+class ToolProgress(Struct, frozen=True, omit_defaults=True):
+    """Payload of `tool.progress`: what a handler says of its work, for people."""
+
+    done: float
+    total: float | None = None
+    message: str | None = None

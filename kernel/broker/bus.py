@@ -23,6 +23,12 @@ RETRY_AFTER_MS = 100
 MAX_ID = 256
 
 
+class Lossy(bytes):
+    """A frame that is dropped where any other would wait for its peer."""
+
+    __slots__ = ()
+
+
 class Bus:
     """The broker's state and its outgoing side.
 

@@ -18,7 +18,7 @@ from msgspec import Raw
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
-from kernel.broker.presence import AGENTS, Connection
+from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import is_instance_key
 from schemas.codec import encode_value
@@ -75,6 +75,7 @@ class Events:
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
         )
         event.asker = connection
+        event.live = _wants_live(connection, frame)
         event.waiting_acks.append((connection, frame.id))
         self._mailbox.stage(event)
         self._bus.staged.append(Staged("accept", event))
@@ -120,6 +121,7 @@ class Events:
             message = "the event id is in use for another sender or another instance"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         event.asker = connection
+        event.live = _wants_live(connection, frame)
         if event.reply_to is None:
             event.reply_to = frame.reply_to
         if event.state == "staged":
@@ -194,6 +196,7 @@ class Events:
             auth=event.auth,
             workdir=event.workdir or instance.workdir,
             payload=event.payload,
+            live=event.live,
         )
         self._bus.send(connection, frame)
 
@@ -303,6 +306,11 @@ class Events:
 
 def _name(connection: Connection) -> str:
     return connection.instance.agent if connection.instance is not None else connection.address
+
+
+def _wants_live(connection: Connection, frame: Frame) -> bool:
+    """Whether this asker is to hear of the turn while it runs: clients that wait for the answer."""
+    return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
 
 
 def _source(connection: Connection) -> Source:

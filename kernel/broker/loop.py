@@ -8,7 +8,7 @@ socket that was sent on is looked at before the loop sleeps.
 Rules.
 - Every socket gets at most QUOTA frames a round, control first, so that no class starves another.
 - Sends never block (ROUTER_MANDATORY, NOBLOCK). What a peer cannot take waits here, in order, within a budget; a
-  peer over its budget is dropped and has to say hello again.
+  peer over its budget is dropped and has to say hello again. Live news does not wait, it is dropped.
 - A message has exactly two parts, routing id and frame. A peer that sends more could pass a part of its own off as
   somebody else's routing id, so the parts are counted (RCVMORE); that costs as much as a receive. Peers with a random
   routing id of 16 bytes are spared it: the tail of a longer message never hits such an id, so it lands with the
@@ -32,6 +32,7 @@ from typing import Final
 import zmq
 import zmq.backend
 
+from kernel.broker.bus import Lossy
 from kernel.broker.journal import Journal
 from kernel.broker.mailbox import Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
@@ -265,6 +266,9 @@ class BrokerLoop:
 
     def _block(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
         """A peer takes no more: keep its frames in order, or let go of a peer that has too many."""
+        if isinstance(data, Lossy):
+            self._bus.counters["live_dropped"] += 1
+            return
         queue = self._blocked.setdefault((cls, ident), deque())
         queue.append(data)
         self._blocked_bytes += len(data)

@@ -57,6 +57,7 @@ class Event:
         "id",
         "instance",
         "lease_until",
+        "live",
         "open_calls",
         "payload",
         "progressed",
@@ -109,6 +110,8 @@ class Event:
         self.answer_id = event_id + ":answer"
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
+        #: That connection wants to hear of the turn while it runs.
+        self.live = False
         #: Known from its holder only, after a restart: its content is missing until its sender repeats it.
         self.adopted = False
         #: Frames to acknowledge once the event is journaled: (connection, frame id).

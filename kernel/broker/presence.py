@@ -20,6 +20,7 @@ from schemas.frames import PROTOCOL_VERSION, Frame, Hello
 from schemas.tokens import Claims, TokenClass, verify
 
 if TYPE_CHECKING:
+    from kernel.broker.live import Allowance
     from kernel.broker.mailbox import Instance
 
 #: The broker's sockets, by class; a connection's `cls` is an index into this.
@@ -38,6 +39,7 @@ class Connection:
 
     __slots__ = (
         "address",
+        "allowance",
         "allowed",
         "claims",
         "cls",
@@ -65,6 +67,8 @@ class Connection:
         #: Agents: the instance it serves, and the tools it may call.
         self.instance: Instance | None = None
         self.allowed: frozenset[str] = frozenset()
+        #: Clients: how much live news it may get now; None before the first.
+        self.allowance: Allowance | None = None
         #: target -> event id that was refused for overload first: later ones for it wait until that one is back.
         self.refused: dict[tuple[str, str], str] = {}
 

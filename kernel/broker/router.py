@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.events import Events
+from kernel.broker.live import Live
 from kernel.broker.mailbox import Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
@@ -61,7 +62,7 @@ class Router:
                 "event": events.event,
                 "bye": self._bye,
                 "shutdown_ack": self._ignore,
-                "runtime.event": self._ignore,
+                "runtime.event": Live(bus).relay,
             },
             TOOLS: {
                 **every,

@@ -30,6 +30,7 @@ from schemas.frames import (
     Lease,
     OperatorCall,
     ReplyTo,
+    RuntimeEvent,
     Shutdown,
     Source,
     ToolCallPayload,
@@ -147,6 +148,10 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
     error = ToolResult(
         status="error",
         error=ToolError(message="no such file", name="FileNotFoundError", code="ENOENT", suggestion="Check the path."),
+    )
+    piece = RuntimeEvent(kind="text", step=1, text="글 one", at=12, again=True)
+    failed_call = RuntimeEvent(
+        kind="tool.failed", step=1, tool_call_id="c1", tool_name="bash__exec", code="E_TOOL_TIMEOUT"
     )
     reply_to = ReplyTo("client", "q-1")
     numbers = {
@@ -299,7 +304,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 call_id="t1/c1",
                 payload=to_raw({"done": 1.5, "total": 3.0, "message": "half"}),
             ),
-            None,
+            "ToolProgress",
         ),
         ("tool.cancel", Frame("tool.cancel", id="x.14", call_id="t1/c1"), None),
         ("agents.spawn", Frame("agents.spawn", id="x.15", to="reviewer", instance_key="u2"), None),
@@ -310,6 +315,34 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "runtime.event",
             Frame("runtime.event", id="x.19", payload=to_raw({"kind": "wanted", "principals": []})),
             None,
+        ),
+        (
+            "event of a client that wants to hear of the turn",
+            Frame("event", id="x.27", **event, reply_to=reply_to, live=True, payload=to_raw(asked)),
+            "AgentEvent",
+        ),
+        (
+            "a piece of text, from the agent",
+            Frame("runtime.event", id="x.28", **lease, payload=to_raw(piece)),
+            "RuntimeEvent",
+        ),
+        (
+            "a piece of text, as the asker gets it",
+            Frame(
+                "runtime.event",
+                id="b.13",
+                from_="coder",
+                instance_key="u1",
+                event_id="e-1",
+                in_reply_to="q-1",
+                payload=to_raw(piece),
+            ),
+            "RuntimeEvent",
+        ),
+        (
+            "a tool call that has failed",
+            Frame("runtime.event", id="x.29", **lease, payload=to_raw(failed_call)),
+            "RuntimeEvent",
         ),
         ("log", Frame("log", id="x.20", payload=to_raw({"level": "info", "message": "ready"})), None),
         (

@@ -24,8 +24,10 @@ KINDS: dict[str, Any] = {
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,
+    "RuntimeEvent": frames.RuntimeEvent,
     "Shutdown": frames.Shutdown,
     "ToolCallPayload": frames.ToolCallPayload,
+    "ToolProgress": frames.ToolProgress,
     "ToolResult": frames.ToolResult,
     "Welcome": frames.Welcome,
 }

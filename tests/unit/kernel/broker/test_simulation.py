@@ -48,7 +48,7 @@ def perform(world: World, action: str, number: int) -> None:
             client = world.clients[number % 2]
             count = len(client.asked)
             agent = "coder" if number & 2 else "reviewer"
-            client.ask(f"c{number % 2}e{count}", agent, f"k{number // 4}", calls=number % 3)
+            client.ask(f"c{number % 2}e{count}", agent, f"k{number // 4}", calls=number % 3, live=number % 2 == 0)
         case "work":
             world.host.work()
         case "reconcile":

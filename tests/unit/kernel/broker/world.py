@@ -16,7 +16,7 @@ from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
 from schemas.codec import decode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
-from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo
+from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo, RuntimeEvent
 from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
 from schemas.tokens import Claims, mint
@@ -145,15 +145,17 @@ class Actor:
 
 
 class Client(Actor):
-    """Asks, and counts the answers."""
+    """Asks, and counts the answers. What it hears of running turns must be of its own, and wanted."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, CLIENTS, Claims("client", operator=True))
         self.asked: list[str] = []
         self.answers: dict[str, list[AgentEvent]] = {}
         self.errors: dict[str, str] = {}
+        #: Event id -> the epochs under which it was spoken of, in the order of hearing.
+        self.heard: dict[str, list[int]] = {}
 
-    def ask(self, event_id: str, agent: str = "coder", key: str = "k", calls: int = 1) -> None:
+    def ask(self, event_id: str, agent: str = "coder", key: str = "k", calls: int = 1, *, live: bool = False) -> None:
         event = AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=calls)
         self.asked.append(event_id)
         frame = Frame(
@@ -163,7 +165,10 @@ class Client(Actor):
             event_id=event_id,
             reply_to=ReplyTo("client", "corr-" + event_id),
             payload=to_raw(event),
+            live=live,
         )
+        if live:
+            self.heard[event_id] = []
         self.submit("ask", frame, event_id)
 
     def on_settled(self, settled: Settled) -> None:
@@ -174,7 +179,13 @@ class Client(Actor):
             self.errors[event_id] = settled.error.code
 
     def on_frame(self, frame: Frame) -> None:
-        raise AssertionError(f"a client was sent {frame.type}")
+        assert frame.type == "runtime.event", f"a client was sent {frame.type}"
+        heard = self.heard[frame.event_id or ""]
+        assert frame.in_reply_to == f"corr-{frame.event_id}"
+        event_id, _, epoch = (from_raw(frame.payload, RuntimeEvent).text or "").rpartition("@")
+        assert event_id == frame.event_id, "somebody else's news"
+        assert int(epoch) >= max(heard, default=0), "news of a holder that is gone"
+        heard.append(int(epoch))
 
 
 @dataclass
@@ -223,6 +234,7 @@ class Agent(Actor):
         if held is None:
             return
         event_id = held.event_id or ""
+        self.tell(event_id, held.epoch or 0)
         results = self.store.results.setdefault(event_id, {})
         if event_id not in self.store.finished:
             for number in range(self.wanted_calls):
@@ -237,6 +249,13 @@ class Agent(Actor):
         frame = Frame("ack", stage="done", event_id=event_id, epoch=held.epoch)
         frame.payload = to_raw(self.store.finished[event_id])
         self.submit("post", frame, ("done", event_id))
+
+    def tell(self, event_id: str, epoch: int) -> None:
+        """News for the asker, and what nobody may hear: of another's event, and under an epoch that is over."""
+        another = "c0e1" if event_id == "c0e0" else "c0e0"
+        for about, under in ((event_id, epoch), (another, epoch), (event_id, epoch - 1)):
+            payload = to_raw(RuntimeEvent(kind="text", text=f"{event_id}@{under}"))
+            self.send(Frame("runtime.event", event_id=about, epoch=under, payload=payload))
 
     def call(self, event_id: str, number: int) -> None:
         held = self.held

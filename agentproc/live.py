@@ -1,0 +1,172 @@
+"""What a running turn tells its asker while it runs: pieces of text, steps, tool calls.
+
+Rules.
+- Best effort. A frame that the link does not take is lost; nothing here waits, keeps a copy, or fails a turn.
+- Text goes out at once when none did just now, else in batches: a model's 50,000 tokens are some hundred frames.
+- Every piece says where in its step's text it stands, so that whoever reads notices a loss.
+- Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation.
+- Nothing is sent for an event whose asker did not wish it.
+
+Source: PROTOCOL.md "Live events"; design section 4 (`runtime.event`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from agentproc.conversation import ToolData
+from agentproc.providers.base import TextDelta
+from agentproc.turn import Action, AskModel, End, RunTool, Store
+from schemas.codec import from_raw, replace_surrogates, to_raw
+from schemas.frames import Frame, RuntimeEvent, ToolProgress
+
+#: How often text is sent while it flows (seconds): an eye sees no steps below that.
+BATCH_S: Final = 0.03
+#: Characters in one frame: at most 12 KiB as UTF-8, which the broker takes (kernel/broker/live.py).
+MAX_PIECE: Final = 3000
+#: Frames in one batch. With BATCH_S it is 800,000 characters a second, and below what the broker passes on.
+MAX_BATCH: Final = 8
+#: Characters that may wait to be sent; a step that makes more, faster, is not told any further.
+MAX_WAITING: Final = 1 << 18
+#: A tool's name or id as it is told (characters).
+MAX_NAME: Final = 200
+#: A handler's own words about its progress (characters).
+MAX_MESSAGE: Final = 1000
+
+
+class LiveLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def send(self, frame: Frame) -> bool: ...
+
+
+class LiveFeed:
+    """The news of one turn, for the event in `frame`. `again`: an earlier incarnation had begun the turn."""
+
+    def __init__(self, link: LiveLink, loop: asyncio.AbstractEventLoop, frame: Frame, *, again: bool) -> None:
+        self._link = link
+        self._loop = loop
+        self._event_id = frame.event_id
+        self._epoch = frame.epoch
+        self._wanted = frame.live
+        self._resumed = again
+        self._begun = False
+        self._step = 0
+        self._at = 0
+        self._again = False
+        self._waiting: list[str] = []
+        self._size = 0
+        self._muted = False
+        self._sent_at = loop.time() - BATCH_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def on_delta(self) -> Callable[[TextDelta], None] | None:
+        """For the provider; None when nobody listens."""
+        return self._delta if self._wanted else None
+
+    def tell(self, actions: Sequence[Action]) -> None:
+        """What the turn does next is news, and all text before it is out first."""
+        if not self._wanted:
+            return
+        self._send_text(everything=True)
+        if not self._begun:
+            self._begun = True
+            self._send(RuntimeEvent(kind="turn.started", again=self._resumed))
+        for action in actions:
+            if isinstance(action, AskModel):
+                self._step = action.step
+                self._restart(again=False)
+                self._send(RuntimeEvent(kind="step.started", step=action.step))
+            elif isinstance(action, RunTool):
+                self._tell_tool("tool.called", action.part)
+            elif isinstance(action, Store) and isinstance(action.message.data, ToolData):
+                for part in action.message.data.content:
+                    failed = part.result.status == "error"
+                    code = part.result.error.code if part.result.error is not None else None
+                    self._tell_tool("tool.failed" if failed else "tool.completed", part, code)
+            elif isinstance(action, End):
+                self.close()
+
+    def progress(self, frame: Frame) -> None:
+        """`tool.progress` of a call of this turn. Raises GoondanError E_FRAME_INVALID."""
+        if not self._wanted or not frame.call_id:
+            return
+        said = from_raw(frame.payload, ToolProgress)
+        message = None if said.message is None else _short(said.message, MAX_MESSAGE)
+        call = _short(frame.call_id.rpartition("/")[2], MAX_NAME)
+        event = RuntimeEvent(
+            kind="tool.progress", step=self._step, tool_call_id=call, done=said.done, total=said.total, message=message
+        )
+        self._send(event)
+
+    def close(self) -> None:
+        """Nothing follows: the timer is stopped, what still waits is dropped."""
+        self._wanted = False
+        self._restart(again=False)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- inside
+
+    def _delta(self, delta: TextDelta) -> None:
+        if delta.again:
+            self._restart(again=True)
+        if not self._wanted or self._muted:
+            return
+        self._waiting.append(delta.text)
+        self._size += len(delta.text)
+        if self._size > MAX_WAITING:
+            self._muted = True
+            self._waiting.clear()
+            self._size = 0
+        elif self._timer is None:
+            since = self._loop.time() - self._sent_at
+            if since >= BATCH_S:
+                self._send_text()
+            else:
+                self._timer = self._loop.call_later(BATCH_S - since, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._send_text()
+
+    def _restart(self, *, again: bool) -> None:
+        """The step's text begins, or begins anew."""
+        self._waiting.clear()
+        self._size = self._at = 0
+        self._muted = False
+        self._again = again
+
+    def _send_text(self, *, everything: bool = False) -> None:
+        """A batch of what waits; the rest later."""
+        if not self._waiting:
+            return
+        text = replace_surrogates("".join(self._waiting))
+        end = len(text) if everything else MAX_PIECE * MAX_BATCH
+        for start in range(0, min(end, len(text)), MAX_PIECE):
+            piece = text[start : start + MAX_PIECE]
+            self._send(RuntimeEvent(kind="text", step=self._step, text=piece, at=self._at, again=self._again))
+            self._at += len(piece)
+            self._again = False
+        self._waiting = [text[end:]] if end < len(text) else []
+        self._size = max(0, len(text) - end)
+        self._sent_at = self._loop.time()
+        if self._waiting and self._timer is None:
+            self._timer = self._loop.call_later(BATCH_S, self._on_timer)
+
+    def _tell_tool(self, kind: Any, part: Any, code: str | None = None) -> None:
+        name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)
+        self._send(RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code))
+
+    def _send(self, event: RuntimeEvent) -> None:
+        frame = Frame("runtime.event", event_id=self._event_id, epoch=self._epoch, payload=to_raw(event))
+        self._link.send(frame)
+
+
+def _short(text: str, limit: int) -> str:
+    cleaned: str = replace_surrogates(text[:limit])
+    return cleaned

@@ -1,0 +1,90 @@
+"""News of running turns, from the agent that holds the event to the client that asked. Pure.
+
+Rules.
+- Only the holder of an event's lease speaks about it, and only its asker hears it: a client that wished to, over the
+  connection that waits for the answer. Everything else is dropped and counted, never answered.
+- Best effort: never journaled, no credit, nothing kept. What the asker's socket does not take now is dropped (loop.py,
+  `Lossy`), so a slow or absent client costs an agent nothing, and what must arrive never waits behind news.
+- A client gets so many frames a second, whatever agents say; together with the size of a frame and the socket's HWM
+  that bounds what one client can hold up in memory.
+
+Source: PROTOCOL.md "Live events"; design section 4.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kernel.broker.bus import Bus, Lossy
+from kernel.broker.presence import CLIENTS, Connection
+from schemas.codec import encode_value
+from schemas.frames import Frame
+
+#: The largest payload that is passed on (bytes); agents send at most 12 KiB of text in a piece.
+MAX_LIVE_BYTES: Final = 16 << 10
+#: Frames that one client gets at once, and then per second. A turn makes some thirty a second.
+LIVE_BURST: Final = 512
+LIVE_PER_S: Final = 512.0
+
+
+class Allowance:
+    """A bucket of frames that fills with time. Times are seconds."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._left = float(LIVE_BURST)
+
+    def take(self, now: float) -> bool:
+        """Take one, if there is one."""
+        if now > self._at:
+            self._left = min(float(LIVE_BURST), self._left + (now - self._at) * LIVE_PER_S)
+            self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Live:
+    """The live side of the broker."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._clients = bus.presence.connections[CLIENTS]
+
+    def relay(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`runtime.event` from an agent."""
+        counters = self._bus.counters
+        instance = connection.instance
+        event = instance.leased if instance is not None else None
+        if (
+            instance is None
+            or event is None
+            or event.id != frame.event_id
+            or instance.epoch != frame.epoch
+            or len(memoryview(frame.payload)) > MAX_LIVE_BYTES
+        ):
+            counters["live_refused"] += 1
+            return
+        asker = event.asker
+        if not event.live or event.reply_to is None or asker is None or self._clients.get(asker.ident) is not asker:
+            counters["live_unheard"] += 1
+            return
+        if asker.allowance is None:
+            asker.allowance = Allowance(now)
+        if not asker.allowance.take(now):
+            counters["live_dropped"] += 1
+            return
+        counters["live"] += 1
+        relayed = Frame(
+            "runtime.event",
+            id=self._bus.next_id(),
+            from_=instance.agent,
+            instance_key=instance.key,
+            event_id=event.id,
+            in_reply_to=event.reply_to.correlation_id,
+            payload=frame.payload,
+        )
+        self._bus.out.append((CLIENTS, asker.ident, Lossy(encode_value(relayed))))

@@ -1,0 +1,292 @@
+"""What a turn tells its asker: in order, in batches, without secrets, and never at the turn's cost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentproc import live as live_module
+from agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_WAITING, LiveFeed
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelAnswer, TextDelta
+from agentproc.store import ConversationStore
+from agentproc.turn import AskModel, End
+from schemas.address import instance_dir
+from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
+from schemas.errors import fail
+from schemas.frames import Frame, RuntimeEvent
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
+
+
+class Timer:
+    def __init__(self, at: float, callback: Any) -> None:
+        self.at, self.callback, self.cancelled = at, callback, False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Clock:
+    """The part of a loop that a feed uses."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Any) -> Timer:
+        self.timers.append(Timer(self.now + delay, callback))
+        return self.timers[-1]
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while due := [timer for timer in self.timers if timer.at <= end and not timer.cancelled]:
+            first = min(due, key=lambda timer: timer.at)
+            self.timers.remove(first)
+            self.now = first.at
+            first.callback()
+        self.now = end
+
+
+class Heard:
+    """A link, and what was said over it."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.up = True
+
+    def send(self, frame: Frame) -> bool:
+        encode(frame)
+        if self.up:
+            self.frames.append(frame)
+        return self.up
+
+    @property
+    def events(self) -> list[RuntimeEvent]:
+        return [from_raw(frame.payload, RuntimeEvent) for frame in self.frames]
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [event.text for event in self.events if event.kind == "text"]
+
+
+def feed(live: bool = True, *, again: bool = False) -> tuple[LiveFeed, Heard, Clock]:
+    heard, clock = Heard(), Clock()
+    frame = Frame("event", event_id="e1", epoch=7, live=live)
+    return LiveFeed(heard, clock, frame, again=again), heard, clock  # type: ignore[arg-type]
+
+
+def started(again: bool = False) -> tuple[LiveFeed, Heard, Clock, Any]:
+    made, heard, clock = feed(again=again)
+    made.tell([AskModel(1)])
+    return made, heard, clock, made.on_delta
+
+
+def read(events: list[RuntimeEvent]) -> str | None:
+    """What a careful listener has of the last step; None when something is missing."""
+    text: str | None = ""
+    for event in events:
+        if event.kind == "step.started" or event.again:
+            text = ""
+        if event.kind == "text":
+            text = text + (event.text or "") if text is not None and event.at == len(text) else None
+    return text
+
+
+def test_nobody_listens_nothing_is_said() -> None:
+    made, heard, clock = feed(live=False)
+    made.tell([AskModel(1)])
+    made.progress(Frame("tool.progress", call_id="t/c", payload=to_raw({"done": 1.0})))
+    assert made.on_delta is None
+    made.close()
+    assert (heard.frames, clock.timers) == ([], [])
+
+
+def test_the_first_piece_leaves_at_once_and_what_follows_soon_leaves_together() -> None:
+    _, heard, clock, delta = started()
+    for text in ("one ", "two ", "three "):
+        delta(TextDelta(text))
+    assert heard.texts == ["one "]
+    clock.advance(BATCH_S)
+    assert heard.texts == ["one ", "two three "]
+    clock.advance(1)
+    delta(TextDelta("four"))
+    assert heard.texts[-1] == "four"
+    assert [event.at for event in heard.events if event.kind == "text"] == [0, 4, 14]
+    assert all((frame.event_id, frame.epoch, frame.type) == ("e1", 7, "runtime.event") for frame in heard.frames)
+
+
+def test_fifty_thousand_tokens_are_some_hundred_frames() -> None:
+    made, heard, clock, delta = started()
+    for _ in range(50_000):
+        delta(TextDelta("token "))
+        clock.advance(0.0001)
+    made.tell([End(status="completed", steps=1)])
+    assert len(heard.frames) < 200
+    assert read(heard.events) == "token " * 50_000
+
+
+def test_text_is_out_before_what_follows_it() -> None:
+    made, heard, _, delta = started()
+    delta(TextDelta("a"))
+    delta(TextDelta("b"))
+    made.tell([AskModel(2)])
+    assert [event.kind for event in heard.events] == ["turn.started", "step.started", "text", "text", "step.started"]
+
+
+def test_again_voids_what_was_and_what_waits() -> None:
+    made, heard, clock, delta = started()
+    delta(TextDelta("half of"))
+    delta(TextDelta(" it"))
+    delta(TextDelta("whole", again=True))
+    delta(TextDelta("!"))
+    clock.advance(1)
+    assert [(e.text, e.at, e.again) for e in heard.events if e.kind == "text"] == [
+        ("half of", 0, False),
+        ("whole!", 0, True),
+    ]
+    made.close()
+
+
+def test_a_turn_that_was_begun_before_says_so() -> None:
+    _, heard, _, _ = started(again=True)
+    assert (heard.events[0].kind, heard.events[0].again) == ("turn.started", True)
+
+
+def test_a_flood_is_paced_and_then_not_told_any_further() -> None:
+    made, heard, clock, delta = started()
+    delta(TextDelta("x" * (MAX_WAITING - 1)))
+    assert len(heard.texts) == MAX_BATCH
+    clock.advance(BATCH_S)
+    assert len(heard.texts) == 2 * MAX_BATCH
+    delta(TextDelta("y" * MAX_WAITING))
+    delta(TextDelta("z"))
+    clock.advance(1)
+    assert len(heard.texts) == 2 * MAX_BATCH
+    assert max(len(bytes(frame.payload)) for frame in heard.frames) <= 16 << 10
+    made.tell([AskModel(2)])
+    delta(TextDelta("fine"))
+    assert read(heard.events) == "fine"
+
+
+def test_a_piece_of_the_widest_characters_fits_what_the_broker_takes() -> None:
+    made, heard, _, delta = started()
+    delta(TextDelta("\U0001f600" * MAX_PIECE * 2))
+    assert max(len(bytes(frame.payload)) for frame in heard.frames) <= 16 << 10
+    made.close()
+
+
+def test_halves_of_surrogates_and_a_link_that_is_down_do_no_harm() -> None:
+    made, heard, _, delta = started()
+    heard.up = False
+    delta(TextDelta("lost"))
+    heard.up = True
+    delta(TextDelta("\ud83d"))
+    made.tell([AskModel(2)])
+    assert heard.texts == ["�"]
+    assert read(heard.events[:-1]) is None, "a loss is noticed"
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.booleans(), st.floats(0, 0.1)), max_size=40))
+def test_who_hears_everything_has_the_whole_text(pieces: list[tuple[str, bool, float]]) -> None:
+    made, heard, clock, delta = started()
+    whole = ""
+    for text, again, pause in pieces:
+        if not text:
+            continue
+        whole = text if again else whole + text
+        delta(TextDelta(text, again))
+        clock.advance(pause)
+    made.tell([End(status="completed", steps=1)])
+    assert read(heard.events) == whole
+    assert not [timer for timer in clock.timers if not timer.cancelled]
+
+
+# --- in a turn
+
+
+async def runner_of(tmp_path: Path, link: FakeLink, model: Any) -> TurnRunner:
+    spec = make_spec(str(tmp_path))
+    store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
+    return TurnRunner(spec, "k", link, store, provider=model)
+
+
+def told(link: FakeLink) -> list[RuntimeEvent]:
+    return [from_raw(frame.payload, RuntimeEvent) for frame in link.sent if frame.type == "runtime.event"]
+
+
+class Streaming(FakeModel):
+    """Says each text in pieces first; a piece that begins with `!` comes as a repeated try."""
+
+    async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+        answer = await super().complete(request, on_delta)
+        assert on_delta is not None
+        for word in answer.text.split("|"):
+            on_delta(TextDelta(word.removeprefix("!"), word.startswith("!")))
+        return ModelAnswer(text=answer.text.rpartition("!")[2].replace("|", ""), calls=answer.calls)
+
+
+async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path) -> None:
+    def handler(tool: str, args: Any) -> Any:
+        return fail("E_TOOL_TIMEOUT", "too late") if tool == "notes__add" else FakeLink().handler(tool, args)
+
+    link = FakeLink(handler)
+    model = Streaming(
+        wants(("a", "bash__exec", {"command": "echo SECRET"}), ("b", "notes__add", {}), ("c", "no__tool", {})),
+        says("half|!the |whole"),
+    )
+    runner = await runner_of(tmp_path, link, model)
+    await runner.run(event_frame("e1", "go", live=True))
+    events = told(link)
+    assert [(e.kind, e.step, e.tool_call_id) for e in events if e.kind != "text"] == [
+        ("turn.started", 0, None),
+        ("step.started", 1, None),
+        *(("tool.called", 1, call) for call in "abc"),
+        *((e.kind, 1, e.tool_call_id) for e in events if e.kind in ("tool.completed", "tool.failed")),
+        ("step.started", 2, None),
+    ]
+    ends = {e.tool_call_id: (e.kind, e.code) for e in events if e.kind in ("tool.completed", "tool.failed")}
+    assert ends["a"] == ("tool.completed", None)
+    assert ends["b"] == ("tool.failed", "E_TOOL_TIMEOUT")
+    assert ends["c"] == ("tool.failed", "E_TOOL_NOT_IN_CATALOG")
+    assert read(events) == "the whole" == link.answers()[0].response
+    assert not any(b"SECRET" in bytes(frame.payload) for frame in link.sent)
+    await runner.close()
+
+
+async def test_progress_of_a_call_is_passed_on(tmp_path: Path) -> None:
+    link = FakeLink(lambda tool, args: None)
+    runner = await runner_of(tmp_path, link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
+    turn = asyncio.ensure_future(runner.run(event_frame("e1", "go", live=True)))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+    (call_id,) = link.open_calls()
+    payload = to_raw({"done": 1.0, "total": 4.0, "message": "m" * 5000})
+    runner.progress(Frame("tool.progress", call_id=call_id, payload=payload))
+    (progress,) = [event for event in told(link) if event.kind == "tool.progress"]
+    assert (progress.tool_call_id, progress.done, progress.total) == ("a", 1.0, 4.0)
+    assert progress.message == "m" * live_module.MAX_MESSAGE
+    link.finish(call_id, FakeLink().handler("t", {}))  # type: ignore[arg-type]
+    await turn
+    runner.progress(Frame("tool.progress", call_id=call_id, payload=payload))
+    await runner.close()
+
+
+@pytest.mark.parametrize("wish", [False, True])
+async def test_a_link_that_takes_nothing_costs_the_turn_nothing(tmp_path: Path, wish: bool) -> None:
+    link = FakeLink()
+    link.connected = False
+    model = FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done"))
+    runner = await runner_of(tmp_path, link, model)
+    await runner.run(event_frame("e1", "go", live=wish))
+    assert link.answers()[0].response == "done"
+    assert max(len(bytes(frame.payload)) for frame in link.posted) < MAX_FRAME_BYTES
+    await runner.close()
