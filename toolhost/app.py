@@ -176,7 +176,11 @@ async def _probe() -> tuple[str, bool] | GoondanError:
         return error
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise.
     for disable_userns in (True, False):
-        problem = await probe(host_facts(bwrap, [], disable_userns=disable_userns), nothing)
+        try:
+            facts = host_facts(bwrap, [], disable_userns=disable_userns)
+        except GoondanError as error:
+            return error
+        problem = await probe(facts, nothing)
         if problem is None:
             return bwrap, disable_userns
         first = first or problem

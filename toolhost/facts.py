@@ -22,6 +22,7 @@ from schemas.errors import fail
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
 from toolhost.policy import HostFacts, Place, Request, guard_candidates, within
+from toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
 MINIMUM_BWRAP: Final = (0, 11)
@@ -103,6 +104,15 @@ def version_problem(text: str) -> str | None:
     return None
 
 
+def machine() -> Machine:
+    """The kind of this machine. Raises GoondanError E_SANDBOX_UNAVAILABLE for one that there is no filter for."""
+    name = os.uname().machine
+    for known in NUMBERS:
+        if name == known:
+            return known
+    raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
+
+
 def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True) -> HostFacts:
     """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
 
@@ -131,6 +141,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         bwrap=bwrap,
         python=python,
         inside=f"{package}/inside",
+        machine=machine(),
         prefix=None if prefix is None or within(prefix, "/usr") else prefix,
         links=links,
         dirs=folders,

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
-from toolhost.policy import ARGS_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.policy import ARGS_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -57,8 +57,11 @@ def launch(plan: LaunchPlan) -> Launched:
         places[2] = places[1]
         places[0] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         given.append(places[0])
-        places[ARGS_FD] = _memory_file(plan.options)
+        # The options as bubblewrap reads them: each followed by a zero byte.
+        places[ARGS_FD] = _memory_file(b"".join(os.fsencode(option) + b"\0" for option in plan.options))
         given.append(places[ARGS_FD])
+        places[FILTER_FD] = _memory_file(plan.filter)
+        given.append(places[FILTER_FD])
         if plan.open_workdir is not None:
             places[WORKDIR_FD] = _open_folder(plan.open_workdir)
             given.append(places[WORKDIR_FD])
@@ -84,9 +87,8 @@ def launch(plan: LaunchPlan) -> Launched:
     return Launched(pid, pidfd, channel, status, output)
 
 
-def _memory_file(options: list[str]) -> int:
-    """The options as bubblewrap reads them: each followed by a zero byte."""
-    data = b"".join(os.fsencode(option) + b"\0" for option in options)
+def _memory_file(data: bytes) -> int:
+    """A file in memory that will be read from its beginning."""
     fd = os.memfd_create("jail", os.MFD_CLOEXEC)
     try:
         os.write(fd, data)

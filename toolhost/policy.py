@@ -22,11 +22,14 @@ from msgspec import Struct
 from schemas.errors import fail
 from schemas.launch import ToolSpec
 from schemas.worker_frames import WORKER_FD
+from toolhost.seccomp.numbers import Machine
+from toolhost.seccomp.program import program
 
 #: Descriptors that launch.py puts where the plan says; the worker's socket is schemas.worker_frames.WORKER_FD.
 STATUS_FD: Final = 4
 ARGS_FD: Final = 5
 WORKDIR_FD: Final = 6
+FILTER_FD: Final = 7
 
 #: Where this package's `inside` folder stands in a jail; its name is how tools import it.
 JAIL_CODE: Final = "/run/goondan/goondan_tool"
@@ -78,6 +81,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     bwrap: str
     python: str
     inside: str
+    machine: Machine
     prefix: str | None = None
     links: list[tuple[str, str]] = []
     dirs: list[str] = []
@@ -111,11 +115,13 @@ class Request(Struct, frozen=True, kw_only=True):
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
 
-    `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD.
+    `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD. `filter`
+    is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
     """
 
     bwrap: str
     options: list[str]
+    filter: bytes
     command: list[str]
     open_workdir: str | None
     workdir: str
@@ -189,6 +195,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     return LaunchPlan(
         bwrap=host.bwrap,
         options=options,
+        filter=program(host.machine, sockets=tool.sandbox.network != "none"),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
         open_workdir=request.workdir_real,
         workdir=cwd,
@@ -201,7 +208,7 @@ def _walls(host: HostFacts) -> list[str]:
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", JAIL_HOSTNAME, "--uid", str(JAIL_UID), "--gid", str(JAIL_GID),
         "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
-        "--json-status-fd", str(STATUS_FD),
+        "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
     return [*options, "--disable-userns"] if host.disable_userns else options
 
@@ -224,6 +231,7 @@ def _private() -> list[str]:
     return [
         "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm",
         "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp",
+        "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan",  # else as closed as HOME
         "--size", str(HOME_BYTES), "--perms", "0700", "--tmpfs", JAIL_HOME,
     ]  # fmt: skip
 
@@ -316,4 +324,4 @@ def _between(outer: str, inner: str) -> list[str]:
     return [outer + "/" + "/".join(names[: index + 1]) for index in range(len(names))]
 
 
-assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD}) == 4
+assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD}) == 5

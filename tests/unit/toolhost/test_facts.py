@@ -13,7 +13,7 @@ from toolhost.facts import dotfiles, hidden_folders, host_facts, look_up, versio
 from toolhost.policy import HostFacts
 from toolhost.probe import judge
 
-HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i")
+HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")
 
 
 def spec(state_dir: Path | str = "/nonexistent", protected: list[str] | None = None) -> ToolHostSpec:

@@ -12,6 +12,7 @@ HOST = HostFacts(
     bwrap="/opt/bwrap",
     python="/root/py/bin/python3.11",
     inside="/opt/app/toolhost/inside",
+    machine="x86_64",
     prefix="/root/py",
     links=[("/bin", "usr/bin"), ("/lib64", "usr/lib64")],
     dirs=["/lib32"],
@@ -47,7 +48,7 @@ def test_the_whole_plan_of_a_plain_tool() -> None:
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", "tool", "--uid", "1000", "--gid", "1000",
         "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
-        "--json-status-fd", "4", "--disable-userns",
+        "--json-status-fd", "4", "--seccomp", "7", "--disable-userns",
         "--ro-bind", "/usr", "/usr",
         "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib64", "/lib64", "--ro-bind", "/lib32", "/lib32",
         "--ro-bind", "/opt/app/toolhost/inside/etc/passwd", "/etc/passwd",
@@ -58,6 +59,7 @@ def test_the_whole_plan_of_a_plain_tool() -> None:
         "--proc", "/proc", "--dev", "/dev",
         "--size", str(64 << 20), "--perms", "1777", "--tmpfs", "/dev/shm",
         "--size", str(256 << 20), "--perms", "1777", "--tmpfs", "/tmp",
+        "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan",
         "--size", str(64 << 20), "--perms", "0700", "--tmpfs", "/run/goondan/home",
         "--ro-bind", "/root/py", "/root/py",
         "--ro-bind", "/opt/app/toolhost/inside", "/run/goondan/goondan_tool",
@@ -253,7 +255,7 @@ def test_within() -> None:
 
 
 def test_a_system_interpreter_needs_no_mount_of_its_own() -> None:
-    host = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", disable_userns=False)
+    host = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64", disable_userns=False)
     made = plan(Request(tool=TOOL), host)
     assert "--disable-userns" not in made.options
     assert made.options[made.options.index("PATH") + 1].endswith("/sbin")

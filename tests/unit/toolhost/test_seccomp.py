@@ -1,0 +1,199 @@
+"""The system call filter, run in an interpreter: every rule, on both machines, with and without a granted network."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.toolhost.bpf_machine import load, run, verdict
+from toolhost.seccomp.numbers import NUMBERS, Machine
+from toolhost.seccomp.program import ARCHITECTURES, RET_KILL_PROCESS, program
+from toolhost.seccomp.rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
+
+MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
+FILTERS = {(m, sockets): load(program(m, sockets=sockets)) for m in MACHINES for sockets in (False, True)}
+#: Calls that only the older machine has.
+OLD = {
+    "access", "alarm", "arch_prctl", "chmod", "chown", "creat", "dup2", "epoll_create", "epoll_wait", "eventfd", "fork",
+    "futimesat", "getdents", "getpgrp", "inotify_init", "lchown", "link", "lstat", "mkdir", "mknod", "open", "pause",
+    "pipe", "poll", "readlink", "rename", "rmdir", "select", "signalfd", "stat", "symlink", "time", "unlink", "utime",
+    "utimes", "vfork",
+}  # fmt: skip
+
+pytestmark = pytest.mark.parametrize("machine", MACHINES)
+
+
+def ask(machine: Machine, name: str, *args: int, sockets: bool = False) -> int:
+    """The errno that the call fails with, 0 when it is let through."""
+    number = NUMBERS[machine][name]
+    return verdict(run(FILTERS[machine, sockets], number, args, ARCHITECTURES[machine]))
+
+
+def has(machine: Machine, name: str) -> bool:
+    return name in NUMBERS[machine]
+
+
+def test_a_machine_has_every_call_that_is_named(machine: Machine) -> None:
+    missing = {name for name in rules(sockets=True) if not has(machine, name)}
+    assert missing == (set() if machine == "x86_64" else OLD)
+
+
+def test_numbers_are_those_of_this_system(machine: Machine) -> None:
+    headers = {"x86_64": "x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "aarch64-linux-gnu/asm/unistd_64.h"}
+    header = Path("/usr/include", headers[machine])
+    if not header.exists():
+        pytest.skip("the kernel's headers are not installed")
+    theirs = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", header.read_text()))
+    known = {name: number for name, number in NUMBERS[machine].items() if name in theirs}
+    assert len(known) > 200
+    assert known == {name: int(theirs[name]) for name in known}
+    assert len(set(NUMBERS[machine].values())) == len(NUMBERS[machine])
+
+
+def test_what_programs_need_is_allowed(machine: Machine) -> None:
+    conditional = set(rules(sockets=False)) - set(ALLOWED)
+    for name in ALLOWED:
+        assert name not in conditional
+        if has(machine, name):
+            assert ask(machine, name) == ask(machine, name, sockets=True) == 0, name
+
+
+@given(number=st.integers(-(2**31), 2**31 - 1), argument=st.integers(0, 2**64 - 1))
+def test_unknown_calls_do_not_exist(machine: Machine, number: int, argument: int) -> None:
+    if number in NUMBERS[machine].values():
+        return
+    returned = run(FILTERS[machine, True], number, (argument,) * 6, ARCHITECTURES[machine])
+    assert verdict(returned) == errno.ENOSYS
+
+
+def test_every_number_that_the_kernel_could_have_is_judged(machine: Machine) -> None:
+    named = {number: name for name, number in NUMBERS[machine].items()}
+    wanted = rules(sockets=False)
+    for number in range(-1, 1024):
+        name = named.get(number)
+        found = verdict(run(FILTERS[machine, False], number, (), ARCHITECTURES[machine]))
+        if name is None or name not in wanted:
+            assert found == errno.ENOSYS, number
+    # the second table of numbers on x86_64 (x32) has the same calls once more
+    assert verdict(run(FILTERS[machine, True], 0x40000000, (), ARCHITECTURES[machine])) == errno.ENOSYS
+
+
+def test_another_architectures_calls_end_the_process(machine: Machine) -> None:
+    for other in (0x40000003, 0x40000028, *(value for name, value in ARCHITECTURES.items() if name != machine)):
+        assert run(FILTERS[machine, False], 0, (), other) == RET_KILL_PROCESS
+
+
+@pytest.mark.parametrize("name", ["clone3", "openat2"])
+def test_calls_with_their_arguments_in_memory_do_not_exist(machine: Machine, name: str) -> None:
+    assert ask(machine, name) == errno.ENOSYS
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_by_name(machine: Machine, kind: str) -> None:
+    for name in REFUSED[kind]:
+        assert ask(machine, name) == ask(machine, name, 0, 1, 2, sockets=True) == errno.EPERM, name
+
+
+def test_extended_attributes_are_not_supported(machine: Machine) -> None:
+    assert {ask(machine, name) for name in NO_ATTRIBUTES} == {errno.EOPNOTSUPP}
+
+
+@pytest.mark.parametrize(("name", "at"), [("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("creat", 1)])
+def test_set_id_bits_are_refused(machine: Machine, name: str, at: int) -> None:
+    if not has(machine, name):
+        return
+    before = (7,) * at
+    for mode in (0o4755, 0o2755, 0o6000, 0o104755, 0x1_0000_0000 | 0o4000):
+        assert ask(machine, name, *before, mode) == errno.EPERM
+    for mode in (0o755, 0o1777, 0, 0x4000_0000_0000_0000):
+        assert ask(machine, name, *before, mode) == 0
+
+
+@pytest.mark.parametrize(("name", "at"), [("open", 1), ("openat", 2)])
+def test_set_id_bits_of_new_files_are_refused(machine: Machine, name: str, at: int) -> None:
+    if not has(machine, name):
+        return
+    before = (7,) * at
+    for flags in (0o100, 0o100 | 0o2, 0o20000000, 0o20200000, 0o101 | 0o2000000, 0x1_0000_0000 | 0o100):
+        assert ask(machine, name, *before, flags, 0o4755) == errno.EPERM
+        assert ask(machine, name, *before, flags, 0o2700) == errno.EPERM
+        assert ask(machine, name, *before, flags, 0o777) == 0
+    assert ask(machine, name, *before, 0o2, 0o4755) == 0  # no file is made, so nothing reads the mode
+
+
+@pytest.mark.parametrize(("name", "at"), [("mknod", 1), ("mknodat", 2)])
+def test_new_nodes_are_neither_devices_nor_set_id(machine: Machine, name: str, at: int) -> None:
+    if not has(machine, name):
+        return
+    before = (7,) * at
+    for mode in (0o104755, 0o102755, 0o4755, 0o20666, 0o60666, 0x1_0000_0000 | 0o60600):
+        assert ask(machine, name, *before, mode) == errno.EPERM
+    for mode in (0o100644, 0o10644, 0o140755, 0o644):
+        assert ask(machine, name, *before, mode) == 0
+
+
+def test_clone_makes_no_namespaces(machine: Machine) -> None:
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert ask(machine, "clone", flag) == ask(machine, "clone", flag | 17) == errno.EPERM
+    assert ask(machine, "clone", 17) == 0  # fork
+    assert ask(machine, "clone", 0x3D0F00) == 0  # a thread
+    assert ask(machine, "clone", 0x4000 | 0x100 | 17) == 0  # vfork, as posix_spawn makes it
+
+
+def test_nobody_types_into_a_terminal(machine: Machine) -> None:
+    for command in (0x5412, 0x541C, 0x5423, 0x541D, 0xFFFFFFFF_00005412):
+        assert ask(machine, "ioctl", 0, command) == errno.EPERM
+    for command in (0x5401, 0x5413, 0x541B, 0x5451):  # TCGETS, TIOCGWINSZ, FIONREAD, FIOCLEX
+        assert ask(machine, "ioctl", 0, command) == 0
+
+
+def test_personality_can_be_asked_for_only(machine: Machine) -> None:
+    assert ask(machine, "personality", 0xFFFFFFFF) == ask(machine, "personality", 0) == 0
+    for persona in (0x400000, 0x40000, 8, 0xFFFFFFFE):
+        assert ask(machine, "personality", persona) == errno.EPERM
+
+
+def test_prctl_has_a_list_of_its_own(machine: Machine) -> None:
+    for option in (1, 4, 15, 36, 38):
+        assert ask(machine, "prctl", option) == 0
+    for option in (22, 24, 28, 35, 59, 0x59616D61, 999):
+        assert ask(machine, "prctl", option) == errno.EINVAL
+
+
+USES = ("connect", "bind", "listen", "accept", "accept4")
+
+
+def test_no_sockets_without_a_network(machine: Machine) -> None:
+    for family in range(64):
+        for kind in (1, 2, 3, 5, 0x80801):
+            assert ask(machine, "socket", family, kind) == errno.EPERM
+    assert {ask(machine, name, 3) for name in USES} == {errno.EPERM}
+    for kind in (1, 5, 1 | 0o2000000, 1 | 0o4000):
+        assert ask(machine, "socketpair", 1, kind) == 0
+    assert ask(machine, "socketpair", 1, 2) == errno.EPERM  # could be connected to another one
+    assert {ask(machine, "socketpair", family, 1) for family in (2, 10, 16, 30, 40)} == {errno.EPERM}
+
+
+def test_some_sockets_with_a_network(machine: Machine) -> None:
+    def socket(family: int, kind: int, protocol: int = 0) -> int:
+        return ask(machine, "socket", family, kind, protocol, sockets=True)
+
+    for family in (2, 10):
+        for kind in (1, 2, 1 | 0o2004000):
+            assert {socket(family, kind, protocol) for protocol in (0, 6, 17)} == {0}
+            assert {socket(family, kind, protocol) for protocol in (1, 58, 132, 262)} == {errno.EPERM}
+        assert {socket(family, kind) for kind in (3, 4, 5, 6, 10)} == {errno.EPERM}
+    assert {socket(1, kind) for kind in (1, 2, 5)} == {0}
+    assert {socket(16, 3, protocol) for protocol in range(1, 23)} == {errno.EPERM}
+    assert socket(16, 3) == socket(16, 2) == 0  # NETLINK_ROUTE, for libc
+    others = set(range(64)) - {1, 2, 10, 16}
+    assert {socket(family, kind) for family in others for kind in (1, 2, 3, 5)} == {errno.EAFNOSUPPORT}
+    assert socket(0x1_0000_0000 | 40, 1) == errno.EAFNOSUPPORT
+    assert {ask(machine, name, 3, sockets=True) for name in USES} == {0}
+    assert ask(machine, "socketpair", 1, 2, sockets=True) == 0
+    assert ask(machine, "socketpair", 2, 1, sockets=True) == errno.EAFNOSUPPORT

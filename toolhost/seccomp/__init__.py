@@ -1,0 +1,7 @@
+"""The system call filter of every jail, compiled by us to classic BPF: pure.
+
+`rules.py` says what is allowed, in names; `numbers.py` knows the names' numbers on each machine; `program.py` turns
+the one with the other into the bytes that `bwrap --seccomp FD` takes.
+
+Source: sandbox.md section 3, item 4; docs/decisions/021.
+"""

@@ -1,0 +1,203 @@
+"""Which system calls a jail may make: an allow-list, with conditions on arguments where a call is needed but risky.
+
+Rules.
+- What is not listed does not exist (ENOSYS): programs fall back as they do on an older kernel. `clone3` and `openat2`
+  are left out on purpose, because their arguments lie in memory, where a filter cannot look; libc falls back to
+  `clone` and `openat`.
+- What is listed as refused is refused by name (EPERM), so that a program says "not permitted" and not "too old".
+- A condition looks at the low 32 bits of an argument: the kernel reads all of these arguments as 32 bits wide, so what
+  stands above them must not matter here either.
+- Nobody gets set-user-id or set-group-id bits onto a file: on disk, files of a jail belong to the operator.
+
+Source: sandbox.md section 3, item 4.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+EPERM: Final = 1
+EINVAL: Final = 22
+ENOSYS: Final = 38
+EOPNOTSUPP: Final = 95
+EAFNOSUPPORT: Final = 97
+
+#: What a rule ends in: 0 lets the call through, anything else is the errno that it fails with.
+ALLOW: Final = 0
+Verdict = int
+
+
+class Test(Struct, frozen=True):
+    """Whether argument `arg` (0 is the first), masked, is one of `values`; with `unless`, whether it is none."""
+
+    arg: int
+    mask: int
+    values: tuple[int, ...]
+    unless: bool = False
+
+
+class Case(Struct, frozen=True):
+    """What happens when every test holds."""
+
+    tests: tuple[Test, ...]
+    verdict: Verdict
+
+
+class Rule(Struct, frozen=True):
+    """Cases in order, the first that holds counts; `otherwise` when none does."""
+
+    cases: tuple[Case, ...]
+    otherwise: Verdict
+
+
+_ALL: Final = 0xFFFFFFFF
+
+# --- without conditions ---------------------------------------------------------------------------------------------
+
+_ALLOWED: Final = """
+read write close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64
+pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 ppoll
+sched_yield mremap msync mincore madvise dup dup2 dup3 pause nanosleep getitimer setitimer alarm getpid sendfile
+sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname getpeername setsockopt getsockopt fork vfork
+execve execveat exit exit_group wait4 waitid kill tkill tgkill uname fcntl flock fsync fdatasync truncate ftruncate
+getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat
+symlink symlinkat readlink readlinkat chown fchown lchown fchownat umask gettimeofday getrlimit setrlimit prlimit64
+getrusage sysinfo times getuid getgid geteuid getegid setuid setgid setreuid setregid setresuid setresgid getresuid
+getresgid setfsuid setfsgid getgroups setgroups setpgid getpgid getpgrp getppid getsid capget capset rt_sigpending
+rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo rt_sigsuspend sigaltstack utime utimes futimesat utimensat statfs
+fstatfs getpriority setpriority sched_setparam sched_getparam sched_setscheduler sched_getscheduler
+sched_get_priority_max sched_get_priority_min sched_rr_get_interval sched_setaffinity sched_getaffinity sched_setattr
+sched_getattr mlock mlock2 munlock mlockall munlockall arch_prctl sync syncfs sync_file_range gettid readahead
+fadvise64 fallocate getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr time futex futex_waitv futex_wake
+futex_wait futex_requeue set_tid_address set_robust_list get_robust_list restart_syscall rseq membarrier epoll_create
+epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 timer_create timer_settime timer_gettime timer_getoverrun
+timer_delete timerfd_create timerfd_settime timerfd_gettime clock_gettime clock_getres clock_nanosleep inotify_init
+inotify_init1 inotify_add_watch inotify_rm_watch signalfd signalfd4 eventfd eventfd2 newfstatat statx splice tee
+vmsplice copy_file_range getrandom memfd_create getcpu pkey_alloc pkey_free pkey_mprotect mseal cachestat close_range
+pidfd_open pidfd_send_signal landlock_create_ruleset landlock_add_rule landlock_restrict_self
+"""
+ALLOWED: Final = tuple(_ALLOWED.split())
+
+#: Refused by name, by what they are. Kernel surface that no tool needs, other processes' memory, and ways to a
+#: namespace or a mount in which a process would be root.
+REFUSED: Final[dict[str, tuple[str, ...]]] = {
+    "keyring": ("add_key", "request_key", "keyctl"),
+    "io_uring": ("io_uring_setup", "io_uring_enter", "io_uring_register"),
+    "perf": ("perf_event_open",),
+    "bpf": ("bpf",),
+    "userfaultfd": ("userfaultfd",),
+    "namespaces": ("unshare", "setns"),
+    "mounts": (
+        "mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount", "mount_setattr",
+        "fsopen", "fsconfig", "fsmount", "fspick",
+    ),
+    "System V IPC": (
+        "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semtimedop", "semctl",
+        "msgget", "msgsnd", "msgrcv", "msgctl",
+    ),
+    "other processes": ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"),
+    "sessions": ("setsid",),  # a session is what the scheduler's autogroup shares the processor by: one per jail
+}  # fmt: skip
+
+#: As on a file system that has none, which programs know how to live with: they would stay on the operator's disk.
+NO_ATTRIBUTES: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
+
+# --- file modes -----------------------------------------------------------------------------------------------------
+
+_SET_ID: Final = 0o6000
+_O_CREAT: Final = 0o100
+_O_TMPFILE: Final = 0o20000000
+_S_IFMT: Final = 0o170000
+_DEVICES: Final = (0o020000, 0o060000)
+
+
+def _no_set_id(mode: int) -> Case:
+    return Case((Test(mode, _SET_ID, (0,), unless=True),), EPERM)
+
+
+def _mode(mode: int) -> Rule:
+    return Rule((_no_set_id(mode),), ALLOW)
+
+
+def _open(flags: int, mode: int) -> Rule:
+    creates = Test(flags, _O_CREAT | _O_TMPFILE, (0,), unless=True)  # only then does the kernel read a mode
+    return Rule((Case((creates, *_no_set_id(mode).tests), EPERM),), ALLOW)
+
+
+def _mknod(mode: int) -> Rule:
+    return Rule((_no_set_id(mode), Case((Test(mode, _S_IFMT, _DEVICES),), EPERM)), ALLOW)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+#: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is no flag of this call.
+_CLONE_NEW: Final = 0x7E020000
+#: TIOCSTI types into somebody's terminal, TIOCLINUX into the console; TIOCSETD and TIOCCONS reach drivers.
+_TERMINAL: Final = (0x5412, 0x541C, 0x5423, 0x541D)
+#: The kernel's own personality, and asking which it is; others loosen the protection of memory.
+_PERSONALITIES: Final = (0, 0xFFFFFFFF)
+#: Names, death signals, timer slack, subreapers, no-new-privileges, huge pages, names of memory, and questions.
+_PRCTL: Final = (1, 2, 3, 4, 15, 16, 21, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 52, 0x53564D41)
+
+# --- sockets --------------------------------------------------------------------------------------------------------
+
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_STREAM, _DGRAM, _RAW, _SEQPACKET = 1, 2, 3, 5
+#: Above it are the flags SOCK_NONBLOCK and SOCK_CLOEXEC.
+_TYPE: Final = 0xF
+_ANY_PROTOCOL, _TCP, _UDP = 0, 6, 17
+#: NETLINK_ROUTE, what libc asks for addresses and interfaces with.
+_ROUTE: Final = 0
+
+_LINKED: Final = Rule(  # both ends are here; a datagram one could still be sent or connected elsewhere
+    (Case((Test(0, _ALL, (_AF_UNIX,)), Test(1, _TYPE, (_STREAM, _SEQPACKET))), ALLOW),), EPERM
+)
+_ANY_LINKED: Final = Rule((Case((Test(0, _ALL, (_AF_UNIX,)),), ALLOW),), EAFNOSUPPORT)
+_SOCKET: Final = Rule(
+    (
+        Case((Test(0, _ALL, (_AF_UNIX,)), Test(1, _TYPE, (_STREAM, _DGRAM, _SEQPACKET))), ALLOW),
+        Case(
+            (
+                Test(0, _ALL, (_AF_INET, _AF_INET6)),
+                Test(1, _TYPE, (_STREAM, _DGRAM)),
+                Test(2, _ALL, (_ANY_PROTOCOL, _TCP, _UDP)),
+            ),
+            ALLOW,
+        ),
+        Case(
+            (Test(0, _ALL, (_AF_NETLINK,)), Test(1, _TYPE, (_RAW, _DGRAM)), Test(2, _ALL, (_ROUTE,))),
+            ALLOW,
+        ),
+        Case((Test(0, _ALL, (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK)),), EPERM),
+    ),
+    EAFNOSUPPORT,
+)
+_USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
+
+
+def rules(*, sockets: bool) -> dict[str, Rule]:
+    """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network."""
+    made = {name: Rule((), ALLOW) for name in ALLOWED}
+    made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}
+    made |= {name: Rule((), EOPNOTSUPP) for name in NO_ATTRIBUTES}
+    made |= {
+        "open": _open(1, 2),
+        "openat": _open(2, 3),
+        "creat": _mode(1),
+        "chmod": _mode(1),
+        "fchmod": _mode(1),
+        "fchmodat": _mode(2),
+        "fchmodat2": _mode(2),
+        "mknod": _mknod(1),
+        "mknodat": _mknod(2),
+        "clone": Rule((Case((Test(0, _CLONE_NEW, (0,)),), ALLOW),), EPERM),
+        "ioctl": Rule((Case((Test(1, _ALL, _TERMINAL),), EPERM),), ALLOW),
+        "personality": Rule((Case((Test(0, _ALL, _PERSONALITIES),), ALLOW),), EPERM),
+        "prctl": Rule((Case((Test(0, _ALL, _PRCTL),), ALLOW),), EINVAL),
+        "socket": _SOCKET if sockets else Rule((), EPERM),
+        "socketpair": _ANY_LINKED if sockets else _LINKED,
+    }
+    made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
+    return made
