@@ -59,15 +59,15 @@ async def test_a_background_process_with_the_pipes_is_waited_for_until_the_timeo
     result, seconds = await run("sleep 0.4 & echo first", workdir)
     assert output(result)["stdout"] == "first\n"
     assert seconds >= 0.4
-    result, seconds = await run("setsid sleep 30 & echo first", workdir, timeoutMs=300)
+    result, seconds = await run("set -m; sleep 30 & echo first", workdir, timeoutMs=300)
     found = output(result)
     assert (found["stdout"], found["exitCode"], found["signal"], found["timedOut"]) == ("first\n", 0, None, True)
     assert seconds < 4
 
 
-async def test_processes_in_sessions_of_their_own_end_with_the_call(workdir: Path) -> None:
+async def test_processes_in_groups_of_their_own_end_with_the_call(workdir: Path) -> None:
     async with bench(tool_spec(base_tools()["bash"])) as made:
-        await made.call("bash__exec", {"command": "setsid sleep 60 >/dev/null 2>&1 & echo"}, workdir=workdir)
+        await made.call("bash__exec", {"command": "set -m; sleep 60 >/dev/null 2>&1 & echo"}, workdir=workdir)
         command = "ps -e -o stat=,comm= | grep -c '^[^Z].*sleep'"  # a dead one may wait to be reaped
         assert output(await made.call("bash__exec", {"command": command}, workdir=workdir))["stdout"] == "0\n"
 

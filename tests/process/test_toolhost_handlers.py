@@ -100,7 +100,7 @@ def waits(ctx, input):
     return "stopped"
 def daemon(ctx, input):
     if os.fork() == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         if os.fork() == 0:
             time.sleep(60)
         os._exit(0)
@@ -450,7 +450,7 @@ async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Pat
         "\ndef disarm(ctx, input):\n"
         "    ctx._call.worker._strays.enabled = False\n"
         "    if os.fork() == 0:\n"
-        "        os.setsid(); time.sleep(60); os._exit(0)\n"
+        "        os.setpgid(0, 0); time.sleep(60); os._exit(0)\n"
         "    return 'left'\n"
         "handlers['disarm'] = disarm\n"
     )
