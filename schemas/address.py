@@ -23,6 +23,7 @@ MAX_TOOL_NAME: Final = 64
 MAX_INSTANCE_KEY: Final = 256
 #: A folder name is at most 255 bytes; longer encoded keys end in a digest instead.
 _MAX_SEGMENT: Final = 120
+_ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
 
 
 class ToolName(NamedTuple):
@@ -77,6 +78,16 @@ def path_segment(key: str) -> str:
         return encoded
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return f"{encoded[: _MAX_SEGMENT - 25]}.{digest}"
+
+
+def segment_key(segment: str) -> str | None:
+    """The key that path_segment made `segment` of; None when it was cut, or is no segment of ours."""
+    data = _ENCODED.sub(lambda match: bytes.fromhex(match[1].decode()), segment.encode("utf-8", "surrogateescape"))
+    try:
+        key = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+    return key if path_segment(key) == segment else None
 
 
 def instance_dir(state_dir: str, agent: str, instance_key: str) -> str:

@@ -63,6 +63,7 @@ CODES: Final[dict[str, str]] = {
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
+    "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
     "E_USAGE": "See --help.",
     "E_INTERNAL": "This is a bug in the kernel; please report it with the log.",
     # bundles

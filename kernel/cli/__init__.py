@@ -23,6 +23,7 @@ COMMANDS: Final[dict[str, str]] = {
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "ps": "Show the processes of a running swarm.",
     "stop": "Stop a running swarm.",
+    "trace": "Show what a turn did and how long it took.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "schema": "Write the contract as JSON Schema files.",
 }

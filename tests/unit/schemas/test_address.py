@@ -21,6 +21,7 @@ from schemas.address import (
     is_resource_name,
     parse_tool_name,
     path_segment,
+    segment_key,
     tool_identity,
 )
 
@@ -110,3 +111,20 @@ def test_different_keys_have_different_folders(one: str, other: str) -> None:
 def test_files_of_an_instance_lie_below_the_state_directory() -> None:
     assert instance_dir("/state", "coder", "u/1") == "/state/instances/coder/u%2F1"
     assert instance_workdir("/state", "coder", "u/1") == "/state/instances/coder/u%2F1/workspace"
+
+
+@given(any_text)
+@example("k" * 121)
+def test_a_key_comes_back_from_its_folder_unless_it_was_cut(key: str) -> None:
+    segment = path_segment(key)
+    assert segment_key(segment) == (None if "." in segment else key)
+
+
+@given(any_text)
+@example("%ff")
+@example("%41")
+@example("%FF")
+@example("a.b")
+def test_a_folder_that_no_key_has_gives_none(segment: str) -> None:
+    key = segment_key(segment)
+    assert key is None or path_segment(key) == segment

@@ -1,0 +1,209 @@
+"""Notes to a story, the story to lines, and turns found in real conversation files."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentproc.store import ConversationStore
+from kernel.cli.terminal import Style
+from kernel.cli.trace import duration, render
+from kernel.trace import Note, Turn, between_ms, tell
+from kernel.trace_files import find_trace
+from schemas.address import instance_dir
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import AgentEvent, Answer
+from schemas.traces import CallDetail, ModelDetail, ResultDetail, encode_detail
+
+
+def at(ms: int) -> str:
+    return f"2026-01-01T00:00:{ms // 1000:02}.{ms % 1000:03}Z"
+
+
+def turn(**changes: Any) -> Turn:
+    known: dict[str, Any] = {
+        "turn_id": "t1",
+        "event_id": "e1",
+        "agent": "main",
+        "instance_key": "default",
+        "attempt": 1,
+        "status": "completed",
+        "started_at": at(0),
+        "ended_at": at(2500),
+    }
+    return Turn(**{**known, **changes})
+
+
+WHOLE = [
+    Note("turn.started", at(0)),
+    Note("step.started", at(0), "1"),
+    Note("model.answered", at(800), encode_detail(ModelDetail(step=1, model="openai/m", input_tokens=7))),
+    Note("tool.called", at(800), encode_detail(CallDetail("a", "bash__exec"))),
+    Note("tool.called", at(800), encode_detail(CallDetail("b", "notes__add"))),
+    Note("tool.failed", at(900), encode_detail(ResultDetail("b", "error", "E_TOOL_TIMEOUT"))),
+    Note("tool.completed", at(2000), encode_detail(ResultDetail("a", "ok"))),
+    Note("step.started", at(2000), "2"),
+    Note("model.answered", at(2500), encode_detail(ModelDetail(step=2, input_tokens=3, output_tokens=4))),
+    Note("turn.completed", at(2500)),
+]
+
+
+def test_a_turn_is_told_by_steps_with_durations_and_sums() -> None:
+    trace = tell(turn(), WHOLE)
+    assert (trace.status, trace.duration_ms, trace.input_tokens, trace.output_tokens) == ("completed", 2500, 10, 4)
+    first, second = trace.steps
+    assert first.model is not None
+    assert (first.step, first.model.model, first.model.duration_ms) == (1, "openai/m", 800)
+    assert [(call.tool_name, call.status, call.code, call.duration_ms) for call in first.tools] == [
+        ("bash__exec", "ok", None, 1200),
+        ("notes__add", "error", "E_TOOL_TIMEOUT", 100),
+    ]
+    assert second.model is not None
+    assert (second.step, second.model.duration_ms, second.tools) == (2, 500, [])
+
+
+@pytest.mark.parametrize(("status", "open_as"), [("running", "running"), ("failed", "lost"), ("abandoned", "lost")])
+def test_what_has_no_end_runs_or_was_lost(status: str, open_as: str) -> None:
+    trace = tell(turn(status=status, ended_at=None), WHOLE[:5])
+    assert [call.status for call in trace.steps[0].tools] == [open_as, open_as]
+    trace = tell(turn(status=status, ended_at=None), WHOLE[:2])
+    assert trace.steps[0].model is not None
+    assert trace.steps[0].model.status == open_as
+
+
+def test_a_model_that_is_asked_again_after_a_crash_does_not_count_the_time_between() -> None:
+    trace = tell(turn(), [*WHOLE[:2], Note("turn.resumed", at(700)), *WHOLE[2:]])
+    assert trace.resumed_at == [at(700)]
+    assert trace.steps[0].model is not None
+    assert trace.steps[0].model.duration_ms == 100
+
+
+def test_an_operator_call_has_no_model() -> None:
+    trace = tell(turn(), [WHOLE[0], WHOLE[3], WHOLE[6], WHOLE[9]])
+    (step,) = trace.steps
+    assert (step.step, step.model, step.tools[0].status) == (0, None, "ok")
+    assert "operator call" in "\n".join(render(trace, Style()))
+
+
+notes = st.builds(
+    Note,
+    st.sampled_from([note.kind for note in WHOLE] + ["turn.resumed", "model.failed", "something.new"]),
+    st.sampled_from([at(0), at(5), "yesterday", ""]),
+    st.sampled_from([note.detail for note in WHOLE] + ["{", "[]", '"x"', "null", "1e9", "\ud800"]) | st.text(),
+)
+
+
+@given(st.lists(notes), st.sampled_from(["running", "completed", "whatever"]))
+def test_any_notes_give_a_story_of_printable_lines(some: list[Note], status: str) -> None:
+    lines = render(tell(turn(status=status), some), Style())
+    assert all(line.isprintable() for line in lines)
+
+
+def test_nothing_in_a_trace_steers_the_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x9b2J\u202e\n"
+    hostile = [
+        Note("step.started", at(0), "1"),
+        Note("model.failed", at(1), encode_detail(ModelDetail(step=1, model=evil, finish_reason=evil, code=evil))),
+        Note("tool.called", at(1), encode_detail(CallDetail(evil, evil))),
+        Note("tool.failed", at(1), encode_detail(ResultDetail(evil, evil, evil))),
+    ]
+    told = tell(turn(event_id=evil, instance_key=evil, status=evil, error=error_payload("E_TOOL", evil)), hostile)
+    text = "\n".join(render(told, Style()))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("owned") == 11  # everything is still told
+    coloured = "\n".join(render(told, Style(True)))
+    assert coloured.replace("\x1b[", "").count("\x1b") == 0
+
+
+def test_times_that_are_none_or_go_backwards() -> None:
+    assert between_ms(at(0), at(1500)) == 1500
+    assert between_ms(at(1500), at(0)) == 0
+    assert between_ms("x", at(0)) is None
+    assert between_ms("2026-01-01", at(0)) is None
+    assert [duration(ms) for ms in (7, 1240, 185_000)] == ["7 ms", "1.24 s", "3 min 5 s"]
+
+
+# --- files
+
+
+def run_turn(state: Path, agent: str, key: str, event: str, started: int, *, close: bool = True) -> ConversationStore:
+    store = ConversationStore(instance_dir(str(state), agent, key), durability="process")
+    store.adopt(1)
+    with store.write():
+        store.begin_turn(event, f"t-{event}", 1, at(started))
+        store.note(f"t-{event}", "step.started", at(started), "1")
+    if close:
+        answer = AgentEvent(
+            id="x",
+            type="agent.response",
+            created_at=at(started),
+            answer=Answer(turn_id="t", status="failed", error=error_payload("E_MODEL_FAILED", "no")),
+        )
+        with store.write(final=True):
+            store.finish_turn(
+                event, f"t-{event}", "failed", at(started + 5), steps=1, answer=msgspec.msgpack.encode(answer)
+            )
+        store.close()
+    return store
+
+
+def code(caught: pytest.ExceptionInfo[GoondanError]) -> str:
+    return caught.value.info.code
+
+
+def test_the_last_turn_and_turns_by_name_are_found(tmp_path: Path) -> None:
+    run_turn(tmp_path, "a", "k/1 한", "e1", 10)
+    run_turn(tmp_path, "b", "k" * 200, "e2", 30)
+    run_turn(tmp_path, "a", "k2", "e3", 20)
+    last = find_trace(str(tmp_path), None, agent=None, instance=None)
+    assert (last.turn_id, last.agent, last.instance_key) == ("t-e2", "b", None)
+    assert last.error is not None
+    assert (last.error.code, last.duration_ms) == ("E_MODEL_FAILED", 5)
+    assert find_trace(str(tmp_path), None, agent="a", instance=None).turn_id == "t-e3"
+    for name in ("e1", "t-e1"):
+        assert find_trace(str(tmp_path), name, agent=None, instance=None).instance_key == "k/1 한"
+    assert find_trace(str(tmp_path), None, agent="b", instance="k" * 200).turn_id == "t-e2"
+    for wanted, agent in (("t-e9", None), (None, "c"), ("t-e1", "b")):
+        with pytest.raises(GoondanError) as caught:
+            find_trace(str(tmp_path), wanted, agent=agent, instance=None)
+        assert code(caught) == "E_TURN_NOT_FOUND"
+
+
+def test_a_file_that_is_being_written_is_read_and_a_closed_one_is_left_as_it_was(tmp_path: Path) -> None:
+    store = run_turn(tmp_path, "a", "k", "e1", 10, close=False)
+    assert find_trace(str(tmp_path), None, agent=None, instance=None).status == "running"
+    with store.write():
+        store.note("t-e1", "tool.called", at(11), encode_detail(CallDetail("c", "x__y")))
+        # What is not committed is not shown.
+        assert find_trace(str(tmp_path), "e1", agent=None, instance=None).steps[0].tools == []
+    assert find_trace(str(tmp_path), "e1", agent=None, instance=None).steps[0].tools[0].tool_name == "x__y"
+    store.close()
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    assert find_trace(str(tmp_path), "e1", agent=None, instance=None).turn_id == "t-e1"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_files_that_are_none_do_not_hide_the_others(tmp_path: Path) -> None:
+    run_turn(tmp_path, "a", "good", "e1", 10)
+    for name, data in (("empty", b""), ("garbage", b"x" * 5000)):
+        folder = tmp_path / "instances" / "a" / name
+        folder.mkdir()
+        (folder / "conversation.db").write_bytes(data)
+    run_turn(tmp_path, "a", "later", "e2", 20)
+    with closing(sqlite3.connect(tmp_path / "instances/a/later/conversation.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    assert find_trace(str(tmp_path), None, agent=None, instance=None).turn_id == "t-e1"
+    for instance in ("garbage", "later"):
+        with pytest.raises(GoondanError) as caught:
+            find_trace(str(tmp_path), None, agent="a", instance=instance)
+        assert code(caught) == "E_STATE"
+    with pytest.raises(GoondanError) as caught:
+        find_trace(str(tmp_path), None, agent="a", instance="empty")
+    assert code(caught) == "E_TURN_NOT_FOUND"
