@@ -22,8 +22,9 @@ COMMANDS: Final[dict[str, str]] = {
     "send": "Send one message to a running swarm and print the answer.",
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "ps": "Show the processes of a running swarm.",
-    "stop": "Stop a running swarm.",
+    "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",
+    "stop": "Stop a running swarm.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "schema": "Write the contract as JSON Schema files.",
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel.bundle.base import base_tools
+from kernel.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 READMES = ("README.md", "README.ko.md")
@@ -52,3 +53,9 @@ def test_the_bundled_tools_are_all_listed(page: str) -> None:
     )
     listed = {tool: re.findall(r"`(\w+)`", exports) for tool, exports in rows}
     assert listed == {name: [export.name for export in tool.body.exports] for name, tool in base_tools().items()}
+
+
+@pytest.mark.parametrize("page", READMES)
+def test_the_commands_are_all_listed(page: str) -> None:
+    rows = re.findall(r"^\| `gdn ([a-z]+)` \|", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert rows == list(COMMANDS)

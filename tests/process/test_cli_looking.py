@@ -45,3 +45,39 @@ def test_an_operator_call_can_be_traced(running: Sandbox) -> None:
     running.call("exit 3", "--instance", "op")
     trace = running.gdn("trace", "--instance", "op", "--json").json
     assert [call["toolName"] for call in trace["steps"][0]["tools"]] == ["bash__exec"]
+
+
+# --- logs
+
+
+def test_logs_are_merged_labelled_and_steer_no_terminal(running: Sandbox) -> None:
+    running.call("printf 'evil \\033]0;x\\007\\n' >&2; kill -9 $PPID", "--instance", "logs")
+    shown = running.gdn("logs", "--lines", "1000")
+    assert (shown.status, shown.err) == (0, "")
+    assert {"supervisor"} <= {line.split()[2] for line in shown.out.splitlines()}
+    assert " ready" in shown.out
+    assert all(line.replace("\t", " ").isprintable() for line in shown.out.splitlines())
+    assert len(running.gdn("logs", "--lines", "1").out.splitlines()) == 1
+    only = running.gdn("logs", "--role", "agent").out
+    assert "supervisor" not in only
+    assert running.gdn("logs", "--role", "nobody").status == 2
+
+
+def test_logs_follow_what_is_written_and_logs_that_come_later() -> None:
+    with sandbox() as made:
+        empty = made.gdn("logs")
+        assert (empty.status, empty.out) == (0, "")
+        assert "nothing in" in empty.err
+        process = made.popen("logs", "-f")
+        assert process.stdout is not None
+        made.detach()
+        seen = b""
+        while b"supervisor   ready" not in seen:
+            line = process.stdout.readline()
+            assert line, seen
+            seen += line
+        assert made.gdn("stop").status == 0
+        while b"stopping" not in seen:
+            seen += process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=10) == 141  # its reader has gone, though nothing more is written

@@ -1,0 +1,94 @@
+"""`gdn logs`: what the processes of a kernel wrote, by time; with or without a running kernel.
+
+Source: design section 11.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.terminal import Style
+    from kernel.logs import Entry
+
+#: Lines shown without --lines.
+DEFAULT_LINES: Final = 100
+#: How often -f looks (milliseconds): soon enough for a person, and next to nothing for the machine.
+LOOK_MS: Final = 200
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "--role", metavar="ROLE", help="Only supervisor, broker, toolhost, forkserver, agent (all of them) or agent-NAME."
+)
+@click.option(
+    "--lines", type=click.IntRange(0, 1_000_000), default=DEFAULT_LINES, show_default=True, help="How many lines."
+)
+@options.bundle
+def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> int:
+    """Show the logs of a swarm's processes, merged by time.
+
+    What tools print and log is in the tool host's.
+    """
+    import select
+    import sys
+
+    from kernel.cli.output import write
+    from kernel.cli.terminal import style_of
+    from kernel.log_files import Log, log_files
+    from kernel.logs import AGENT, ROLES, merge
+    from kernel.paths import find_bundle, state_dir
+    from schemas.errors import fail
+
+    if role is not None and role not in (*ROLES, AGENT) and not role.startswith(AGENT + "-"):
+        raise fail("E_USAGE", f"--role is one of {', '.join(ROLES)}, {AGENT} and {AGENT}-NAME")
+    folder = f"{state_dir(find_bundle(bundle))}/logs"
+    style = style_of(sys.stdout)
+    logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
+    shown = merge([log.tail(lines) for log in logs.values()], lines)
+    if shown:
+        write("\n".join(render(shown, style)))
+    elif not logs and not follow:
+        write(f"nothing in {folder} yet", sys.stderr)
+    if not follow:
+        return 0
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # an error or a hang-up: nobody reads any more
+    while not reader.poll(LOOK_MS):
+        for name, path in log_files(folder, role).items():
+            logs.setdefault(name, Log(name, path))
+        added = merge([log.look() for log in logs.values()])
+        if added:
+            write("\n".join(render(added, style)))
+    raise BrokenPipeError
+
+
+def render(entries: Iterable[Entry], style: Style) -> list[str]:
+    """One line each: local time, role, level unless it is INFO, text. Nothing in them steers the terminal."""
+    from zlib import crc32
+
+    from kernel.cli.terminal import printable
+
+    lines = []
+    for entry in entries:
+        text = printable(entry.text, keep="\t")
+        if entry.level != "INFO":
+            paint = style.warning if entry.level in ("WARNING", "WARN", "DEBUG") else style.bad
+            text = paint(f"{printable(entry.level)} {text}")
+        role = style.of(crc32(entry.role.encode()), f"{printable(entry.role):<12}")
+        lines.append(f"{style.dim(_local(entry.time))} {role} {text}")
+    return lines
+
+
+def _local(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return "-" * 23  # a tool's own idea of the time

@@ -1,0 +1,148 @@
+"""Lines of logs to entries, their order, and logs that move away while they are read."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel import log_files, spawn
+from kernel.cli.logs import render
+from kernel.cli.terminal import Style
+from kernel.log_files import Log, last_lines
+from kernel.logs import MAX_LINE, Entry, Reader, is_wanted, merge, parse, role_of
+
+
+def texts(entries: list[Entry]) -> list[str]:
+    return [entry.text for entry in entries]
+
+
+def test_the_kinds_of_lines() -> None:
+    time, level, text = parse(b"2026-01-31 09:30:00,250 WARNING broker ended: exit status 1\r")
+    assert time is not None
+    assert (time % 60, level, text) == (0.25, "WARNING", "broker ended: exit status 1")
+    assert parse(b"2026-01-31 09:30:00,250 main/k hello")[1:] == (None, "main/k hello")
+    said = {"time": 12.5, "level": "error", "message": "boom", "tool": "t", "agent": "a", "instanceKey": "k"}
+    assert parse(msgspec.json.encode(said)) == (12.5, "ERROR", "t (a/k): boom")
+    assert parse(b'{"level":"error","message":"broken","code":"E_INTERNAL"}') == (None, "ERROR", "broken [E_INTERNAL]")
+    assert parse(b'{"other": 1}') == (None, None, '{"other": 1}')
+    assert parse(b"  File x, line 1") == (None, None, "  File x, line 1")
+    assert parse(b"2026-99-99 09:30:00,250 INFO x")[0] is None
+    assert len(parse(b"x" * 100_000)[2]) == MAX_LINE + 1
+
+
+@given(st.binary() | st.text().map(str.encode) | st.binary().map(lambda b: b"2026-01-31 09:30:00,250 " + b))
+def test_any_bytes_are_a_line_that_steers_no_terminal(line: bytes) -> None:
+    entries = Reader("toolhost", 0.0).read([line])
+    (shown,) = render(entries, Style())
+    assert shown.replace("\t", " ").isprintable()
+
+
+@pytest.mark.parametrize("time", [1e308, -1e308, 0.0])
+def test_a_time_that_is_none_is_shown_as_none(time: float) -> None:
+    line = msgspec.json.encode({"time": time, "level": "info", "message": "x"})
+    assert render(Reader("toolhost", 0.0).read([line]), Style())[0].endswith("x")
+
+
+def test_a_line_without_time_belongs_to_the_one_above_and_leading_ones_to_the_next() -> None:
+    lines = [
+        b"  tail of something",
+        b"2026-01-31 09:30:00,000 ERROR bad",
+        b"Traceback",
+        b"2026-01-31 09:30:05,000 INFO ok",
+    ]
+    first, bad, below, good = Reader("broker", 99.0).read(lines)
+    assert first.time == bad.time == below.time
+    assert (below.level, good.level) == ("ERROR", "INFO")
+    assert Reader("broker", 99.0).read([b"x"])[0].time == 99.0
+
+
+def test_logs_are_merged_by_time_and_each_keeps_its_order() -> None:
+    a = [Entry(1, "a", "INFO", "1"), Entry(3, "a", "INFO", "3"), Entry(3, "a", "INFO", "3b")]
+    b = [Entry(2, "b", "INFO", "2"), Entry(3, "b", "INFO", "3c")]
+    assert texts(merge([a, b])) == ["1", "2", "3", "3b", "3c"]
+    assert texts(merge([a, b], 2)) == ["3b", "3c"]
+    assert merge([a, b], 0) == []
+
+
+def test_roles_and_their_files() -> None:
+    names = ("broker.log", "broker.log.1", "agent-a%2Fb.log", ".log", "x.txt", "broker.log.2", "broker.log.1.log")
+    assert [role_of(name) for name in names] == ["broker", "broker", "agent-a%2Fb", None, None, None, "broker.log.1"]
+    assert is_wanted("agent-a", "agent")
+    assert not is_wanted("toolhost", "agent")
+    assert is_wanted("toolhost", None)
+
+
+@given(
+    st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=30), st.integers(0, 40), st.booleans()
+)
+def test_the_last_lines_of_a_file(lines: list[bytes], count: int, ended: bool) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    if not ended and data:
+        data = data[:-1]
+    expected = data.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    log_files_block, log_files.BLOCK = log_files.BLOCK, 7  # type: ignore[misc]
+    try:
+        source = io.BytesIO(data)
+        assert last_lines(source, count) == (expected[-count:] if count else [])
+        assert source.tell() == len(data)
+    finally:
+        log_files.BLOCK = log_files_block  # type: ignore[misc]
+
+
+def test_a_reader_follows_a_log_through_everything_that_bounds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawn, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "broker.log"
+    log = Log("broker", str(path))
+    assert log.tail(5) == []
+    assert log.look() == []
+    writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    other = os.open(path, os.O_WRONLY | os.O_APPEND)
+    os.write(writer, b"one\ntw")
+    assert texts(log.look()) == ["one"]
+    os.write(other, b"o\n")
+    assert texts(log.look()) == ["two"]
+    os.write(writer, b"three, which makes it too large\n")
+    spawn.bound_log(str(path))  # copied and emptied while it is written
+    os.write(other, b"four\n")
+    assert texts(log.look()) == ["three, which makes it too large", "four"]
+    os.write(writer, b"five, too large again\n")
+    os.close(spawn.open_log(str(path)))  # moved away by the next start
+    os.write(writer, b"last words\n")
+    path.write_bytes(b"six\n")
+    assert texts(log.look()) == ["five, too large again", "last words", "six"]
+    path.unlink()
+    assert log.look() == []
+    os.write(writer, b"x" * (log_files.MAX_PARTIAL + 1))
+    os.close(writer)
+    os.close(other)
+    log.close()
+
+
+def test_the_tail_takes_from_the_old_content_what_the_new_lacks(tmp_path: Path) -> None:
+    (tmp_path / "broker.log.1").write_bytes(b"1\n2\n3\n")
+    (tmp_path / "broker.log").write_bytes(b"4\n5\n")
+    log = Log("broker", str(tmp_path / "broker.log"))
+    assert texts(log.tail(3)) == ["3", "4", "5"]
+    assert log.look() == []
+    log.close()
+    only_old = Log("broker", str(tmp_path / "broker.log"))
+    (tmp_path / "broker.log").unlink()
+    assert texts(only_old.tail(9)) == ["1", "2", "3"]
+
+
+def test_a_line_without_end_is_shown_when_it_is_too_long(tmp_path: Path) -> None:
+    (tmp_path / "broker.log").write_bytes(b"x" * (log_files.MAX_PARTIAL + 1))
+    log = Log("broker", str(tmp_path / "broker.log"))
+    (entry,) = log.look()
+    assert len(entry.text) == MAX_LINE + 1
+    log.close()
