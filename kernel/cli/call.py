@@ -32,7 +32,7 @@ MAX_IN_FLIGHT: Final = 256
 @click.argument("args_json", metavar="[ARGS_JSON]", required=False)
 @options.bundle
 @click.option("--batch", metavar="FILE", help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".')
-@click.option("--workdir", metavar="DIR", help="Work in this directory instead of the instance's own.")
+@options.workdir
 @options.instance
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
 @options.as_json
@@ -49,6 +49,7 @@ def command(
     """Call one tool, or a batch of tools, in the sandbox."""
     from kernel.cli.attach import attach_or_start, locate
     from kernel.cli.batch import ToolCall, check_instance, parse_arguments
+    from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
 
     if (tool is None) == (batch is None):
@@ -56,13 +57,14 @@ def command(
     check_instance(instance)
     for grant in allow_net:
         check_grant(grant)
+    place = locate(bundle)
     if workdir is not None:
-        workdir = absolute_workdir(workdir)
+        workdir = absolute_workdir(workdir, place)
     call = None
     if tool is not None:
         call = ToolCall(tool=tool, args=parse_arguments(args_json or "{}"), instance=instance, workdir=workdir)
     fd = -1 if batch is None else open_batch(batch)
-    kernel = attach_or_start(locate(bundle), allow_net)
+    kernel = attach_or_start(place, allow_net)
     if call is not None:
         return _one(kernel, call, as_json)
     return _many(kernel, fd, instance, workdir)
@@ -75,16 +77,6 @@ def check_grant(text: str) -> None:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise fail("E_USAGE", f"--allow-net {text[:100]!r}: expected HOST:PORT")
-
-
-def absolute_workdir(text: str) -> str:
-    """The absolute path of an existing directory. Raises GoondanError E_USAGE."""
-    from schemas.errors import fail
-
-    path = os.path.abspath(os.path.expanduser(text)) if text and "\0" not in text else ""
-    if not os.path.isdir(path):
-        raise fail("E_USAGE", f"the work directory {text[:200]!r} is no directory", suggestion="Make it first.")
-    return path
 
 
 def open_batch(name: str) -> int:
@@ -258,8 +250,10 @@ class _Batch:
     def _placed(self, call: ToolCall) -> ToolCall:
         from msgspec.structs import replace
 
+        from kernel.cli.workdir import absolute_workdir
+
         if call.workdir is not None:
-            return replace(call, workdir=absolute_workdir(call.workdir))
+            return replace(call, workdir=absolute_workdir(call.workdir, self._kernel.place))
         return replace(call, workdir=self._workdir)
 
 

@@ -18,6 +18,9 @@ bundle: Final[Decorator] = click.option(
     help="The bundle: a goondan.yaml or its directory.  [default: ./goondan.yaml, else the quickstart]",
 )
 as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+workdir: Final[Decorator] = click.option(
+    "--workdir", metavar="DIR", help="Tools work in this directory, and may write there, instead of the instance's own."
+)
 instance: Final[Decorator] = click.option(
     "--instance", metavar="KEY", default=DEFAULT_INSTANCE, show_default=True, help="The instance of the agent."
 )

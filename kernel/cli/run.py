@@ -37,17 +37,23 @@ PATIENCE_S: Final = 0.5
 @options.bundle
 @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
 @click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
+@options.workdir
 @options.as_json
-def command(bundle: str | None, detach: bool, watch: bool, as_json: bool) -> int:
+def command(bundle: str | None, detach: bool, watch: bool, workdir: str | None, as_json: bool) -> int:
     """Start a swarm and talk to its entry agent."""
     from kernel.cli.attach import locate, start
+    from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
 
     if watch:
         message = "--watch is not supported yet"
         raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
     place = locate(bundle)
-    return _detach(place, as_json) if detach else _talk(start(place), as_json)
+    if workdir is not None:
+        if detach:
+            raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")
+        workdir = absolute_workdir(workdir, place)
+    return _detach(place, as_json) if detach else _talk(start(place), as_json, workdir)
 
 
 def _detach(place: Any, as_json: bool) -> int:
@@ -71,12 +77,12 @@ def _detach(place: Any, as_json: bool) -> int:
 # --- talking
 
 
-def _talk(kernel: Kernel, as_json: bool) -> int:
+def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
     import asyncio
 
     from kernel.cli.output import write_json
 
-    talk = _Talk(kernel, as_json)
+    talk = _Talk(kernel, as_json, workdir)
     try:
         asyncio.run(talk.run())
     finally:
@@ -89,8 +95,9 @@ def _talk(kernel: Kernel, as_json: bool) -> int:
 class _Talk:
     """The conversation of one `gdn run`."""
 
-    def __init__(self, kernel: Kernel, as_json: bool) -> None:
+    def __init__(self, kernel: Kernel, as_json: bool, workdir: str | None) -> None:
         self._kernel = kernel
+        self._workdir = workdir
         self._as_json = as_json
         self.failed = False
         #: With --json: what is printed at the end.
@@ -185,7 +192,10 @@ class _Talk:
             agent = self._kernel.entry_agent
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
-            return event_id, await session.ask(agent, DEFAULT_INSTANCE, USER_MESSAGE, text, event_id=event_id), None
+            answer = await session.ask(
+                agent, DEFAULT_INSTANCE, USER_MESSAGE, text, event_id=event_id, workdir=self._workdir
+            )
+            return event_id, answer, None
         except GoondanError as error:
             if error.info.code == "E_KERNEL_LOST":
                 raise

@@ -32,6 +32,7 @@ MAX_EVENT_ID: Final = 256
     show_default=True,
     help="Give up waiting after this time.",
 )
+@options.workdir
 @options.as_json
 def command(
     words: tuple[str, ...],
@@ -40,6 +41,7 @@ def command(
     event_id: str | None,
     no_wait: bool,
     timeout: float,
+    workdir: str | None,
     as_json: bool,
 ) -> int:
     """Send one message to a running swarm and print the answer."""
@@ -48,6 +50,7 @@ def command(
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.output import error_text, write, write_json
+    from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates
     from schemas.errors import fail
 
@@ -56,13 +59,16 @@ def command(
     if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
         raise fail("E_USAGE", f"an event id has 1 to {MAX_EVENT_ID} characters")
     text = replace_surrogates(words[-1])
-    kernel = attach(locate(bundle))
+    place = locate(bundle)
+    if workdir is not None:
+        workdir = absolute_workdir(workdir, place)
+    kernel = attach(place)
     try:
         agent = words[0] if len(words) == 2 else kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         sent = asyncio.run(
-            _send(kernel, agent, check_instance(instance), text, event_id, None if no_wait else timeout, timeout)
+            _send(kernel, agent, check_instance(instance), text, event_id, not no_wait, timeout, workdir)
         )
     finally:
         kernel.finish()
@@ -101,14 +107,19 @@ async def _send(
     instance: str,
     text: str,
     event_id: str | None,
-    wait_s: float | None,
+    wait: bool,
     timeout_s: float,
+    workdir: str | None,
 ) -> tuple[str, Answer | None]:
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
-        if wait_s is None:
-            await session.tell(agent, instance, USER_MESSAGE, text, event_id=known_id, timeout_s=timeout_s)
+        if not wait:
+            await session.tell(
+                agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
+            )
             return known_id, None
-        return known_id, await session.ask(agent, instance, USER_MESSAGE, text, event_id=known_id, timeout_s=wait_s)
+        return known_id, await session.ask(
+            agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
+        )

@@ -101,10 +101,18 @@ class Session:
         return answer
 
     async def tell(
-        self, agent: str, instance: str, kind: str, input: Any, *, event_id: str, timeout_s: float | None = None
+        self,
+        agent: str,
+        instance: str,
+        kind: str,
+        input: Any,
+        *,
+        event_id: str,
+        workdir: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         """Send an event and wait until it is accepted. Raises as `ask`."""
-        frame = self._frame(agent, instance, kind, input, event_id, None, None)
+        frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
         await self._wait(self._open.post(frame), frame, timeout_s)
 
     async def admin(self, request: dict[str, Any]) -> dict[str, Any]:

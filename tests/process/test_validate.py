@@ -77,9 +77,9 @@ def test_the_quickstart_is_valid_from_anywhere(tmp_path: Path) -> None:
     default = gdn("--json", state=tmp_path / "s", cwd=tmp_path)
     report = json.loads(default.stdout)
     assert (default.returncode, report["valid"], report["errors"]) == (0, True, [])
-    assert {"name": "word-count__count", "source": "bundle"} in report["tools"]
+    assert {"name": "text-file__count", "source": "bundle"} in report["tools"]
     assert {"name": "bash__exec", "source": "@goondan/base"} in report["tools"]
-    tools = ["bash", "file-system", "json-query", "text-transform", "wait", "word-count"]
+    tools = ["bash", "file-system", "json-query", "text-transform", "wait", "text-file"]
     assert report["agents"][0]["tools"] == tools
 
 

@@ -1,7 +1,8 @@
 """A tiny Anthropic-Messages and OpenAI-chat compatible server on loopback, so a real provider client can be driven without a model.
 
 Behaviour: the last user text decides. "call NAME JSON" -> one tool call, then after its result the text "done: <result text>";
-"callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; anything else -> "echo: <text>".
+"callN K NAME JSON" -> K parallel calls of NAME; "steps K NAME JSON" -> K tool steps in a row; "script JSON" -> the steps of a list of lists of [NAME, args], one after
+the other, then "done: <results of the last step>"; anything else -> "echo: <text>".
 Streaming (stream: true) is answered as server-sent events. Prints its base URL first.
 """
 
@@ -42,10 +43,30 @@ def tool_results_since_user(messages):
     return n, text
 
 
+def script(messages, steps):
+    """The next step of a script, or what the last one gave."""
+    taken, results = 0, []
+    for m in reversed(messages):
+        c = m["content"]
+        if m["role"] == "tool":
+            results = [c, *results] if not taken else results
+        elif m["role"] == "assistant":
+            taken += 1
+        elif isinstance(c, list) and any(b.get("type") == "tool_result" for b in c):
+            results = [b["content"] for b in c] if not taken else results
+        else:
+            break
+    if taken < len(steps):
+        return "tools", [(name, args) for name, args in steps[taken]]
+    return "text", "done: " + " | ".join(results)
+
+
 def decide(messages):
     """-> ("text", str) or ("tools", [(name, args)])"""
     text = last_user_text(messages).strip()
     word, _, rest = text.partition(" ")
+    if word == "script":
+        return script(messages, json.loads(rest))
     done, result = tool_results_since_user(messages)
     if word == "call":
         name, _, args = rest.partition(" ")

@@ -1,0 +1,53 @@
+"""`--workdir`: the directory that an operator gives to tools instead of the instance's own.
+
+It can be written to by every tool that is called there. What is the system's, or runs outside of jails, the tool host
+refuses (toolhost/policy.py); what is the kernel's own is refused here, before anything is started.
+
+Source: design section 11; sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from kernel import paths
+from schemas.errors import GoondanError, fail
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Place
+
+#: The folder of an instance that its tools work in anyway: the only one in the state that can be named.
+_WORKSPACE: Final = "workspace"
+
+
+def absolute_workdir(text: str, place: Place) -> str:
+    """The absolute path of an existing directory, as it was named.
+
+    Raises GoondanError E_USAGE when it is none, E_SANDBOX_DENIED when it holds the kernel's state or sockets.
+    """
+    path = os.path.abspath(os.path.expanduser(text)) if text and "\0" not in text else ""
+    if not os.path.isdir(path):
+        raise fail("E_USAGE", f"the work directory {text[:200]!r} is no directory", suggestion="Make it first.")
+    real = os.path.realpath(path)
+    state = os.path.realpath(paths.state_root())
+    if _within(real, state) and not _is_workspace(os.path.relpath(real, state).split(os.sep)):
+        raise _denied(path, state, "the state of agents")
+    sockets = os.path.dirname(os.path.realpath(place.run_dir))
+    if _within(real, sockets):
+        raise _denied(path, sockets, "the sockets of kernels")
+    return path
+
+
+def _is_workspace(parts: list[str]) -> bool:
+    """workspaces/DIGEST/instances/AGENT/KEY/workspace, or below it."""
+    return len(parts) >= 6 and (parts[0], parts[2], parts[5]) == ("workspaces", "instances", _WORKSPACE)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _denied(path: str, folder: str, what: str) -> GoondanError:
+    message = f"the work directory {path[:200]} lies in {folder}, which holds {what}"
+    return fail("E_SANDBOX_DENIED", message, suggestion="Name a directory of your own.")

@@ -1,0 +1,55 @@
+"""Which directories an operator may give to tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel.cli.attach import Place
+from kernel.cli.workdir import absolute_workdir
+from schemas.address import instance_workdir
+from schemas.errors import GoondanError
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    state = tmp_path / "state"
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(state))
+    (state / "workspaces" / "d" / "instances").mkdir(parents=True)
+    (tmp_path / "r" / "goondan" / "d").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("state/workspaces")
+    (tmp_path / "stateful").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return Place("b", str(tmp_path / "r" / "goondan" / "d"), str(state / "workspaces" / "d"))
+
+
+@pytest.mark.parametrize(
+    "folder", ["state", "state/workspaces/d", "link", "link/d/instances", "r/goondan", "r/goondan/d"]
+)
+def test_the_kernels_own_are_refused(place: Place, folder: str) -> None:
+    with pytest.raises(GoondanError) as caught:
+        absolute_workdir(folder, place)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+    assert caught.value.info.suggestion
+
+
+@pytest.mark.parametrize("folder", ["", "nowhere", "a\0b", "x" * 5000])
+def test_what_is_no_directory_is_a_mistake(place: Place, folder: str) -> None:
+    with pytest.raises(GoondanError) as caught:
+        absolute_workdir(folder, place)
+    assert caught.value.info.code == "E_USAGE"
+
+
+@pytest.mark.parametrize("folder", [".", "stateful", "r"])
+def test_others_are_taken_as_they_are_named(place: Place, folder: str, tmp_path: Path) -> None:
+    assert absolute_workdir(folder, place) == str((tmp_path / folder).resolve())
+
+
+def test_an_instances_workspace_is_no_secret(place: Place) -> None:
+    workspace = Path(instance_workdir(place.state_dir, "assistant", "u/1"))
+    (workspace / "below").mkdir(parents=True)
+    for folder in (workspace, workspace / "below"):
+        assert absolute_workdir(str(folder), place) == str(folder)
+    with pytest.raises(GoondanError):
+        absolute_workdir(str(workspace.parent), place)
