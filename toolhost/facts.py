@@ -8,6 +8,7 @@ Source: sandbox.md sections 2 and 3.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -40,6 +41,8 @@ ETC: Final = (
     "/etc/pki/tls/certs",
     "/etc/pki/ca-trust/extracted",
 )
+_LANDLOCK_CREATE_RULESET: Final = 444
+_LANDLOCK_VERSION: Final = 1
 #: What stands beside /usr: links on merged systems, folders on others.
 BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
@@ -113,6 +116,12 @@ def machine() -> Machine:
     raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
 
 
+def landlock_abi() -> int:
+    """The version of Landlock that this kernel has; 0 without it, or when it is switched off."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
+
+
 def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True) -> HostFacts:
     """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
 
@@ -142,6 +151,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         python=python,
         inside=f"{package}/inside",
         machine=machine(),
+        landlock=landlock_abi(),
         prefix=None if prefix is None or within(prefix, "/usr") else prefix,
         links=links,
         dirs=folders,

@@ -14,9 +14,11 @@ import socket
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import msgspec
+
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
-from toolhost.policy import ARGS_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.policy import ARGS_FD, BOOT_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -62,6 +64,8 @@ def launch(plan: LaunchPlan) -> Launched:
         given.append(places[ARGS_FD])
         places[FILTER_FD] = _memory_file(plan.filter)
         given.append(places[FILTER_FD])
+        places[BOOT_FD] = _memory_file(msgspec.msgpack.encode({"landlock": plan.landlock}))
+        given.append(places[BOOT_FD])
         if plan.open_workdir is not None:
             places[WORKDIR_FD] = _open_folder(plan.open_workdir)
             given.append(places[WORKDIR_FD])

@@ -22,6 +22,7 @@ from msgspec import Struct
 from schemas.errors import fail
 from schemas.launch import ToolSpec
 from schemas.worker_frames import WORKER_FD
+from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
 from toolhost.seccomp.numbers import Machine
 from toolhost.seccomp.program import program
 
@@ -30,6 +31,7 @@ STATUS_FD: Final = 4
 ARGS_FD: Final = 5
 WORKDIR_FD: Final = 6
 FILTER_FD: Final = 7
+BOOT_FD: Final = 8
 
 #: Where this package's `inside` folder stands in a jail; its name is how tools import it.
 JAIL_CODE: Final = "/run/goondan/goondan_tool"
@@ -75,7 +77,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
     as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
-    `code` are folders of ours that stay read-only, `hidden` folders that never show.
+    `code` are folders of ours that stay read-only, `hidden` folders that never show. `landlock` is the version of the
+    kernel's interface, 0 without it.
     """
 
     bwrap: str
@@ -89,6 +92,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     code: list[str] = []
     hidden: list[str] = []
     disable_userns: bool = True
+    landlock: int = 0
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -117,11 +121,13 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
 
     `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD. `filter`
     is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
+    `landlock` goes to the jail's boot stage (BOOT_FD), which puts itself and all that follows under it.
     """
 
     bwrap: str
     options: list[str]
     filter: bytes
+    landlock: Ruleset | None
     command: list[str]
     open_workdir: str | None
     workdir: str
@@ -182,6 +188,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         options += mount
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
+    network = tool.sandbox.network != "none"
     cwd = request.workdir or JAIL_HOME
     path = f"{JAIL_PATH}:{host.prefix}/bin" if host.prefix else JAIL_PATH
     environment = {"PATH": path, "HOME": JAIL_HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
@@ -195,7 +202,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     return LaunchPlan(
         bwrap=host.bwrap,
         options=options,
-        filter=program(host.machine, sockets=tool.sandbox.network != "none"),
+        filter=program(host.machine, sockets=network),
+        landlock=ruleset(host.landlock, _rights(request, host), network=network),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
         open_workdir=request.workdir_real,
         workdir=cwd,
@@ -277,6 +285,18 @@ def _mounts(request: Request, host: HostFacts) -> list[_Mount]:
     return [(path.split("/"), rank, options) for (path, rank), options in mounts.items()]
 
 
+def _rights(request: Request, host: HostFacts) -> list[tuple[str, int]]:
+    """What Landlock gives back: the same that the mounts give, by the paths of the jail."""
+    rights = [("/", LIST), ("/usr", RUN), ("/etc", READ), ("/proc", READ), ("/dev", DEVICES), (JAIL_CODE, READ)]
+    rights += [(folder, RUN) for folder in [*host.dirs, *([host.prefix] if host.prefix else [])]]
+    rights += [(path, WRITE) for path in ("/dev/shm", "/tmp", JAIL_HOME)]
+    writable = [place for place in request.write if place.kind == "file"]
+    for place in _shown(request):
+        rights.append((place.shown, RUN if place.kind == "dir" else for_file(RUN)))
+    rights += [(shown, WRITE) for _, shown in _writable(request) if all(shown != file.shown for file in writable)]
+    return rights + [(place.shown, for_file(WRITE)) for place in writable]
+
+
 def _writable(request: Request) -> list[tuple[str, str]]:
     """Writable folders: the real path, and where it stands in the jail."""
     pairs = [(place.path, place.shown) for place in request.write]
@@ -324,4 +344,4 @@ def _between(outer: str, inner: str) -> list[str]:
     return [outer + "/" + "/".join(names[: index + 1]) for index in range(len(names))]
 
 
-assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD}) == 5
+assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD, BOOT_FD}) == 6

@@ -1,4 +1,4 @@
-"""The file that the jail's interpreter is started with: it puts `goondan_tool` on the path and runs the worker.
+"""The file that the jail's interpreter is started with: it puts up the last walls and runs the worker.
 
 A script is compiled at every start while a module is cached, so everything else is elsewhere.
 """
@@ -7,6 +7,10 @@ import sys
 
 sys.path.insert(0, __file__.rpartition("/goondan_tool/")[0])
 
-from goondan_tool.worker import main  # type: ignore[import-not-found] # this package's name in a jail
+from goondan_tool.confine import confine  # type: ignore[import-not-found] # this package's name in a jail
+
+confine()
+
+from goondan_tool.worker import main  # type: ignore[import-not-found] # noqa: E402
 
 main()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from schemas.errors import GoondanError
-from schemas.launch import ExportSpec, ToolSpec
+from schemas.launch import ExportSpec, SandboxSpec, ToolSpec
+from toolhost.landlock import LIST, READ, RUN, WRITE, for_file
 from toolhost.policy import HostFacts, LaunchPlan, Place, Request, guard_candidates, plan, within
+from toolhost.seccomp.program import program
 
 HOST = HostFacts(
     bwrap="/opt/bwrap",
@@ -259,3 +262,42 @@ def test_a_system_interpreter_needs_no_mount_of_its_own() -> None:
     made = plan(Request(tool=TOOL), host)
     assert "--disable-userns" not in made.options
     assert made.options[made.options.index("PATH") + 1].endswith("/sbin")
+
+
+def test_landlock_gives_back_what_the_mounts_give() -> None:
+    host = msgspec.structs.replace(HOST, landlock=6)
+    request = Request(
+        tool=TOOL,
+        workdir="/link/w",
+        workdir_real="/w",
+        read=[Place("/data", "dir"), Place("/etc/some.conf", "file", "/some.conf")],
+        write=[Place("/out", "dir"), Place("/log", "file")],
+        venv="/venv",
+        venv_site="/venv/lib",
+    )
+    made = plan(request, host).landlock
+    assert made is not None
+    rights = dict(made.rules)
+    assert list(rights) == [
+        "/", "/usr", "/etc", "/proc", "/dev", "/run/goondan/goondan_tool", "/lib32", "/root/py", "/dev/shm", "/tmp",
+        "/run/goondan/home", "/b/tools/t", "/data", "/some.conf", "/venv", "/out", "/link/w", "/log",
+    ]  # fmt: skip
+    assert rights["/"] == LIST and rights["/proc"] == READ
+    assert rights["/data"] == rights["/b/tools/t"] == rights["/usr"] == RUN
+    assert rights["/link/w"] == rights["/out"] == rights["/tmp"] == WRITE
+    assert rights["/log"] == for_file(WRITE)
+    assert rights["/some.conf"] == for_file(RUN)
+    assert plan(request, HOST).landlock is None
+    one_file = plan(Request(tool=TOOL, entry_only=True), host).landlock
+    assert one_file is not None
+    assert dict(one_file.rules)["/b/tools/t/h.py"] == for_file(RUN)
+
+
+def test_a_granted_network_opens_sockets_and_leaves_tcp_to_the_grant() -> None:
+    host = msgspec.structs.replace(HOST, landlock=6)
+    granted = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network="public"))
+    without, with_ = plan(Request(tool=TOOL), host), plan(Request(tool=granted), host)
+    assert without.filter == program("x86_64", sockets=False)
+    assert with_.filter == program("x86_64", sockets=True)
+    assert without.landlock is not None and without.landlock.net == 3
+    assert with_.landlock is not None and with_.landlock.net == 0
