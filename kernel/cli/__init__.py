@@ -18,6 +18,7 @@ import click
 
 #: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
 COMMANDS: Final[dict[str, str]] = {
+    "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",
     "send": "Send one message to a running swarm and print the answer.",
     "call": "Call one tool, or a batch of tools, in the sandbox.",

@@ -1,0 +1,114 @@
+"""`gdn init [DIR]`: a bundle to begin with, from kernel/templates.
+
+Each template is a folder of kernel/templates, copied as it is: a whole bundle that runs without a key. Nothing that is
+there already is touched without --force: everything is looked at before the first file is written.
+
+Source: design section 11.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import click
+
+from kernel.cli import options
+
+#: Template -> what to try with it, besides `gdn run`. Its files are those of kernel/templates/<template>.
+TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
+    "agent": [],
+    "two-agents": [("gdn run --detach; gdn send reviewer TEXT", "reaches the other agent; gdn stop ends the swarm")],
+    "tool": [
+        ('gdn call notes__add \'{"text": "hello"}\'', "one call of the tool, in its jail"),
+        ("python3 -m unittest discover -s tests", "tests the tool by itself"),
+    ],
+}
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(file_okay=True))
+@click.option(
+    "--template", type=click.Choice(list(TEMPLATES)), default="agent", show_default=True, help="What to begin with."
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@options.as_json
+def command(folder: str, template: str, force: bool, as_json: bool) -> int:
+    """Write a new bundle into DIR (default: here): one agent, two agents, or an agent with a tool of its own.
+
+    It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
+    """
+    from kernel.cli.output import write, write_json
+
+    folder = os.path.expanduser(folder)
+    files = template_files(template)
+    made = place(folder, files, force=force)
+    steps = next_steps(folder, template)
+    if as_json:
+        write_json({"folder": os.path.abspath(folder), "template": template, "files": made, "next": steps})
+        return 0
+    from kernel.cli.terminal import printable
+
+    width = max(len(step["command"]) for step in steps)
+    lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
+    lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
+    write("\n".join(lines))
+    return 0
+
+
+def template_files(template: str) -> dict[str, bytes]:
+    """Relative path -> content of a template's files."""
+    root = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "templates", template)
+    files: dict[str, bytes] = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            with open(path, "rb") as source:
+                files[os.path.relpath(path, root)] = source.read()
+    return files
+
+
+def place(folder: str, files: dict[str, bytes], *, force: bool) -> list[str]:
+    """Write the files into `folder`, which is made if it is not there; the relative paths.
+
+    Raises GoondanError E_INIT: something is there already, or cannot be written. Without `force` nothing is left then.
+    """
+    from schemas.errors import fail
+
+    if not folder or "\0" in folder:
+        raise fail("E_USAGE", "DIR is the path of a directory")
+    there = [name for name in files if os.path.lexists(os.path.join(folder, name))]
+    if there and not force:
+        names = ", ".join(os.path.join(folder, name) for name in there)
+        raise fail("E_INIT", f"already there: {names}", suggestion="Name another directory, or give --force.")
+    new: list[str] = []  # what is taken away again when something fails
+    try:
+        for name, data in files.items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            # With --force a link that stands there is replaced, never written through.
+            target = f"{path}.{os.getpid()}.new" if force else path
+            with open(target, "xb") as out:
+                new.append(target)
+                out.write(data)
+            if force:
+                os.replace(target, path)
+    except OSError as error:
+        for path in new:
+            with suppress(OSError):
+                os.unlink(path)
+        message = f"{error.filename or folder}: {error.strerror}"
+        raise fail("E_INIT", message, suggestion="Name a directory in which you may write.") from None
+    return list(files)
+
+
+def next_steps(folder: str, template: str) -> list[dict[str, str]]:
+    """What to do now: {command, what}, in order."""
+    from shlex import quote
+
+    enter = [("cd " + quote(folder), "")] if os.path.abspath(folder) != os.getcwd() else []
+    run = ("gdn run", "talks to it; Ctrl-D ends it")
+    check = ("gdn validate", "checks goondan.yaml after a change")
+    return [{"command": line, "what": what} for line, what in [*enter, run, *TEMPLATES[template], check]]

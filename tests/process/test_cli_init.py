@@ -1,0 +1,113 @@
+"""`gdn init`: every template is written, is valid, and runs without a key; nothing is overwritten by accident."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kernel.cli import run
+from kernel.cli.init import TEMPLATES, template_files
+from tests.kernel_fixture import ROOT, Sandbox, sandbox
+
+
+def made(home: Sandbox, template: str) -> Path:
+    folder = home.home / "new" / template
+    result = home.gdn("init", str(folder), "--template", template)
+    assert (result.status, result.err) == (0, "")
+    for name in template_files(template):
+        assert f"wrote {folder / name}" in result.out
+    return folder
+
+
+@pytest.mark.parametrize("template", list(TEMPLATES))
+def test_a_template_is_valid_and_answers_without_a_key(template: str) -> None:
+    with sandbox() as home:
+        folder = made(home, template)
+        valid = home.gdn("validate", str(folder), "--json").json
+        assert (valid["valid"], valid["warnings"]) == (True, [])
+        lines = ["hello", "/bash__exec command='echo $((6*7))'"]
+        if template == "tool":
+            lines += ['/notes__add {"text": "water the  plants"}', "/notes__list {}", "/notes__add {}"]
+        result = home.gdn("run", "--bundle", str(folder), input="\n".join(lines) + "\n")
+        assert (result.status, result.err) == (0, "")
+        assert "embedded console" in result.out
+        assert "42" in result.out
+        if template == "tool":
+            assert "water the plants" in result.out
+            assert "E_TOOL_INVALID_ARGS" in result.out
+        if template == "two-agents":
+            assert home.gdn("run", "--detach", "--bundle", str(folder)).status == 0
+            sent = home.gdn("send", "reviewer", "/bash__exec command=ls", "--bundle", str(folder))
+            assert "E_TOOL_NOT_IN_CATALOG" in sent.out
+            assert home.gdn("stop", "--bundle", str(folder)).status == 0
+
+
+def test_the_test_of_the_tool_passes_and_can_fail(tmp_path: Path) -> None:
+    assert run(["init", str(tmp_path), "--template", "tool"]) == 0
+    command = [sys.executable, "-B", "-m", "unittest", "discover", "-s", "tests"]
+    passed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert passed.returncode == 0, passed.stderr
+    assert "Ran 2 tests" in passed.stderr
+    tool = tmp_path / "tools" / "notes.py"
+    tool.write_text(tool.read_text().replace('"count": len(', '"count": 1 + len('))
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30).returncode == 1
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    folder = tmp_path / "b"
+    (folder / "tools").mkdir(parents=True)
+    (folder / "tools" / "notes.py").symlink_to(outside)
+    assert run(["init", str(folder), "--template", "tool", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "E_INIT"
+    assert str(folder / "tools" / "notes.py") in error["message"]
+    assert not (folder / "goondan.yaml").exists()
+    assert run(["init", str(folder), "--template", "tool", "--force", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["files"] == ["goondan.yaml", "tests/test_notes.py", "tools/notes.py"]
+    assert (folder / "goondan.yaml").read_bytes() == template_files("tool")["goondan.yaml"]
+    assert outside.read_text() == "mine"
+    assert not (folder / "tools" / "notes.py").is_symlink()
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+        "goondan.yaml",
+        "notes.py",
+        "test_notes.py",
+    ]
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_place_that_cannot_be_written_is_one_error_and_leaves_nothing(
+    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    assert run(["init", str(tmp_path / where), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "E_INIT"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_fails_half_way_is_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tools").write_text("a file where a folder must be")
+    assert run(["init", str(tmp_path), "--template", "tool"]) == 1
+    assert "E_INIT" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["tools"]
+
+
+def test_every_file_of_a_template_is_part_of_an_installation() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["kernel"]
+    packed = {
+        os.path.relpath(path, ROOT / "kernel" / "templates")
+        for pattern in patterns
+        for path in glob.glob(str(ROOT / "kernel" / pattern), recursive=True)
+    }
+    for template in TEMPLATES:
+        assert {f"{template}/{name}" for name in template_files(template)} <= packed
