@@ -1,0 +1,472 @@
+"""One HTTP/1.1 connection to a model's server: a request, its answer as it arrives, and the next request on it.
+
+An agent asks one model, one question at a time, so there is one connection and no pool. httptools reads the answers
+(the parser of Node, in C); asyncio's transport and ssl do the rest.
+
+Rules.
+- The connection is kept after an answer that was read to its end, closed after any other. A kept one that the server
+  has closed meanwhile is replaced without a word: nothing of an answer had come, and asking again is always allowed.
+- Nothing waits or grows without bound: connecting, silence, the size of a head, and what is read ahead have limits.
+- Every failure is a Fault in words of ours: the system's and TLS's own are short and hold no header and no key.
+
+Source: RFC 9110 and 9112; RFC 8305 (addresses); decision 020.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any, Final, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from msgspec import Struct
+
+from agentproc.providers.route import Route, request_head, route_to, tls_context
+from agentproc.providers.vendor import Fault, FaultKind, plain
+
+#: How long an unused connection is kept (seconds): about as long as servers keep theirs.
+KEEP_ALIVE_S: Final = 60.0
+#: Status line and headers of one answer (bytes); servers themselves take less.
+MAX_HEAD_BYTES: Final = 65_536
+#: What is read of a body before anybody takes it (bytes); then the server has to wait.
+READ_AHEAD_BYTES: Final = 1 << 20
+#: How long one address is tried before the next one is tried beside it (seconds; RFC 8305 section 5).
+NEXT_ADDRESS_S: Final = 0.25
+
+
+class Patience(Struct, frozen=True):
+    """How long is waited for a server (seconds)."""
+
+    #: For a connection. Across the world it takes one; a host that drops packets would take minutes.
+    connect_s: float = 10.0
+    #: For the next byte, the first included: models think, and local servers read long prompts, without a sign of
+    #: life. Beyond five minutes, the load balancers in between have given up as well.
+    silence_s: float = 300.0
+    #: For the rest of a stream that has said it is complete, so that its connection can be used again.
+    rest_s: float = 0.5
+
+
+class Client:
+    """Asks servers, and keeps the connection to the last one. For one task at a time."""
+
+    def __init__(self) -> None:
+        self._kept: Connection | None = None
+        self._route: Route | None = None
+        self._tls: ssl.SSLContext | None = None
+
+    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: bytes, patience: Patience) -> Response:
+        """Send a request; its answer, of which status and headers are there. Close it. Raises Fault.
+
+        `headers` have lower-case names and are fit to be sent; those that every request has come by themselves.
+        """
+        route = self._route
+        if route is None or route.url != url:
+            route = route_to(url)
+            if self._route is not None and self._route.way != route.way:
+                self.close()
+            self._route = route
+        request = request_head(method, route, headers, len(body)) + body
+        if self._kept is not None and not self._kept.usable():
+            self.close()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            response = kept.send(request, patience.silence_s)
+            try:
+                return await self._answered(response)
+            except Fault:
+                if not response.unheard:
+                    raise
+        connection = await self._connect(route, patience.connect_s)
+        return await self._answered(connection.send(request, patience.silence_s))
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.abort()
+
+    # --- inside
+
+    async def _answered(self, response: Response) -> Response:
+        response.on_close = self._keep
+        try:
+            await response.head()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _keep(self, connection: Connection) -> None:
+        self.close()
+        self._kept = connection
+
+    async def _connect(self, route: Route, limit_s: float) -> Connection:
+        """Through the proxy, if there is one. Raises Fault."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._open(route)
+        except TimeoutError:
+            raise Fault("busy", f"no connection within {limit_s:g} s") from None
+        except (OSError, ssl.CertificateError) as error:
+            reason, certificate = _cause(error)
+            raise Fault("final" if certificate else "busy", f"no connection: {reason}") from None
+
+    async def _open(self, route: Route) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop)
+        way = route.way
+        try:
+            await _dial(loop, connection, way.host, way.port, self._context() if way.tls else None)
+            if way.tunnel is not None:
+                await connection.tunnel(way.tunnel)
+                await connection.upgrade(self._context(), way.server)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = tls_context()
+        return self._tls
+
+
+# --- connecting ----------------------------------------------------------------------------------------------------
+
+
+async def _dial(
+    loop: asyncio.AbstractEventLoop, connection: Connection, host: str, port: int, tls: ssl.SSLContext | None
+) -> None:
+    """Connect to one of the host's addresses: the next one is tried beside an address that does not answer soon."""
+    addresses = await _addresses(loop, host, port)
+    sock = await _race(loop, addresses) if len(addresses) > 1 else await _reach(loop, addresses[0])
+    try:
+        await loop.create_connection(
+            lambda: connection, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
+        )
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[Any]:
+    """Of a host, families in turns: one of them is often broken as a whole. Raises OSError."""
+    with suppress(ValueError):  # asking the resolver takes threads, and each of them memory
+        return [(host, port, 0, 0) if ip_address(host).version == 6 else (host, port)]
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [info[4] for info in found if info[0] == found[0][0]]
+    for index, other in enumerate([info[4] for info in found if info[0] != found[0][0]]):
+        addresses.insert(2 * index + 1, other)
+    return addresses
+
+
+async def _reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if len(address) == 4 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket.socket:
+    """The first socket that is connected. Raises the first OSError when none is."""
+    tries: set[asyncio.Task[socket.socket]] = set()
+    todo = list(addresses)
+    failure: BaseException | None = None
+    try:
+        while todo or tries:
+            if todo:
+                tries.add(loop.create_task(_reach(loop, todo.pop(0))))
+            done, tries = await asyncio.wait(
+                tries, timeout=NEXT_ADDRESS_S if todo else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            connected = [one.result() for one in done if one.exception() is None]
+            failure = failure or next((one.exception() for one in done if one.exception() is not None), None)
+            for spare in connected[1:]:
+                spare.close()
+            if connected:
+                return connected[0]
+    finally:
+        for one in tries:
+            one.cancel()
+        for ended in await asyncio.gather(*tries, return_exceptions=True):
+            if isinstance(ended, socket.socket):
+                ended.close()
+    assert failure is not None
+    raise failure
+
+
+def _cause(error: BaseException) -> tuple[str, bool]:
+    """Why there is no connection, as the system or TLS says it; and whether that is the server's certificate."""
+    if isinstance(error, ssl.SSLError):
+        text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+        return plain(text)[:200], True
+    if isinstance(error, OSError) and error.strerror:  # asyncio writes texts of its own; the resolver's are below zero
+        return plain(os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror)[:200], False
+    return plain(str(error))[:200] or "no reason given", False
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
+
+
+class Connection(asyncio.Protocol):
+    """A transport, and the answer that is arriving on it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._reader: Response | _Tunnel | None = None
+        self._lost = False
+        self._idle_since = 0.0
+
+    def usable(self) -> bool:
+        """Whether the next request may go over it."""
+        return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
+
+    def send(self, request: bytes, silence_s: float) -> Response:
+        """Send a request; what arrives from now on is its answer."""
+        response = self._reader = Response(self, silence_s)
+        self._write(request)
+        return response
+
+    async def tunnel(self, request: bytes) -> None:
+        """Ask a proxy for a way to the server. Raises Fault."""
+        tunnel = self._reader = _Tunnel(self.loop)
+        self._write(request)
+        await tunnel.granted
+
+    async def upgrade(self, tls: ssl.SSLContext, host: str) -> None:
+        """Speak TLS with what is at the other end of the tunnel."""
+        if self._transport is None or self._lost:
+            raise ConnectionResetError
+        self._reader = None
+        self._transport = await self.loop.start_tls(self._transport, self, tls, server_hostname=host)
+
+    def idle(self) -> None:
+        """The answer was read to its end."""
+        self._reader = None
+        self._idle_since = self.loop.time()
+
+    def abort(self) -> None:
+        """Close it at once, unsent data included."""
+        self._reader, self._lost = None, True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self, paused: bool) -> None:
+        """Stop or go on reading."""
+        if self._transport is not None and not self._lost:
+            (self._transport.pause_reading if paused else self._transport.resume_reading)()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._lost:
+            self.connection_lost(None)
+        else:
+            self._transport.write(data)
+
+    # --- asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """There is a connection."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes for whoever waits; nobody asked for more, so then the connection is not what it should be."""
+        if self._reader is None:
+            self.abort()
+        else:
+            self._reader.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over."""
+        self._lost = True
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.lost()
+
+
+class _Tunnel:
+    """Waits for a proxy's answer to CONNECT."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.granted: asyncio.Future[None] = loop.create_future()
+        self._data = b""
+
+    def feed(self, data: bytes) -> None:
+        """What the proxy says."""
+        self._data += data
+        head, ended, rest = self._data.partition(b"\r\n\r\n")
+        if self.granted.done() or (not ended and len(head) <= MAX_HEAD_BYTES):
+            return
+        status = head.split(b"\r\n")[0].split(b" ", 2)
+        kind: FaultKind = "final"
+        if status[0].startswith(b"HTTP/1.") and len(status) > 1 and status[1].startswith(b"2") and not rest:
+            self.granted.set_result(None)
+        else:
+            said = plain(b" ".join(status[1:])[:200].decode("utf-8", "replace"))
+            if said.startswith("5"):
+                kind = "busy"
+            self.granted.set_exception(Fault(kind, f"no connection: the proxy says {said or 'nothing of use'}"))
+
+    def lost(self) -> None:
+        """The proxy closed the connection."""
+        if not self.granted.done():
+            self.granted.set_exception(Fault("busy", "no connection: the proxy closed it"))
+
+
+class Response:
+    """The answer to one request. `headers` have lower-case names; a repeated one is joined with commas."""
+
+    def __init__(self, connection: Connection, silence_s: float) -> None:
+        self.status = 0
+        self.reason = ""
+        self.headers: dict[str, str] = {}
+        self.on_close: Any = None
+        self._connection = connection
+        self._silence_s = silence_s
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._heard = 0
+        self._has_head = self._complete = self._keeps = False
+        self._fault: Fault | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._began = False
+        self._news: asyncio.Future[None] | None = None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the connection was lost before a single byte."""
+        return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
+
+    async def head(self) -> None:
+        """Wait for status and headers. Raises Fault."""
+        while not self._has_head:
+            await self._wait()
+
+    async def read(self) -> bytes:
+        """What has arrived of the body, at least one byte; nothing at its end. Raises Fault."""
+        while not self._parts:
+            if self._complete:
+                return b""
+            await self._wait()
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if self._size > READ_AHEAD_BYTES:
+            self._connection.pause(False)
+        self._parts, self._size = [], 0
+        return data
+
+    def close(self) -> None:
+        """Give the connection back, if the answer was read to its end; else it is closed."""
+        connection = self._connection
+        self._parser = None  # each holds the other
+        if self._complete and self._keeps and self._fault is None:
+            connection.idle()
+            self.on_close(connection)
+        else:
+            connection.abort()
+
+    async def _wait(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        loop = self._connection.loop
+        self._news = loop.create_future()
+        timer = loop.call_later(self._silence_s, self._silent)
+        try:
+            await self._news
+        finally:
+            timer.cancel()
+            self._news = None
+
+    def _silent(self) -> None:
+        self._fail("silent", f"nothing for {self._silence_s:g} s")
+
+    def _fail(self, kind: FaultKind, message: str) -> None:
+        self._fault = self._fault or Fault(kind, message)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # --- from the connection
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of the answer."""
+        parser = self._parser
+        if parser is None:
+            return
+        self._heard += len(data)
+        try:
+            parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self._keeps = False
+            if not self._complete:
+                self._fail("broken", "an answer that is no HTTP")
+        if not self._has_head and self._heard > MAX_HEAD_BYTES:
+            self._fail("broken", f"an answer whose head is larger than {MAX_HEAD_BYTES} bytes")
+        if self._size > READ_AHEAD_BYTES:
+            self._connection.pause(True)
+        if self._has_head:
+            self._tell()
+
+    def lost(self) -> None:
+        """The connection is over: the end of a body that has no length, else of our hopes."""
+        self._keeps = False
+        if self._complete:
+            return
+        if self._has_head and "content-length" not in self.headers and "transfer-encoding" not in self.headers:
+            self._complete = True
+            self._tell()
+        elif self._began:
+            self._fail("broken", "half an answer: the connection was lost")
+        else:
+            self._fail("busy", "nothing: the connection was lost before an answer")
+
+    # --- from the parser
+
+    def on_message_begin(self) -> None:
+        """An answer begins; behind the one that was asked for, it is nonsense."""
+        if self._complete:
+            self._keeps = False
+
+    def on_status(self, status: bytes) -> None:
+        """The reason phrase."""
+        self.reason += status.decode("latin-1")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        if self._complete or self._has_head:
+            return
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        """The body follows; or, after an answer of the kind "go on", the real one."""
+        if self._complete or self._parser is None:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers, self.reason = {}, ""
+            return
+        self.status, self._has_head = status, True
+        self._keeps = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if not self._complete:
+            self._began = True
+            self._parts.append(body)
+            self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        """The end."""
+        self._complete = self._has_head

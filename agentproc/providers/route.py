@@ -1,0 +1,173 @@
+"""How a model's server is reached: what a URL becomes on the wire, through which proxy, with which certificates.
+
+Proxies come from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), as other programs read them; a server
+on this machine is never asked through one.
+
+Source: RFC 9110 sections 4.2, 7 and 9.3.6.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from base64 import b64encode
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from msgspec import Struct
+
+from agentproc.providers.vendor import Fault, plain
+
+#: What every request says.
+_SAME: Final = (
+    "user-agent: goondan-kernel\r\n"
+    "content-type: application/json\r\n"
+    "accept: text/event-stream, application/json\r\n"
+    "accept-encoding: identity\r\n"
+)
+#: Letters of a path that stay as they are, "%" because a path may have been quoted by whoever wrote it.
+_SAFE: Final = "/%:@!$&'()*+,;=~"
+_NO_URL: Final = "an endpoint that is no URL"
+_BAD_PROXY: Final = "the proxy settings (HTTP_PROXY and its like) cannot be used"
+
+
+class Way(Struct, frozen=True):
+    """What a connection is made to: host, port and TLS of the first hop, which is `server` itself or a proxy.
+
+    `tunnel` is the CONNECT for a proxy that leads to a server with TLS.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    server: str
+    tunnel: bytes | None = None
+
+
+class Route(Struct, frozen=True):
+    """How a URL is asked for: over which connection, under which `target`, with which header `lines`."""
+
+    url: str
+    way: Way
+    target: str
+    lines: str
+
+
+def route_to(url: str) -> Route:
+    """Raises Fault `final` for what is no http or https URL, or a proxy that cannot be used."""
+    try:
+        parts = urlsplit(url)
+        host, port = _host(parts), parts.port
+    except (ValueError, UnicodeError) as error:
+        raise Fault("final", f"{_NO_URL}: {plain(str(error))[:80]}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise Fault("final", "an endpoint that is no http or https URL")
+    tls = parts.scheme == "https"
+    named = f"[{host}]" if ":" in host else host
+    name = named if port is None else f"{named}:{port}"
+    port = port or (443 if tls else 80)
+    path = quote(parts.path or "/", safe=_SAFE)
+    if parts.query:
+        path += f"?{quote(parts.query, safe=_SAFE + '?')}"
+    lines = f"host: {name}\r\n{_SAME}{_basic('authorization', parts)}"
+    proxy = None if is_loopback(host) else _proxy(parts.scheme, name)
+    if proxy is None:
+        return Route(url, Way(host, port, tls, host), path, lines)
+    try:
+        proxy_host, proxy_port = _host(proxy), proxy.port
+    except (ValueError, UnicodeError):
+        raise Fault("final", _BAD_PROXY) from None
+    if proxy.scheme not in ("http", "https") or not proxy_host:
+        raise Fault("final", _BAD_PROXY)
+    first = (proxy_host, proxy_port or (443 if proxy.scheme == "https" else 80), proxy.scheme == "https")
+    leave = _basic("proxy-authorization", proxy)
+    if not tls:
+        return Route(url, Way(*first, host), f"http://{name}{path}", lines + leave)
+    tunnel = f"CONNECT {named}:{port} HTTP/1.1\r\nhost: {named}:{port}\r\n{leave}\r\n".encode("ascii")
+    return Route(url, Way(*first, host, tunnel), path, lines)
+
+
+def _host(parts: SplitResult) -> str:
+    """The host as it is looked up and written into requests. Raises UnicodeError, ValueError."""
+    host = parts.hostname or ""
+    if ":" in host:
+        return str(ip_address(host))
+    name = host.encode("idna").decode("ascii")
+    if not all(letter.isalnum() or letter in "-._" for letter in name):
+        raise ValueError("a host name with other than letters, digits, - and .")
+    return name
+
+
+def _basic(header: str, parts: SplitResult) -> str:
+    """User and password of a URL as a header line."""
+    if not parts.username and not parts.password:
+        return ""
+    words = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+    return f"{header}: Basic {b64encode(words).decode()}\r\n"
+
+
+def _proxy(scheme: str, name: str) -> SplitResult | None:
+    """The proxy that the environment names for a host, as other programs read it."""
+    from urllib.request import getproxies, proxy_bypass
+
+    proxies = getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(name):
+        return None
+    try:
+        return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    except ValueError:
+        raise Fault("final", _BAD_PROXY) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name means this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tls_context() -> ssl.SSLContext:
+    """A context that checks certificates: against those that SSL_CERT_FILE and SSL_CERT_DIR name, else the system's,
+    else those of certifi. Raises Fault when they cannot be loaded.
+
+    A folder of the system's is searched when it is needed; reading a whole bundle takes 30 ms and 6 MiB.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["http/1.1"])
+    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
+    try:
+        if file is not None or folder is not None:
+            context.load_verify_locations(file, folder)
+        elif _system_has_certificates():
+            context.set_default_verify_paths()
+        else:
+            import certifi
+
+            context.load_verify_locations(certifi.where())
+    except OSError as error:
+        message = f"the certificates cannot be loaded: {error.strerror or error} (see SSL_CERT_FILE, SSL_CERT_DIR)"
+        raise Fault("final", message) from None
+    return context
+
+
+def _system_has_certificates() -> bool:
+    """OpenSSL looks into a folder for names that are hashes, such as 5443e9e3.0."""
+    paths: Any = ssl.get_default_verify_paths()
+    try:
+        names = os.listdir(paths.capath) if paths.capath is not None else []
+    except OSError:
+        names = []
+    return paths.cafile is not None or any(name.endswith(".0") for name in names)
+
+
+def request_head(method: str, route: Route, headers: Mapping[str, str], length: int) -> bytes:
+    """A request without its body. What the URL says of user and password goes before the key."""
+    given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if f"\n{name}: " not in route.lines])
+    start = f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}"
+    return f"{start}content-length: {length}\r\n\r\n".encode("ascii")

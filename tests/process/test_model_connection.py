@@ -1,0 +1,377 @@
+"""The connection to a model's server, over real sockets: what is kept, what is refused, ways through proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.providers import connection
+from agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
+from agentproc.providers.route import Way, route_to
+from agentproc.providers.vendor import Fault
+
+PEM = Path(__file__).parent.parent / "servers" / "model.test.pem"
+PATIENCE = Patience(connect_s=10, silence_s=10)
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name.startswith("SSL_CERT_"):
+            monkeypatch.delenv(name)
+
+
+@asynccontextmanager
+async def serving(
+    serve: Callable[[Reader, Writer], Awaitable[None]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """A server with `serve` for each connection; its port."""
+
+    tasks: list[asyncio.Task[None] | None] = []
+
+    async def connected(reader: Reader, writer: Writer) -> None:
+        tasks.append(asyncio.current_task())
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            assert task is not None
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class Script:
+    """A server that gives the next of its answers to each request; an empty one closes the connection."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+        self.heads: list[str] = []
+        self.connections = 0
+
+    async def __call__(self, reader: Reader, writer: Writer) -> None:
+        self.connections += 1
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head)
+            await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+            answer = self.answers.pop(0)
+            writer.write(answer)
+            if not answer or answer.startswith(b"HTTP/1.0"):
+                return
+
+
+async def body(client: Client, url: str, patience: Patience = PATIENCE) -> str:
+    """The body of the answer to a request."""
+    response = await client.ask("POST", url, {"x-a": "b"}, b"{}", patience)
+    parts = []
+    try:
+        while part := await response.read():
+            parts.append(part)
+    finally:
+        response.close()
+    return f"{response.status} {b''.join(parts).decode()}"
+
+
+async def asked(*answers: bytes, times: int = 1) -> tuple[list[str], Script]:
+    """What a client reads from a server with these answers."""
+    script, client = Script(*answers), Client()
+    async with serving(script) as port:
+        try:
+            return [await body(client, f"http://127.0.0.1:{port}/v1") for _ in range(times)], script
+        finally:
+            client.close()
+
+
+# --- kept, or not -----------------------------------------------------------------------------------------------------
+
+
+async def test_one_connection_serves_all_requests() -> None:
+    assert (script := (await asked(OK, OK, OK, times=3))[1]).connections == 1
+    assert script.heads[0] == script.heads[2]
+    assert script.heads[0].startswith("POST /v1 HTTP/1.1\r\nhost: 127.0.0.1:")
+    assert "\r\nx-a: b\r\n" in script.heads[0]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nfine",
+        b"HTTP/1.0 200 OK\r\n\r\nfine",
+        OK + b"and more, which nobody asked for",
+    ],
+)
+async def test_a_connection_that_cannot_be_kept_is_not(last: bytes) -> None:
+    texts, script = await asked(last, OK, times=2)
+    assert (texts, script.connections) == (["200 fine", "200 fine"], 2)
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    """Closed with the second request under way, so that the client cannot have seen it before."""
+    texts, script = await asked(OK, b"", OK, times=2)
+    assert (texts, script.connections) == (["200 fine", "200 fine"], 2)
+
+
+async def test_a_fresh_connection_that_is_closed_is_a_fault() -> None:
+    with pytest.raises(Fault, match="lost before an answer") as caught:
+        await asked(b"")
+    assert caught.value.kind == "busy"
+
+
+async def test_an_answer_that_is_not_read_to_its_end_costs_its_connection() -> None:
+    script, client = Script(OK.replace(b"4", b"5"), OK), Client()
+    async with serving(script) as port:
+        (await client.ask("GET", f"http://127.0.0.1:{port}", {}, b"", PATIENCE)).close()
+        assert await body(client, f"http://127.0.0.1:{port}") == "200 fine"
+        client.close()
+    assert script.connections == 2
+
+
+# --- answers of many forms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK, "200 fine"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nfi\r\n2\r\nne\r\n0\r\nt: 1\r\n\r\n", "200 fine"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", "204 "),
+        (b"HTTP/1.1 529 \r\ncontent-length: 0\r\n\r\n", "529 "),
+    ],
+)
+async def test_an_answer_is_read_to_its_end(answer: bytes, text: str) -> None:
+    assert (await asked(answer, OK, times=2))[0] == [text, "200 fine"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9\r\n", "broken", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000, "broken", "head is larger"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", "broken", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "broken", "no HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", "broken", "no HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n", "silent", "nothing for 0.2 s"),
+    ],
+)
+async def test_an_answer_that_is_none_is_a_fault(answer: bytes, kind: str, words: str) -> None:
+    script, client = Script(answer), Client()
+    async with serving(script) as port:
+        with pytest.raises(Fault, match=words) as caught:
+            await body(client, f"http://127.0.0.1:{port}", Patience(silence_s=0.2))
+        client.close()
+    assert caught.value.kind == kind
+
+
+async def test_a_server_waits_for_a_reader_that_does_not_read() -> None:
+    size, written = 64 << 20, 0
+
+    async def pour(reader: Reader, writer: Writer) -> None:
+        nonlocal written
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(b"x" * 65536)
+            written += 65536
+            await writer.drain()
+
+    client = Client()
+    async with serving(pour) as port:
+        response = await client.ask("GET", f"http://127.0.0.1:{port}", {}, b"", PATIENCE)
+        before = -1
+        while before != written:  # until nothing moves any more
+            before = written
+            await asyncio.sleep(0.05)
+        assert written < size / 2
+        total = len(first := await response.read())
+        assert len(first) < 2 * READ_AHEAD_BYTES
+        while part := await response.read():
+            total += len(part)
+        response.close()
+        client.close()
+    assert total == size
+
+
+# --- addresses and proxies --------------------------------------------------------------------------------------------
+
+
+async def test_an_address_that_does_not_answer_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    reach, closed = connection._reach, socket.socket()
+    closed.bind(("127.0.0.1", 0))
+
+    async def hang_or_reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket:
+        return await (reach(loop, address) if address[0] != "silent" else loop.create_future())
+
+    monkeypatch.setattr(connection, "_reach", hang_or_reach)
+    async with serving(Script()) as port:
+        open_one = ("127.0.0.1", port)
+        (await connection._race(loop, [("silent", 1), closed.getsockname(), open_one])).close()
+        with pytest.raises(ConnectionRefusedError):
+            await connection._race(loop, [closed.getsockname(), closed.getsockname()])
+    closed.close()
+
+
+async def test_http_goes_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, client = Script(OK), Client()
+    async with serving(script) as port:
+        monkeypatch.setenv("http_proxy", f"http://me:s%20t@127.0.0.1:{port}")
+        assert await body(client, "http://model.test/v1") == "200 fine"
+        client.close()
+    assert script.heads[0].startswith("POST http://model.test/v1 HTTP/1.1\r\nhost: model.test\r\n")
+    assert "\r\nproxy-authorization: Basic bWU6cyB0\r\n" in script.heads[0]
+
+
+class Proxy:
+    """Leads every CONNECT to one port, or refuses it."""
+
+    def __init__(self, port: int, answer: bytes = b"HTTP/1.1 200 Connection established\r\n\r\n") -> None:
+        self.port = port
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def __call__(self, reader: Reader, writer: Writer) -> None:
+        self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(self.answer)
+        if b" 200 " not in self.answer:
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+
+        async def carry(source: Reader, target: Writer) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+            target.close()
+
+        try:
+            await asyncio.gather(carry(reader, back), carry(there, writer))
+        finally:
+            back.close()
+
+
+def server_tls() -> ssl.SSLContext:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(PEM)
+    return tls
+
+
+async def test_https_goes_through_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, client = Script(OK, OK), Client()
+    monkeypatch.setenv("SSL_CERT_FILE", str(PEM))
+    async with serving(script, server_tls()) as port, serving(proxy := Proxy(port)) as proxy_port:
+        monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy_port}")
+        assert [await body(client, "https://model.test/v1") for _ in range(2)] == ["200 fine"] * 2
+        client.close()
+    assert proxy.asked == ["CONNECT model.test:443 HTTP/1.1\r\nhost: model.test:443\r\n\r\n"]
+    assert script.connections == 1
+    assert script.heads[0].startswith("POST /v1 HTTP/1.1\r\nhost: model.test\r\n")
+
+
+@pytest.mark.parametrize("host", ["model.test", "other.test"])
+async def test_a_certificate_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """One that nothing vouches for, and one of another name."""
+    if host != "model.test":
+        monkeypatch.setenv("SSL_CERT_FILE", str(PEM))
+    async with serving(Script(OK), server_tls()) as port, serving(Proxy(port)) as proxy_port:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy_port}")
+        with pytest.raises(Fault, match=r"self-signed|Hostname mismatch") as caught:
+            await body(Client(), f"https://{host}/v1")
+    assert caught.value.kind == "final"
+
+
+@pytest.mark.parametrize(("status", "kind"), [("407 Proxy Authentication Required", "final"), ("502 Bad", "busy")])
+async def test_a_proxy_that_refuses_says_why(monkeypatch: pytest.MonkeyPatch, status: str, kind: str) -> None:
+    async with serving(Proxy(0, f"HTTP/1.1 {status}\r\n\r\n".encode())) as proxy_port:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy_port}")
+        with pytest.raises(Fault, match=f"the proxy says {status}") as caught:
+            await body(Client(), "https://model.test/v1")
+    assert caught.value.kind == kind
+
+
+async def test_certificates_that_cannot_be_loaded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    async with serving(Script()) as port:
+        with pytest.raises(Fault, match="the certificates cannot be loaded: No such file") as caught:
+            await body(Client(), f"https://127.0.0.1:{port}/v1")
+    assert caught.value.kind == "final"
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "way", "target", "line"),
+    [
+        ("http://a.test", Way("a.test", 80, False, "a.test"), "/", "host: a.test\r\n"),
+        ("https://A.test:8/v 1/가?x=1 2", Way("a.test", 8, True, "a.test"), "/v%201/%EA%B0%80?x=1%202", ": a.test:8\r"),
+        ("http://[::1]:80/v1", Way("::1", 80, False, "::1"), "/v1", "host: [::1]:80\r\n"),
+        ("http://가.test/v1", Way("xn--o39a.test", 80, False, "xn--o39a.test"), "/v1", "host: xn--o39a.test\r\n"),
+        ("http://me:p%40@a.test/", Way("a.test", 80, False, "a.test"), "/", "authorization: Basic bWU6cEA="),
+    ],
+)  # fmt: skip
+def test_a_url_becomes_a_route(url: str, way: Way, target: str, line: str) -> None:
+    route = route_to(url)
+    assert (route.way, route.target) == (way, target)
+    assert line in route.lines
+    assert route.lines.isascii()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "ftp://a.test",
+        "http://",
+        "http://a.test:99999",
+        "http://a b.test/",
+        "http://[bad",
+        "http://a\x7f.test",
+    ],
+)
+def test_a_url_that_is_none_is_a_fault(url: str) -> None:
+    with pytest.raises(Fault) as caught:
+        route_to(url)
+    assert caught.value.kind == "final"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "proxied"),
+    [
+        ("http_proxy", "http://p.test:8", True),
+        ("ALL_PROXY", "p.test:8", True),
+        ("https_proxy", "http://p.test:8", False),
+        ("no_proxy", "*", False),
+    ],
+)
+def test_which_proxy(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, proxied: bool) -> None:
+    monkeypatch.setenv(variable, value)
+    assert (route_to("http://a.test").way.host == "p.test") is proxied
+    assert route_to("http://127.0.0.1:1").way.host == "127.0.0.1"
+    assert route_to("http://localhost:1").way.host == "localhost"
+
+
+@pytest.mark.parametrize("proxy", ["socks5://p.test:1", "http://", "http://p.test:x", "http://[bad"])
+def test_a_proxy_that_cannot_be_used_is_a_fault(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(Fault, match="proxy settings"):
+        route_to("http://a.test")
