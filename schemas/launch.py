@@ -8,9 +8,9 @@ Source: design sections 2, 7, 8; sandbox.md section 1.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -84,30 +84,30 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """sandbox.md section 1. `cpu_seconds`, `wall_seconds` and `output_mb` count per call, the others per jail."""
+    """Upper bounds: `cpuSeconds`, `wallSeconds` and `outputMb` for one call, the others for a jail (sandbox.md 1)."""
 
-    memory_mb: int = 512
-    processes: int = 64
-    open_files: int = 256
-    file_mb: int = 256
-    disk_mb: int = 1024
-    files: int = 20000
-    cpu_seconds: int = 60
-    wall_seconds: int = 120
-    output_mb: int = 4
+    memory_mb: Annotated[int, Meta(description="Memory of all its processes (MiB).")] = 512
+    processes: Annotated[int, Meta(description="Processes and threads at once.")] = 64
+    open_files: Annotated[int, Meta(description="Open files of one process.")] = 256
+    file_mb: Annotated[int, Meta(description="Size of one file (MiB).")] = 256
+    disk_mb: Annotated[int, Meta(description="What it writes to the workdir in all (MiB).")] = 1024
+    files: Annotated[int, Meta(description="Files and folders that it makes.")] = 20000
+    cpu_seconds: Annotated[int, Meta(description="Processor time of one call (seconds).")] = 60
+    wall_seconds: Annotated[int, Meta(description="Duration of one call (seconds).")] = 120
+    output_mb: Annotated[int, Meta(description="Result of one call (MiB).")] = 4
 
 
 class Filesystem(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Paths outside the workdir that a tool asks for."""
 
-    read: list[str] = []
-    write: list[str] = []
+    read: Annotated[list[str], Meta(description="Files and folders to read.")] = []
+    write: Annotated[list[str], Meta(description="Folders to write to.")] = []
 
 
 class PythonSpec(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A virtual environment whose packages the tool may import."""
 
-    venv: str | None = None
+    venv: Annotated[str | None, Meta(description="Its folder.")] = None
 
 
 class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

@@ -56,6 +56,12 @@ class ObjectRef(_Strict, frozen=True):
 RefLike = Annotated[Text | ObjectRef, Meta(description="`Kind/name`, or {kind, name, package?}.")]
 
 
+_RefUse = Annotated[RefLike | None, Meta(description="The resource: `Kind/name`, or {kind, name, package?}.")]
+_KindUse = Annotated[Text | None, Meta(description="Its kind, without `ref`.")]
+_NameUse = Annotated[Text | None, Meta(description="Its metadata.name, without `ref`.")]
+_PackageUse = Annotated[Text | None, Meta(description="The package that holds it, for example `@goondan/base`.")]
+
+
 class NetworkAllow(_Strict, frozen=True):
     """The hosts that a tool may reach."""
 
@@ -96,30 +102,30 @@ class Sandbox(_Strict, frozen=True):
 class ToolUse(_Strict, frozen=True):
     """An item of an agent's `tools`: a reference by `ref`, or by `kind` and `name`."""
 
-    ref: RefLike | None = None
-    kind: Text | None = None
-    name: Text | None = None
-    package: Text | None = None
+    ref: _RefUse = None
+    kind: _KindUse = None
+    name: _NameUse = None
+    package: _PackageUse = None
     sandbox: Annotated[Sandbox | None, Meta(description="Narrows what the tool gets from this agent.")] = None
 
 
 class ExtensionUse(_Strict, frozen=True):
     """An item of an agent's `extensions`: a reference by `ref`, or by `kind` and `name`."""
 
-    ref: RefLike | None = None
-    kind: Text | None = None
-    name: Text | None = None
-    package: Text | None = None
+    ref: _RefUse = None
+    kind: _KindUse = None
+    name: _NameUse = None
+    package: _PackageUse = None
     config: Annotated[dict[str, Any] | None, Meta(description="Replaces the Extension's own config.")] = None
 
 
 class AgentUse(_Strict, frozen=True):
     """An item of a swarm's `agents`: a reference by `ref`, or by `kind` and `name`."""
 
-    ref: RefLike | None = None
-    kind: Text | None = None
-    name: Text | None = None
-    package: Text | None = None
+    ref: _RefUse = None
+    kind: _KindUse = None
+    name: _NameUse = None
+    package: _PackageUse = None
 
 
 class ValueFrom(_Strict, frozen=True):
@@ -131,8 +137,8 @@ class ValueFrom(_Strict, frozen=True):
 class ValueSource(_Strict, frozen=True):
     """A value, or where it comes from: exactly one of the two."""
 
-    value: str | None = None
-    value_from: ValueFrom | None = None
+    value: Annotated[str | None, Meta(description="The value itself.")] = None
+    value_from: Annotated[ValueFrom | None, Meta(description="Where it comes from.")] = None
 
 
 ValueLike = str | ValueSource
@@ -164,14 +170,14 @@ class ModelBody(_Strict, frozen=True):
 class ModelConfig(_Strict, frozen=True):
     """An agent's model."""
 
-    model_ref: RefLike
+    model_ref: Annotated[RefLike, Meta(description="The Model: `Model/NAME`.")]
     params: Annotated[dict[str, Any], Meta(description="Added to the Model's own; these win.")] = {}
 
 
 class Prompt(_Strict, frozen=True):
     """The system prompt: here, or in a file of the bundle. One of the two."""
 
-    system: str | None = None
+    system: Annotated[str | None, Meta(description="The text.")] = None
     system_ref: Annotated[Text | None, Meta(description="Path of a text file, from the bundle's root.")] = None
 
 
@@ -217,7 +223,7 @@ class SwarmPolicy(_Strict, frozen=True):
 class SwarmBody(_Strict, frozen=True):
     """Which agents run together, and which one is spoken to."""
 
-    entry_agent: RefLike
+    entry_agent: Annotated[RefLike, Meta(description="The Agent that gets what names no other: `Agent/NAME`.")]
     agents: Annotated[list[Text | AgentUse], Meta(description="The members; every Agent of the bundle if empty.")] = []
     policy: SwarmPolicy = field(default_factory=SwarmPolicy)
 
@@ -225,8 +231,8 @@ class SwarmBody(_Strict, frozen=True):
 class Example(_Strict, frozen=True):
     """Arguments that the export accepts, and what it then answers."""
 
-    input: dict[str, Any]
-    output: Any = None
+    input: Annotated[dict[str, Any], Meta(description="The arguments; they must fit the schema.")]
+    output: Annotated[Any, Meta(description="What is answered.")] = None
 
 
 class ToolExport(_Strict, frozen=True):
@@ -246,7 +252,7 @@ class ToolExport(_Strict, frozen=True):
     ] = None
     idempotent: Annotated[bool, Meta(description="Running it again does no harm.")] = False
     background: Annotated[bool, Meta(description="Processes it leaves behind live until the jail retires.")] = False
-    examples: list[Example] = []
+    examples: Annotated[list[Example], Meta(description="Calls as they are meant.")] = []
     aliases: Annotated[
         dict[str, str], Meta(description="Other spellings of parameters: alias to the canonical name.")
     ] = {}
@@ -259,7 +265,7 @@ class ToolBody(_Strict, frozen=True, kw_only=True):
     error_message_limit: Annotated[int, Meta(ge=1, description="Characters of an error's message.")] = (
         DEFAULT_ERROR_LIMIT
     )
-    exports: Annotated[list[ToolExport], Meta(min_length=1)]
+    exports: Annotated[list[ToolExport], Meta(min_length=1, description="What can be called.")]
     sandbox: Sandbox = field(default_factory=Sandbox)
 
 
@@ -273,31 +279,33 @@ class ExtensionBody(_Strict, frozen=True):
 class ConnectorEvent(_Strict, frozen=True):
     """An event that a connector can emit."""
 
-    name: Text
-    properties: dict[str, Any] = {}
+    name: Annotated[Text, Meta(description="How rules refer to it.")]
+    properties: Annotated[dict[str, Any], Meta(description="What it carries, as properties of a JSON Schema.")] = {}
 
 
 class ConnectorBody(_Strict, frozen=True):
     """A process that turns messages from outside into events."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
-    events: Annotated[list[ConnectorEvent], Meta(min_length=1)]
+    events: Annotated[list[ConnectorEvent], Meta(min_length=1, description="Every event that it can emit.")]
 
 
 class IngressMatch(_Strict, frozen=True):
     """Which events a rule is for; all of them if empty."""
 
-    event: Text | None = None
-    properties: dict[str, str | int | float | bool] = {}
+    event: Annotated[Text | None, Meta(description="Name of the event.")] = None
+    properties: Annotated[
+        dict[str, str | int | float | bool], Meta(description="Properties of the event that must have these values.")
+    ] = {}
 
 
 class IngressRoute(_Strict, frozen=True):
     """Where an event goes; the swarm's entry agent by default."""
 
-    agent_ref: RefLike | None = None
-    instance_key: Text | None = None
-    instance_key_property: Text | None = None
-    instance_key_prefix: str | None = None
+    agent_ref: Annotated[RefLike | None, Meta(description="The Agent that gets it.")] = None
+    instance_key: Annotated[Text | None, Meta(description="The instance, always the same one.")] = None
+    instance_key_property: Annotated[Text | None, Meta(description="Property whose value names the instance.")] = None
+    instance_key_prefix: Annotated[str | None, Meta(description="Put before the instance's name.")] = None
 
 
 class IngressRule(_Strict, frozen=True, kw_only=True):
@@ -310,61 +318,63 @@ class IngressRule(_Strict, frozen=True, kw_only=True):
 class Ingress(_Strict, frozen=True):
     """The rules of a connection, in order."""
 
-    rules: list[IngressRule] = []
+    rules: Annotated[list[IngressRule], Meta(description="The first that matches counts.")] = []
 
 
 class ConnectionBody(_Strict, frozen=True):
     """A connector in use: its settings, its secrets, and which agent hears what."""
 
-    connector_ref: RefLike
-    swarm_ref: RefLike | None = None
-    config: dict[str, ValueLike] = {}
-    secrets: dict[str, ValueLike] = {}
+    connector_ref: Annotated[RefLike, Meta(description="The Connector.")]
+    swarm_ref: Annotated[RefLike | None, Meta(description="The Swarm that its events go to.")] = None
+    config: Annotated[dict[str, ValueLike], Meta(description="Settings that anyone may see.")] = {}
+    secrets: Annotated[dict[str, ValueLike], Meta(description="Settings that never reach logs or traces.")] = {}
     ingress: Ingress = field(default_factory=Ingress)
 
 
 class Dependency(_Strict, frozen=True):
     """A package that this one needs."""
 
-    name: Text
-    version: Text
+    name: Annotated[Text, Meta(description="Its name, for example `@goondan/base`.")]
+    version: Annotated[Text, Meta(description="The versions that will do, for example `^1.0.0`.")]
 
 
 class PackageBody(_Strict, frozen=True):
     """The bundle as a package."""
 
     version: Annotated[str, Meta(min_length=1, description="For example `1.0.0`.")]
-    description: str | None = None
-    dependencies: list[Dependency] = []
+    description: Annotated[str | None, Meta(description="What it is for.")] = None
+    dependencies: Annotated[list[Dependency], Meta(description="Packages that it needs.")] = []
 
 
 class ExtensionV09Body(_Strict, frozen=True):
     """An Extension as v0.9 wrote it. `runtime` is read and ignored (COMPAT-02)."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
-    config: dict[str, Any] | None = None
-    runtime: Any = None
+    config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
+    runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
 class ToolV09Body(_Strict, frozen=True, kw_only=True):
     """A Tool as v0.9 wrote it. `runtime` and `auth` are read and ignored (COMPAT-02)."""
 
-    entry: Annotated[str, Meta(min_length=1)]
-    error_message_limit: Annotated[int, Meta(ge=1)] = DEFAULT_ERROR_LIMIT
-    exports: Annotated[list[ToolExport], Meta(min_length=1)]
+    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
+    error_message_limit: Annotated[int, Meta(ge=1, description="Characters of an error's message.")] = (
+        DEFAULT_ERROR_LIMIT
+    )
+    exports: Annotated[list[ToolExport], Meta(min_length=1, description="What can be called.")]
     sandbox: Sandbox = field(default_factory=Sandbox)
-    runtime: Any = None
-    auth: Any = None
+    runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
+    auth: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
 class OAuthAppBody(_Strict, frozen=True):
     """An OAuth client that extensions ask for tokens."""
 
-    authorization_url: Text
-    token_url: Text
-    client_id: ValueLike
-    client_secret: ValueLike | None = None
-    scopes: list[Text] = []
+    authorization_url: Annotated[Text, Meta(description="Where a person agrees.")]
+    token_url: Annotated[Text, Meta(description="Where tokens come from.")]
+    client_id: Annotated[ValueLike, Meta(description="The client's id.")]
+    client_secret: Annotated[ValueLike | None, Meta(description="Its secret, if the server wants one.")] = None
+    scopes: Annotated[list[Text], Meta(description="What is asked for.")] = []
 
 
 # --- documents ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""Write docs/bundle.md and docs/bundle.ko.md: every kind and field of a bundle, from the structs themselves.
+
+`python scripts/bundle_docs.py` writes both; `--check` says what is out of date and exits 1. Words come from the structs
+(docstrings and field descriptions), examples and the first paragraphs from scripts/bundle_text/. The Korean page says
+the same through bundle_text/ko.yaml; an English text without its Korean one, or a Korean one that nothing needs, is an
+error. What validation refuses although the structs know it, is found by asking it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kernel.bundle.opening import inspect_bundle
+from schemas.export import export
+from schemas.resources import API_V1, DOCUMENTS
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+TEXT: Final = ROOT / "scripts" / "bundle_text"
+DEFINITIONS: Final[dict[str, Any]] = json.loads(export()["bundle.schema.json"])["$defs"]
+#: Described once, behind the kinds, because several of them use them.
+SHARED: Final = ("Metadata", "ObjectRef", "ValueSource", "Sandbox")
+#: What a page says of things that validation refuses for now.
+FIELD_REFUSED: Final = "Not there yet: it is refused."
+KIND_REFUSED: Final = "Not there yet: it is checked, and then refused as `E_CONFIG_UNSUPPORTED`."
+#: Where the structs allow what may not be there yet: (struct, field) to documents that use it.
+PROBES: Final = {
+    ("AgentBody", "sandbox"): "{agent, spec: {modelConfig: {modelRef: Model/local}, sandbox: {}}}",
+    ("AgentBody", "extensions"): "{agent, spec: {modelConfig: {modelRef: Model/local}, extensions: [Extension/notes]}}",
+    (
+        "ToolUse",
+        "sandbox",
+    ): "{agent, spec: {modelConfig: {modelRef: Model/local}, tools: [{ref: Tool/bash, sandbox: {}}]}}",
+}
+#: Remarks for those who read the code, in docstrings: requirement ids, sections.
+_REMARK: Final = re.compile(r" \((?:[A-Z]+-\d\d|sandbox\.md [^)]*)\)")
+
+
+def examples() -> dict[tuple[str, str], str]:
+    """(apiVersion, kind) -> the text of its example."""
+    texts = (TEXT / "examples.yaml").read_text(encoding="utf-8").split("---\n")
+    return {(document["apiVersion"], document["kind"]): text for text in texts for document in [yaml.safe_load(text)]}
+
+
+def refused(documents: list[str]) -> bool:
+    """Whether validation knows these documents and has no use for them yet. Any other mistake is ours: ValueError."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("tools/words.py", "extensions/notes.py", "connectors/mail.py", "prompts/assistant.md"):
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text("")
+        bundle = root / "goondan.yaml"
+        bundle.write_text("---\n".join(documents), encoding="utf-8")
+        env = {"MAIL_PASSWORD": "x", "CALENDAR_SECRET": "x"}
+        errors = inspect_bundle(str(bundle), state_dir=None, env=env, handlers=False).errors
+    wrong = [error.message for error in errors if error.code != "E_CONFIG_UNSUPPORTED"]
+    if wrong:
+        raise ValueError(f"an example is wrong: {wrong}")
+    return bool(errors)
+
+
+class Page:
+    """One language's page. `say` turns an English text into this language."""
+
+    def __init__(self, korean: bool) -> None:
+        self.korean = korean
+        self._table: dict[str, str] = yaml.safe_load((TEXT / "ko.yaml").read_text(encoding="utf-8")) if korean else {}
+        self._missing: dict[str, None] = {}
+        # Their time may be over, or come again.
+        self._used = {FIELD_REFUSED, KIND_REFUSED}
+        self._examples = examples()
+
+    @property
+    def path(self) -> Path:
+        """Where it belongs."""
+        return ROOT / "docs" / ("bundle.ko.md" if self.korean else "bundle.md")
+
+    def problems(self) -> list[str]:
+        """What the table of translations lacks, or holds for nobody; after `text`."""
+        unused = sorted(set(self._table) - self._used)
+        return [f"no Korean for: {text}" for text in self._missing] + [
+            f"nothing says any more: {text}" for text in unused
+        ]
+
+    def say(self, text: str) -> str:
+        """`text` in the page's language."""
+        if not self.korean:
+            return text
+        self._used.add(text)
+        if text not in self._table:
+            self._missing[text] = None
+        return self._table.get(text, text)
+
+    def text(self) -> str:
+        """The whole page."""
+        head = (TEXT / ("head.ko.md" if self.korean else "head.md")).read_text(encoding="utf-8")
+        parts = [head]
+        known = set(SHARED)
+        for (version, kind), struct in DOCUMENTS.items():
+            if version == API_V1:
+                parts.append(self.kind(version, kind, struct.__name__, known))
+        parts.append(f"## {self.say('What several kinds share')}\n")
+        for name in SHARED:
+            parts += self.structs(name, known)
+        parts.append(f"## {self.say('Documents of version 0.9')}\n")
+        parts.append(self.say("They are read as they are; write new ones in the form above.") + "\n")
+        for (version, kind), struct in DOCUMENTS.items():
+            if version != API_V1:
+                parts.append(self.kind(version, kind, struct.__name__, known, "###"))
+        return "\n".join(parts)
+
+    def kind(self, version: str, kind: str, struct: str, known: set[str], mark: str = "##") -> str:
+        """The section of one kind: what it is, an example, its fields, and the structs that only it uses."""
+        body = DEFINITIONS[struct]["properties"]["spec"]["$ref"].rpartition("/")[2]
+        example = self._examples[version, kind]
+        context = [text for key, text in self._examples.items() if key[0] == API_V1 and key != (version, kind)]
+        if kind == "Connector":
+            context = [text for text in context if "kind: Connection" not in text]
+        elif kind != "Connection":
+            context = [text for text in context if "kind: Connect" not in text]
+        title = f"{kind} (v0.9)" if version != API_V1 else kind
+        lines = [f"{mark} {title}", "", self.described(body), "", f"```yaml\n{example}```", ""]
+        if refused([*context, example]):
+            lines += [self.say(KIND_REFUSED), ""]
+        lines += [self.table(body), ""]
+        known.add(body)
+        for name in references(body):
+            if name not in known:
+                lines += self.structs(name, known)
+        return "\n".join(lines)
+
+    def structs(self, name: str, known: set[str]) -> Iterator[str]:
+        """The section of a struct, and of those in it that are not on the page yet."""
+        known.add(name)
+        yield f"### {name}\n\n{self.described(name)}\n\n{self.table(name)}\n"
+        for inner in references(name):
+            if inner not in known:
+                yield from self.structs(inner, known)
+
+    def described(self, struct: str) -> str:
+        """What a struct is."""
+        return self.say(_REMARK.sub("", DEFINITIONS[struct]["description"]))
+
+    def table(self, struct: str) -> str:
+        """The fields of a struct."""
+        definition = DEFINITIONS[struct]
+        required = definition.get("required", [])
+        heads = [self.say(word) for word in ("Field", "Type", "Default", "What it is")]
+        rows = [f"| {' | '.join(heads)} |", "|---|---|---|---|"]
+        for name, schema in definition["properties"].items():
+            default = f"**{self.say('required')}**" if name in required else shown_default(schema)
+            rows.append(f"| `{name}` | {self.type(schema)} | {default} | {self.words(struct, name, schema)} |")
+        return "\n".join(rows)
+
+    def words(self, struct: str, name: str, schema: dict[str, Any]) -> str:
+        """What a field is: its own description, else that of the struct in it."""
+        text = schema.get("description")
+        if text is None and "$ref" in schema:
+            return self.described(schema["$ref"].rpartition("/")[2])
+        if text is None:
+            raise ValueError(f"{struct}.{name} has no description")
+        said = self.say(text)
+        probe = PROBES.get((struct, name))
+        if probe is not None and refused(self._probe(probe)):
+            said += f" *{self.say(FIELD_REFUSED)}*"
+        return said.replace("|", "\\|")
+
+    def _probe(self, text: str) -> list[str]:
+        agent = "apiVersion: goondan.ai/v1, kind: Agent, metadata: {name: probe}"
+        kept = [self._examples[API_V1, kind] for kind in ("Model", "Tool", "Agent", "Swarm", "Extension")]
+        return [*kept, text.replace("agent", agent, 1) + "\n"]
+
+    def type(self, schema: dict[str, Any]) -> str:
+        """A type in words."""
+        if "$ref" in schema:
+            name = schema["$ref"].rpartition("/")[2]
+            return f"[{name}](#{name.lower()})"
+        if "enum" in schema:
+            return ", ".join(f"`{value}`" for value in schema["enum"])
+        if "anyOf" in schema:
+            kinds = [self.type(kind) for kind in schema["anyOf"] if kind.get("type") != "null"]
+            return f" {self.say('or')} ".join(dict.fromkeys(kinds))
+        kind = schema.get("type")
+        if kind == "array":
+            return self.say("list: {}").replace("{}", self.type(schema["items"]))
+        if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+            return self.say("map to: {}").replace("{}", self.type(schema["additionalProperties"]))
+        names = {"string": "text", "integer": "whole number", "boolean": "true or false", "object": "map"}
+        return self.say("anything" if kind is None else names.get(kind, kind)) + self.bounds(schema)
+
+    def bounds(self, schema: dict[str, Any]) -> str:
+        """Bounds of a number."""
+        least, most = schema.get("minimum"), schema.get("maximum")
+        above = schema.get("exclusiveMinimum")
+        if least is not None and most is not None:
+            return f", {least}–{most}"
+        if least is not None:
+            return f", ≥ {least}"
+        return f", > {above}, ≤ {most}" if above is not None else ""
+
+
+def references(struct: str) -> list[str]:
+    """The structs in a struct's fields, in order."""
+    found = re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(DEFINITIONS[struct]["properties"]))
+    return list(dict.fromkeys(found))
+
+
+def shown_default(schema: dict[str, Any]) -> str:
+    """The default; nothing where it is empty, or the struct's own."""
+    default = schema.get("default")
+    if default in (None, "", [], {}):
+        return ""
+    if isinstance(default, float):
+        return f"`{default:g}`"
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them: 1 when something is out of date or without its translation."""
+    status = 0
+    for page in (Page(korean=False), Page(korean=True)):
+        text = page.text()
+        problems = page.problems()
+        if "--check" not in arguments:
+            page.path.write_text(text, encoding="utf-8")
+        elif not page.path.is_file() or page.path.read_text(encoding="utf-8") != text:
+            problems.append(f"{page.path.relative_to(ROOT)} is out of date: run scripts/bundle_docs.py")
+        for problem in problems:
+            print(problem, file=sys.stderr)
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
