@@ -23,9 +23,9 @@ from schemas.frames import Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.startup import report_ready
-from toolhost.facts import find_bwrap, hidden_folders, host_facts
+from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
-from toolhost.probe import probe
+from toolhost.survey import survey
 from toolhost.tenancy import LogLine, WorkerNews
 
 #: How long queued results may take to reach the broker at the end (seconds).
@@ -72,7 +72,7 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.set_exception_handler(_broken)
-        probing = asyncio.ensure_future(_probe())  # while the broker answers
+        probing = asyncio.ensure_future(survey())  # while the broker answers
         try:
             welcome = await self._connect()
         except BaseException:
@@ -88,13 +88,12 @@ class App:
         self._early.clear()
         try:
             found = await probing
-            if isinstance(found, GoondanError):
-                _say("error", f"tools cannot run here: {found.info.message}", code=found.info.code)
-                host.open(None, found)
+            if found.facts is None:
+                error = found.error or fail("E_SANDBOX_UNAVAILABLE", "no jail can be made")
+                _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
+                host.open(None, error)
             else:
-                bwrap, disable_userns = found
-                hidden = hidden_folders(spec, self._settings.endpoint)
-                host.open(host_facts(bwrap, hidden, disable_userns=disable_userns))
+                host.open(with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint)))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.collect()
             gc.freeze()
@@ -164,27 +163,6 @@ class App:
         if fd is not None:
             with suppress(OSError):  # nobody listens any more, or does not keep up
                 os.write(fd, msgspec.json.encode(news) + b"\n")
-
-
-async def _probe() -> tuple[str, bool] | GoondanError:
-    """The bubblewrap to use and whether it can take nested user namespaces away, or why there is none."""
-    nothing = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
-    first: GoondanError | None = None
-    try:
-        bwrap = find_bwrap()
-    except GoondanError as error:
-        return error
-    # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise.
-    for disable_userns in (True, False):
-        try:
-            facts = host_facts(bwrap, [], disable_userns=disable_userns)
-        except GoondanError as error:
-            return error
-        problem = await probe(facts, nothing)
-        if problem is None:
-            return bwrap, disable_userns
-        first = first or problem
-    return first or fail("E_SANDBOX_UNAVAILABLE", "no probe was made")
 
 
 def _spec(welcome: Welcome) -> ToolHostSpec:

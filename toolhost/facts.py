@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from schemas.errors import fail
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
@@ -157,9 +159,18 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
         code=[path for path in dict.fromkeys(code) if os.path.isdir(path) and not within(path, "/usr")],
-        hidden=[os.path.realpath(path) for path in dict.fromkeys(hidden) if os.path.isdir(path)],
+        hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
     )
+
+
+def with_hidden(facts: HostFacts, hidden: Iterable[str]) -> HostFacts:
+    """The same facts for a host whose hidden folders are known now."""
+    return msgspec.structs.replace(facts, hidden=_existing_folders(hidden))
+
+
+def _existing_folders(paths: Iterable[str]) -> list[str]:
+    return [os.path.realpath(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
 
 
 def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:

@@ -178,6 +178,13 @@ class Jail:
             return []
         return [pid for pid in _children(self._init_pid) if pid != self.worker_pid] + _children(self.worker_pid)
 
+    def processes(self) -> list[int]:
+        """Every process of the jail, its first one included, as this host counts them."""
+        found = [self._init_pid] if self._init_pidfd >= 0 else []
+        for pid in found:
+            found += _children(pid)  # the list grows while it is walked
+        return found
+
     def _close_channel(self) -> None:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
@@ -382,6 +389,13 @@ def _children(pid: int) -> list[int]:
 
 def _first_child(pid: int) -> int | None:
     return next(iter(_children(pid)), None)
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status; empty when the process is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as source:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in source)}
+    return {}
 
 
 def _parent(pid: int) -> int | None:

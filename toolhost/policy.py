@@ -211,6 +211,11 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     )
 
 
+def walls(host: HostFacts) -> list[str]:
+    """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
+    return ["namespaces", "seccomp", *(["landlock"] if host.landlock else [])]
+
+
 def _walls(host: HostFacts) -> list[str]:
     options = [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",

@@ -15,20 +15,21 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from schemas.errors import GoondanError, fail
+from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Call, Init, LoadFailed, Result, WorkerFrame
 from toolhost.channel import Violation
 from toolhost.facts import look_up
-from toolhost.jail import Jail
+from toolhost.jail import Jail, process_status
 from toolhost.policy import JAIL_UID, HostFacts, plan
 
+CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
 PROBE_S: Final = 15.0
 
 
-async def probe(facts: HostFacts, spec: ToolHostSpec) -> GoondanError | None:
-    """None when tools can run; else E_SANDBOX_UNAVAILABLE with the cause."""
+async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
+    """None when the jail that these facts give is one; else what is wrong, in the words of whoever found it."""
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     folder = f"{facts.inside}/probe"
@@ -43,13 +44,13 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> GoondanError | None:
         launch_plan = plan(look_up(tool, None, spec, facts), facts)
         jail = Jail(launch_plan, visit, loop, output_limit=65536, name="probe")
     except GoondanError as error:
-        return _unavailable(error.info.message)
+        return error.info.message
     jail.send(Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=launch_plan.import_paths, jailed=True))
     jail.send(
         Call(
             call_id="1",
             export="look",
-            input=Raw(b"\x80"),
+            input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock})),
             agent_name="",
             instance_key="",
             turn_id="",
@@ -66,9 +67,9 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> GoondanError | None:
         jail.kill("the probe is over")
         await visit.over
     if isinstance(told, str):
-        return _unavailable(told)
-    problems = judge(told)
-    return _unavailable("the probe jail is none: " + "; ".join(problems)) if problems else None
+        return told
+    problems = judge(told) + judge_processes(visit.processes, os.geteuid())
+    return "the probe jail is none: " + "; ".join(problems) if problems else None
 
 
 def judge(seen: dict[str, Any]) -> list[str]:
@@ -94,19 +95,38 @@ def judge(seen: dict[str, Any]) -> list[str]:
         problems.append(f"it shares our namespaces {ours}")
     if len(namespaces) < 7:
         problems.append("it does not know its namespaces")
+    if seen.get("looksOut") is not False:
+        problems.append("it can look into a process outside of its Landlock domain")
+    if seen.get("signalsOut") is not False:
+        problems.append("it can signal a process outside of its Landlock domain")
     if seen.get("writable"):
         problems.append(f"it can write to {seen['writable']}")
     return problems
 
 
-def _unavailable(cause: str) -> GoondanError:
-    return fail("E_SANDBOX_UNAVAILABLE", f"tools need a jail, and none can be made: {cause}")
+def judge_processes(statuses: dict[int, dict[str, str]], uid: int) -> list[str]:
+    """What is wrong with the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
+
+    `uid` is the user on the host that they must run as.
+    """
+    problems: list[str] = []
+    if len(statuses) < 2:
+        problems.append(f"the host sees {len(statuses)} processes in it, not its first one and the worker")
+    wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
+    for pid, status in statuses.items():
+        wrong = {name: status.get(name) for name, value in wanted.items() if status.get(name) != value}
+        if wrong:
+            problems.append(f"its process {pid} has {wrong}")
+        if status.get("Uid", "").split() != [str(uid)] * 4:
+            problems.append(f"its process {pid} has the user ids {status.get('Uid')} on the host")
+    return problems
 
 
 class _Visit:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.told: asyncio.Future[dict[str, Any] | str] = loop.create_future()
         self.over: asyncio.Future[None] = loop.create_future()
+        self.processes: dict[int, dict[str, str]] = {}
 
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         for frame in frames:
@@ -114,6 +134,7 @@ class _Visit:
                 self._tell(frame.message)
             elif isinstance(frame, Result):
                 if frame.status == "ok" and frame.output is not None:
+                    self.processes = {pid: process_status(pid) for pid in jail.processes()}
                     self._tell(msgspec.msgpack.decode(frame.output))
                 else:
                     self._tell(frame.error.message if frame.error is not None else frame.status)

@@ -11,7 +11,7 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.facts import dotfiles, hidden_folders, host_facts, look_up, version_problem
 from toolhost.policy import HostFacts
-from toolhost.probe import judge
+from toolhost.probe import CAPABILITIES, judge, judge_processes
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")
 
@@ -140,6 +140,7 @@ GOOD = {
     "uid": [1000] * 3, "capabilities": [0] * 5, "noNewPrivs": 1, "pids": [1, 2], "interfaces": ["lo"],
     "environment": ["HOME", "LANG", "PATH", "PWD", "TMPDIR"], "descriptors": [0, 1, 2, 3],
     "namespaces": dict.fromkeys(("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"), "other:[1]"), "writable": [],
+    "looksOut": False, "signalsOut": False,
 }  # fmt: skip
 
 
@@ -157,8 +158,32 @@ GOOD = {
         ({"writable": ["/usr"]}, "/usr"),
         ({"namespaces": {"net": os.readlink("/proc/self/ns/net")}}, "share"),
         ({"namespaces": {}}, "does not know"),
+        ({"looksOut": True}, "look into"),
+        ({"signalsOut": True}, "signal"),
     ],
 )
 def test_the_probe_is_judged(change: dict[str, object], problem: str | None) -> None:
     problems = judge({**GOOD, **change})
     assert (problems == []) if problem is None else (problem in " ".join(problems))
+
+
+FIRM = {"Seccomp": "2", "NoNewPrivs": "1", "Uid": "7\t7\t7\t7", **dict.fromkeys(CAPABILITIES, "0" * 16)}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"Seccomp": "0"}, "Seccomp"),
+        ({"NoNewPrivs": "0"}, "NoNewPrivs"),
+        ({"CapBnd": "0000000000000001"}, "CapBnd"),
+        ({"Uid": "0 0 0 0"}, "user ids 0 0 0 0"),
+        ({"Uid": "7 7 7 0"}, "user ids"),
+    ],
+)
+def test_every_process_of_the_probe_is_judged_from_outside(change: dict[str, str], problem: str | None) -> None:
+    for at in (1, 2):
+        problems = judge_processes({1: FIRM, 2: FIRM, at: {**FIRM, **change}}, 7)
+        assert (problems == []) if problem is None else (problem in problems[0])
+    assert "sees 1 processes" in judge_processes({1: FIRM}, 7)[0]
+    assert judge_processes({1: FIRM, 2: {}}, 7)  # gone while it was looked at

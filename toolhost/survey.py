@@ -1,0 +1,169 @@
+"""`python -m toolhost.survey`: what sandbox this host can give, found out by making a jail, as one JSON document.
+
+    {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
+     "findings": [{"what", "problem", "fix"}, …],
+     "kernel": "6.18.0", "machine": "x86_64", "root": false,
+     "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
+
+`tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
+has shown to have, in the words of the receipts. Exit status 0 whatever was found: finding out is what was asked for.
+
+The tool host itself starts with this survey, so both always agree.
+
+Source: sandbox.md sections 3 (item 7) and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from schemas.errors import GoondanError, fail
+from schemas.launch import ToolHostSpec
+from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
+from toolhost.policy import HostFacts, walls
+from toolhost.probe import probe
+
+#: A file of /proc or /sys that says one thing (bytes).
+_MAX_SIGN: Final = 4096
+#: `bwrap --version` answers in milliseconds (seconds).
+_VERSION_TIMEOUT_S: Final = 5.0
+
+
+class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was found. `facts` and `error` are for the tool host: exactly one of them is None."""
+
+    tier: Literal["full", "reduced"] | None
+    walls: list[str] = []
+    notes: list[str] = []
+    findings: list[Finding] = []
+    facts: HostFacts | None = None
+    error: GoondanError | None = None
+
+
+async def survey() -> Survey:
+    """Try to make a jail, from the best that this host may have downwards. Never raises for what a host lacks."""
+    signs = read_signs()
+    try:
+        machine()
+    except GoondanError as error:
+        return _none(unknown_machine(error.info.message))
+    try:
+        bwrap = find_bwrap()
+    except GoondanError as error:
+        return _none(without_bubblewrap(error.info.message))
+    signs = msgspec.structs.replace(signs, bwrap=bwrap)
+    if signs.landlock < 1:
+        return _none(without_landlock(signs))
+    nothing = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
+    cause: str | None = None
+    # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
+    # refuses new namespaces as well.
+    for disable_userns in (True, False):
+        facts = host_facts(bwrap, [], disable_userns=disable_userns)
+        problem = await probe(facts, nothing)
+        if problem is None:
+            return Survey(tier="full", walls=walls(facts), notes=_notes(facts, signs), facts=facts)
+        cause = cause or problem
+    return _none(explain(cause or "no probe was made", signs))
+
+
+def _none(finding: Finding) -> Survey:
+    message = f"tools need a jail, and none can be made: {finding.problem}"
+    error = fail("E_SANDBOX_UNAVAILABLE", message, suggestion=finding.fix)
+    return Survey(tier=None, findings=[finding], error=error)
+
+
+def _notes(facts: HostFacts, signs: Signs) -> list[str]:
+    notes = []
+    if not signs.root:
+        notes.append(
+            "All jails run under your own user id: their namespaces and Landlock separate them from each other."
+        )
+    if facts.landlock < 6:
+        notes.append(
+            f"Landlock version {facts.landlock}: without its scopes for signals and abstract sockets (Linux 6.12)."
+        )
+    return notes
+
+
+def read_signs() -> Signs:
+    """What this host says about itself, beside what a jail shows."""
+    return Signs(
+        release=os.uname().release,
+        landlock=landlock_abi(),
+        lsm=_read("/sys/kernel/security/lsm"),
+        apparmor_userns=_read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        userns_clone=_read("/proc/sys/kernel/unprivileged_userns_clone"),
+        max_userns=_read("/proc/sys/user/max_user_namespaces"),
+        container=next((path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)), None),
+        root=os.geteuid() == 0,
+    )
+
+
+def _read(path: str) -> str | None:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as source:
+        return source.read(_MAX_SIGN).strip()
+    return None
+
+
+class Report(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The document on stdout."""
+
+    tier: Literal["full", "reduced"] | None
+    walls: list[str]
+    notes: list[str]
+    findings: list[Finding]
+    kernel: str
+    machine: str
+    root: bool
+    bwrap: str | None
+    bwrap_version: str | None
+    landlock: int
+
+
+def report(found: Survey) -> Report:
+    """A survey with the facts that a person wants beside it."""
+    bwrap = None if found.facts is None else found.facts.bwrap
+    if bwrap is None:
+        with suppress(GoondanError):
+            bwrap = find_bwrap()
+    return Report(
+        tier=found.tier,
+        walls=found.walls,
+        notes=found.notes,
+        findings=found.findings,
+        kernel=os.uname().release,
+        machine=os.uname().machine,
+        root=os.geteuid() == 0,
+        bwrap=bwrap,
+        bwrap_version=None if bwrap is None else _version(bwrap),
+        landlock=landlock_abi(),
+    )
+
+
+def _version(bwrap: str) -> str | None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [bwrap, "--version"], check=False, capture_output=True, timeout=_VERSION_TIMEOUT_S, env={}, text=True
+        )
+        return done.stdout.strip().removeprefix("bubblewrap ") or None
+    return None
+
+
+def main() -> int:
+    """Print the report. Always 0."""
+    sys.stdout.buffer.write(msgspec.json.encode(report(asyncio.run(survey()))) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
