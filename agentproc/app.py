@@ -73,6 +73,7 @@ class AgentApp:
         welcome = await self.link.start()
         spec = from_raw(welcome.spec, AgentSpec)
         runner = self._runner = self._make_runner(spec, welcome)
+        await runner.load_extensions()
         if ready is not None:
             ready()
         self.link.closed.add_done_callback(self._nudge)

@@ -120,20 +120,20 @@ class ToolCaller:
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
-            return _failed(allowed, _limit(catalog, name))
+            return failed_result(allowed, _limit(catalog, name))
         item = allowed.item
         try:
             payload = _payload(allowed.args, call_id, context.turn_id, message_id, message)
         except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
             issue = f"args: {_describe(error)}"
-            return _failed(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
+            return failed_result(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
         if len(payload) > MAX_FRAME_BYTES - _HEADER_ROOM:
             text = f"Invalid arguments for tool '{name}': {len(payload)} bytes, limit {MAX_FRAME_BYTES - _HEADER_ROOM}"
-            return _failed(tool_error("E_FRAME_TOO_LARGE", text, name="FrameError"), item.error_message_limit)
+            return failed_result(tool_error("E_FRAME_TOO_LARGE", text, name="FrameError"), item.error_message_limit)
         left = self._time_left(context)
         if left <= 0:
             text = f"Tool '{name}' was not started: the turn has no time left."
-            return _failed(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"), item.error_message_limit)
+            return failed_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"), item.error_message_limit)
         frame = Frame(
             "tool.call",
             tool=name,
@@ -217,10 +217,15 @@ class ToolCaller:
         return call
 
     def _time_left(self, context: CallContext) -> float:
-        if context.deadline is None:
-            return DEFAULT_CALL_S
-        left = context.deadline - self._loop.time()
-        return min(DEFAULT_CALL_S, max(left - TURN_MARGIN_S, left / 2))
+        return call_time_left(context, self._loop.time())
+
+
+def call_time_left(context: CallContext, now: float) -> float:
+    """How long a call may take that begins at `now` (seconds)."""
+    if context.deadline is None:
+        return DEFAULT_CALL_S
+    left = context.deadline - now
+    return min(DEFAULT_CALL_S, max(left - TURN_MARGIN_S, left / 2))
 
 
 def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
@@ -231,7 +236,7 @@ def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
             check_json(from_raw(result.output, object), "output")  # stored, it would spoil every later step
     except GoondanError as error:
         text = f"The tool host sent no result: {error.info.message}"
-        return _failed(tool_error("E_TOOL_BAD_OUTPUT", text, name="FrameError"), item.error_message_limit)
+        return failed_result(tool_error("E_TOOL_BAD_OUTPUT", text, name="FrameError"), item.error_message_limit)
     if result.error is not None and len(result.error.message) > item.error_message_limit:
         result.error.message = cut_message(result.error.message, item.error_message_limit)
     return result
@@ -267,10 +272,11 @@ def _refused(error: GoondanError, item: CatalogItem) -> ToolResult:
     """A call that the bus did not carry."""
     name = "TimeoutError" if error.info.code == "E_TOOL_TIMEOUT" else "BusError"
     refusal = tool_error(error.info.code, error.info.message, name=name, suggestion=error.info.suggestion)
-    return _failed(refusal, item.error_message_limit)
+    return failed_result(refusal, item.error_message_limit)
 
 
-def _failed(error: ToolError, limit: int) -> ToolResult:
+def failed_result(error: ToolError, limit: int) -> ToolResult:
+    """A result with this error, its message within `limit` characters."""
     if len(error.message) > limit:
         error.message = cut_message(error.message, limit)
     return ToolResult(status="error", error=error)

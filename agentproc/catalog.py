@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import ToolError
-from schemas.launch import AgentSpec, CatalogItem
+from schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
 
 
 class Allowed(Struct, frozen=True):
@@ -43,6 +43,11 @@ class StepCatalog:
     def __contains__(self, name: str) -> bool:
         return name in self._items
 
+    def error_limit(self, name: str) -> int:
+        """How long an error message of this tool may be (ERROR-04)."""
+        item = self._items.get(name) or self._catalog.allowed_outside(name)
+        return DEFAULT_ERROR_LIMIT if item is None else item.error_message_limit
+
     def check(self, name: str, args: Any) -> Allowed | ToolError:
         """Whether the call may be made; the error is complete except that its message is not cut to a limit."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)
@@ -54,37 +59,61 @@ class StepCatalog:
             return tool_error(error.info.code, error.info.message, name="ToolSchemaError")
         if issues:
             return invalid_arguments(name, issues, item.parameters)
-        if name not in self._catalog.registry:
+        if not self._catalog.can_run(name):
             return tool_error("E_TOOL_NOT_FOUND", f"Tool '{name}' is not registered.", name="ToolNotFoundError")
         return Allowed(item, checked)
 
 
+class DynamicItems(Protocol):
+    """What extensions have registered (agentproc.extensions.dynamic_tools.DynamicTools)."""
+
+    @property
+    def exposed(self) -> list[CatalogItem]: ...
+
+    def find(self, name: str) -> CatalogItem | None: ...
+
+
 class Catalog:
-    """The registry of one agent, and the catalog its steps start with."""
+    """The registry of one agent, and the catalog its steps start with: the agent's own tools, then the dynamic ones."""
 
     def __init__(
-        self, registry: Mapping[str, CatalogItem], initial: Iterable[CatalogItem], allow_registry: Iterable[str] = ()
+        self,
+        registry: Mapping[str, CatalogItem],
+        initial: Iterable[CatalogItem],
+        allow_registry: Iterable[str] = (),
+        *,
+        dynamic: DynamicItems | None = None,
     ) -> None:
         self.registry = registry
+        self._dynamic = dynamic
         self._initial = list(initial)
         self._patterns = list(allow_registry)
         self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
 
     @classmethod
-    def of(cls, spec: AgentSpec) -> Catalog:
+    def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
         """The catalog of an agent. A name without a registry item is shown bare; calling it is E_TOOL_NOT_FOUND."""
         registry = {item.name: item for item in spec.registry}
         initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
-        return cls(registry, initial, spec.allow_registry)
+        return cls(registry, initial, spec.allow_registry, dynamic=dynamic)
 
     def for_step(self) -> StepCatalog:
-        """The catalog of a new step (CATALOG-03)."""
-        return StepCatalog(self, self._initial)
+        """The catalog of a new step (CATALOG-03, CATALOG-09)."""
+        return StepCatalog(self, self._initial if self._dynamic is None else [*self._initial, *self._dynamic.exposed])
+
+    def of_items(self, items: Iterable[CatalogItem]) -> StepCatalog:
+        """The catalog that a step's middleware has made (CATALOG-05)."""
+        return StepCatalog(self, items)
+
+    def can_run(self, name: str) -> bool:
+        """Whether there is a handler behind the name."""
+        return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
     def allowed_outside(self, name: str) -> CatalogItem | None:
         """The item of a tool outside the step's catalog that a policy lets through (CALL-03), or None."""
         if any(fnmatchcase(name, pattern) for pattern in self._patterns):
-            return self.registry.get(name)
+            found = self.registry.get(name)
+            return found if found is not None or self._dynamic is None else self._dynamic.find(name)
         return None
 
     def checker(self, item: CatalogItem) -> ArgumentChecker:

@@ -1,11 +1,8 @@
-"""Performs the actions of turn.py: through the model, the tool calls, the conversation file and the link.
+"""The events of one agent instance, each to its turn and its one answer.
 
 Rules.
-- One turn at a time. What a turn wants stored is stored, in one transaction, before anything that follows it; results
-  that come together are stored together.
+- One turn at a time (turn_run.py).
 - The answer is stored under the event's key before it is sent; a finished event is answered from there again.
-- A turn leaves in one of three ways: answered (`done`, `failed`), given back at a step boundary (`release`), or
-  abandoned without a word, because its lease is somebody else's now.
 - Whatever goes wrong with the file, the model or our own code ends that turn with one error; the process serves on.
 
 Source: delivery.md sections 3 and 5; design sections 3 and 8.
@@ -16,67 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
+from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
-from agentproc.calls import CallContext, CallLink, ToolCaller
-from agentproc.catalog import Catalog, StepCatalog
-from agentproc.conversation import Append, Message, ToolData, encode_message, error_result, presentable
-from agentproc.live import LiveFeed
-from agentproc.providers.base import ModelRequest, Provider, Usage
+from agentproc.calls import CallLink, ToolCaller
+from agentproc.catalog import Catalog
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.load import load_extensions
+from agentproc.extensions.pipeline import Pipeline
+from agentproc.providers.base import Provider
 from agentproc.providers.choose import make_provider
-from agentproc.store import ConversationStore, TurnRow
-from agentproc.turn import (
-    Action,
-    AskModel,
-    Begin,
-    BeginCall,
-    Cancel,
-    DropCalls,
-    End,
-    Input,
-    ModelAnswered,
-    ModelFailed,
-    Pause,
-    Resume,
-    RunTool,
-    Store,
-    ToolFinished,
-    Turn,
-    Yield,
-)
-from schemas.arguments import invalid_arguments
+from agentproc.store import ConversationStore
+from agentproc.turn import Begin, BeginCall, Pause
+from agentproc.turn_run import TurnRun
 from schemas.codec import check_json, from_raw
-from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import (
-    OPERATOR_AGENT,
-    OPERATOR_CALL,
-    AgentEvent,
-    ErrorPayload,
-    Frame,
-    Lease,
-    OperatorCall,
-    ToolResult,
-)
+from schemas.errors import GoondanError, fail
+from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, AgentEvent, Frame, Lease, OperatorCall
 from schemas.launch import AgentSpec
-from schemas.results import cut_message
-from schemas.traces import CallDetail, ModelDetail, NoteKind, ResultDetail, encode_detail
-
-#: How often a running turn says that it still works (seconds); the broker gives up on a holder much later.
-RENEW_S: Final = 10.0
-#: How late the tool host may hear that results are stored (seconds); it keeps them until then.
-ACK_DELAY_S: Final = 0.05
-#: callIds named in one `ack` frame, so that it stays far below the frame limit.
-ACK_BATCH: Final = 1000
-#: A model's failure as it is shown (characters).
-MODEL_ERROR_CHARS: Final = 1000
 
 log = logging.getLogger("agentproc")
 
 
-class TurnLink(CallLink, Protocol):
+class TurnLink(CallLink, AckLink, Protocol):
     """What is needed of a link (schemas.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
@@ -86,39 +46,6 @@ def now_rfc3339() -> str:
     """The time, RFC 3339 in UTC with milliseconds."""
     now = time.time_ns()
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now // 1_000_000_000))}.{now // 1_000_000 % 1000:03d}Z"
-
-
-class ResultAcks:
-    """Tells the tool host which results are stored, in batches."""
-
-    def __init__(self, link: TurnLink, loop: asyncio.AbstractEventLoop) -> None:
-        self._link = link
-        self._loop = loop
-        self._waiting: list[str] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, call_ids: Sequence[str]) -> None:
-        """These results are stored."""
-        self._waiting.extend(call_ids)
-        if self._waiting and self._timer is None:
-            self._timer = self._loop.call_later(ACK_DELAY_S, self.flush)
-
-    def flush(self) -> None:
-        """Send what waits; what cannot be sent now waits on."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        while self._waiting:
-            batch = self._waiting[:ACK_BATCH]
-            if not self._link.send(Frame("ack", stage="result", calls=batch)):
-                self._timer = self._loop.call_later(ACK_DELAY_S, self.flush)
-                return
-            del self._waiting[:ACK_BATCH]
-
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 class TurnRunner:
@@ -141,13 +68,16 @@ class TurnRunner:
         self.store = store
         self.loop = loop
         self.clock = clock
-        self.catalog = Catalog.of(spec)
+        self.pipeline = Pipeline()
+        self.tools = DynamicTools({item.name: item for item in spec.registry})
+        self.catalog = Catalog.of(spec, self.tools)
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
         self._provider = provider
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
+        self._broken: GoondanError | None = None  # why the agent cannot work at all
 
     @property
     def provider(self) -> Provider:
@@ -155,6 +85,19 @@ class TurnRunner:
         if self._provider is None:
             self._provider = make_provider(self.spec.model)
         return self._provider
+
+    async def load_extensions(self) -> None:
+        """Load the agent's extensions. What goes wrong is answered to every event from then on."""
+        try:
+            await load_extensions(
+                self.spec.extensions,
+                self.pipeline,
+                self.tools,
+                agent=self.spec.name,
+                instance_key=self.instance_key,
+            )
+        except GoondanError as error:
+            self._broken = error
 
     def leases(self) -> list[Lease]:
         """What this process holds: asked by the link at every hello."""
@@ -213,6 +156,8 @@ class TurnRunner:
                 return done_frame(event_id, epoch, row.status, row.answer)
             if self._pausing:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
+            if self._broken is not None:
+                raise self._broken
             run = self._run = TurnRun(self, frame, first, row)
             turn = run.turn.turn_id
             return await run.go()
@@ -257,329 +202,3 @@ class TurnRunner:
             await self.link.post(frame)
         except GoondanError as error:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
-
-
-class TurnRun:
-    """One turn while it runs."""
-
-    def __init__(self, runner: TurnRunner, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
-        self._runner = runner
-        self._loop = runner.loop
-        self._event_id = frame.event_id or ""
-        self._row = row
-        self._first = first
-        attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
-        self._attempt = attempt
-        name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
-        self.turn = Turn(name, max_steps=runner.spec.max_steps_per_turn)
-        deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
-        self._context = CallContext(name, self._event_id, frame.epoch, deadline)
-        self._epoch = frame.epoch or 0
-        self._live = LiveFeed(runner.link, self._loop, frame, again=row is not None)
-        self._inputs: list[Input] = []
-        self._wake: asyncio.Future[None] | None = None
-        self._lost = False
-        self._model: asyncio.Task[None] | None = None
-        self._catalog: StepCatalog = runner.catalog.for_step()
-        self._base: list[Message] | None = None
-        self._own: dict[int, Message] = {}
-        self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
-        self._shown_message = ""
-        self._first_sent: dict[str, int] = {}
-        self._model_end: ModelDetail | None = None  # of a model call whose end is not stored yet
-        self._renewing: Frame | None = None
-        self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
-        if deadline is not None:
-            self._timers.append(self._loop.call_at(deadline, self._out_of_time))
-
-    # --- life
-
-    async def go(self) -> Frame | None:
-        """Run to the end: the frame that ends the event for us, or None when it was abandoned."""
-        actions = self._begin()
-        while True:
-            ended = self._perform(actions)
-            if ended is not None:
-                return ended
-            if not self._inputs:
-                self._wake = self._loop.create_future()
-                await self._wake
-                self._wake = None
-            if self._lost:
-                return None
-            inputs, self._inputs = self._inputs, []
-            at = self._runner.clock()
-            actions = [action for event in inputs for action in self.turn.handle(event, at)]
-
-    def push(self, event: Input) -> None:
-        """Give the turn an input; it is handled in the next round of the loop."""
-        self._inputs.append(event)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    def progress(self, frame: Frame) -> None:
-        """News of one of the turn's calls, for whoever asked."""
-        self._live.progress(frame)
-
-    def abandon(self) -> None:
-        """The event is no longer ours: leave its calls to whoever has it now."""
-        self._lost = True
-        self.push(Pause())
-
-    def release(self) -> None:
-        """Stop everything that belongs to the turn."""
-        self._live.close()
-        for timer in self._timers:
-            timer.cancel()
-        if self._renewing is not None:
-            self._runner.link.forget(self._renewing.id)
-        if self._model is not None:
-            self._model.cancel()
-        if self._lost:
-            self._runner.caller.abandon()
-        else:
-            self._runner.caller.cancel(self._runner.caller.open_call_ids)
-        self._runner.acks.flush()
-
-    # --- actions
-
-    def _begin(self) -> list[Action]:
-        """The first actions: of a new turn, or of one that an earlier incarnation left."""
-        runner, store = self._runner, self._runner.store
-        at = runner.clock()
-        if self._row is not None and self._row.status == "running":
-            stored = store.turn_events(self.turn.turn_id)
-            appended = [(s.position, s.event.message, s.stored_ms) for s in stored if isinstance(s.event, Append)]
-            self._own = {position: message for position, message, _ in appended}
-            calls = [f"{self.turn.turn_id}/{c.tool_call_id}" for m in self._own.values() for c in _results(m)]
-            runner.acks.add(calls)  # the incarnation that stored them may not have said so
-            self._first_sent = {message.id: sent for _, message, sent in appended}
-            operator = isinstance(self._first, BeginCall)
-            with store.write():
-                store.note(self.turn.turn_id, "turn.resumed", at)
-            if appended:
-                return self.turn.handle(Resume([(p, m) for p, m, _ in appended], operator), at)
-            return self.turn.handle(self._first, at)
-        leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
-        with store.write():
-            for row in leftover:
-                self._close_leftover(row, at)
-            store.begin_turn(self._event_id, self.turn.turn_id, self._attempt, at)
-            store.note(self.turn.turn_id, "turn.started", at)
-            actions = self.turn.handle(self._first, at)
-            # The first messages go into the transaction that begins the turn.
-            for action in actions:
-                if isinstance(action, Store):
-                    self._append(action)
-            self._note_actions(actions, at)
-        return [action for action in actions if not isinstance(action, Store)]
-
-    def _close_leftover(self, row: TurnRow, at: str) -> None:
-        """An unfinished turn whose event was taken away from us for good: its history is made valid and kept."""
-        store = self._runner.store
-        stored = [(s.position, s.event.message) for s in store.turn_events(row.turn_id) if isinstance(s.event, Append)]
-        turn = Turn(row.turn_id, max_steps=self._runner.spec.max_steps_per_turn)
-        turn.handle(Resume(stored, isinstance(self._first, BeginCall)), at)
-        for action in turn.handle(Cancel(error_payload("E_CANCELLED", "the turn was left unfinished")), at):
-            if isinstance(action, Store):
-                store.append(row.turn_id, action.position, Append(action.message))
-        store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=turn.steps, answer=None)
-        log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
-
-    def _perform(self, actions: Sequence[Action]) -> Frame | None:
-        """Store first, then act; the frame that ends the event, if the actions end the turn."""
-        runner, end = self._runner, None
-        stores = [action for action in actions if isinstance(action, Store)]
-        for action in actions:
-            if isinstance(action, End):
-                end = action
-        payload = b""
-        if stores or end is not None:
-            at = runner.clock()
-            with runner.store.write(final=end is not None):
-                self._note_model(at)
-                for store in stores:
-                    self._append(store)
-                    self._note_result(store, at)
-                if end is not None:
-                    payload = answer_payload(end, self.turn.turn_id, self._event_id, at)
-                    kind: NoteKind = "turn.completed" if end.status == "completed" else "turn.failed"
-                    runner.store.note(self.turn.turn_id, kind, at)
-                    runner.store.finish_turn(
-                        self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
-                    )
-                self._note_actions(actions, at)
-        runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
-        self._live.tell(actions)
-        for action in actions:
-            if isinstance(action, RunTool):
-                self._run_tool(action)
-            elif isinstance(action, AskModel):
-                self._ask_model(action)
-            elif isinstance(action, DropCalls):
-                runner.caller.cancel([f"{self.turn.turn_id}/{call}" for call in action.tool_call_ids])
-            elif isinstance(action, Yield):
-                return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
-        if end is None:
-            return None
-        return done_frame(self._event_id, self._epoch, end.status, payload)
-
-    def _append(self, action: Store) -> None:
-        self._own[action.position] = action.message
-        self._runner.store.append(self.turn.turn_id, action.position, Append(action.message))
-
-    def _run_tool(self, action: RunTool) -> None:
-        part, message, runner = action.part, action.message, self._runner
-        if action.broken is not None:
-            error = invalid_arguments(part.tool_name, [f"args: {action.broken}"], self._parameters(part.tool_name))
-            self.push(ToolFinished(part.tool_call_id, error_result(error)))
-            return
-        encoded = None
-        if message.id != self._shown_message:
-            encoded, self._shown_message = encode_message(message), message.id
-
-        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
-            if isinstance(result, GoondanError):
-                log.warning("event %s: %s", self._event_id, result)
-                self.abandon()
-                return
-            if answered_id is not None:
-                self._answered[part.tool_call_id] = answered_id
-            self.push(ToolFinished(part.tool_call_id, result))
-
-        refused = runner.caller.start(
-            self._catalog,
-            part.tool_name,
-            part.args,
-            call_id=f"{self.turn.turn_id}/{part.tool_call_id}",
-            context=self._context,
-            done=done,
-            message_id=message.id,
-            message=encoded,
-            first_sent_ms=self._first_sent.get(message.id) if action.again else None,
-        )
-        if refused is not None:
-            if encoded is not None:
-                self._shown_message = ""  # nobody has seen it yet
-            self.push(ToolFinished(part.tool_call_id, refused))
-
-    def _ask_model(self, action: AskModel) -> None:
-        runner = self._runner
-        self._catalog = runner.catalog.for_step()
-        provider = runner.provider
-        if self._base is None:
-            self._base = runner.store.load_messages() if provider.needs_history else []
-        own = [self._own[position] for position in sorted(self._own)]
-        deadline = self._context.deadline
-        request = ModelRequest(
-            agent=runner.spec.name,
-            model=runner.spec.model,
-            messages=presentable([*self._base, *own]),
-            tools=self._catalog.items,
-            step=action.step,
-            system=runner.spec.system,
-            timeout_s=None if deadline is None else max(0.0, deadline - self._loop.time()),
-        )
-        self._model = self._loop.create_task(self._complete(provider, request))
-
-    async def _complete(self, provider: Provider, request: ModelRequest) -> None:
-        try:
-            answer = await provider.complete(request, self._live.on_delta)
-        except GoondanError as error:
-            self._model_end = self._model_detail(request, code=error.info.code)
-            self.push(ModelFailed(self._without_secrets(error.info)))
-        except Exception as error:
-            log.error("model call of event %s: %s", self._event_id, self._redact(traceback.format_exc()))
-            info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
-            self._model_end = self._model_detail(request, code=info.code)
-            self.push(ModelFailed(self._without_secrets(info)))
-        else:
-            self._model_end = self._model_detail(request, finish_reason=answer.finish_reason, usage=answer.usage)
-            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
-
-    def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
-        """A model's error as it may be stored and shown: without the key, and of bounded length."""
-        message = cut_message(self._redact(info.message), MODEL_ERROR_CHARS)
-        return ErrorPayload(info.code, message, info.suggestion, info.help_url, info.retry_after_ms, info.name)
-
-    def _redact(self, text: str) -> str:
-        key = self._runner.spec.model.api_key
-        return text.replace(key, "***") if key else text
-
-    # --- timers
-
-    def _out_of_time(self) -> None:
-        self.push(Cancel(error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")))
-
-    def _renew(self) -> None:
-        """Say that the turn is alive, and hear of it if the lease is gone."""
-        self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
-        if self._renewing is not None:
-            self._runner.link.forget(self._renewing.id)
-        frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
-        try:
-            self._runner.link.post(frame).add_done_callback(self._renewed)
-        except GoondanError as error:
-            log.warning("event %s: %s", self._event_id, error)
-
-    def _renewed(self, future: asyncio.Future[Frame]) -> None:
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, GoondanError) and error.info.code == "E_LEASE_LOST":
-            log.warning("event %s: %s", self._event_id, error)
-            self.abandon()
-
-    # --- notes
-
-    def _note_actions(self, actions: Sequence[Action], at: str) -> None:
-        for action in actions:
-            if isinstance(action, AskModel):
-                self._runner.store.note(self.turn.turn_id, "step.started", at, str(action.step))
-            elif isinstance(action, RunTool):
-                called = CallDetail(action.part.tool_call_id, action.part.tool_name)
-                self._runner.store.note(self.turn.turn_id, "tool.called", at, encode_detail(called))
-
-    def _model_detail(
-        self,
-        request: ModelRequest,
-        *,
-        code: str | None = None,
-        finish_reason: str | None = None,
-        usage: Usage | None = None,
-    ) -> ModelDetail:
-        return ModelDetail(
-            step=request.step,
-            model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
-            finish_reason=finish_reason,
-            input_tokens=None if usage is None else usage.input_tokens,
-            output_tokens=None if usage is None else usage.output_tokens,
-            code=code,
-        )
-
-    def _note_model(self, at: str) -> None:
-        ended, self._model_end = self._model_end, None
-        if ended is not None:
-            kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
-            self._runner.store.note(self.turn.turn_id, kind, at, encode_detail(ended))
-
-    def _note_result(self, action: Store, at: str) -> None:
-        for part in _results(action.message):
-            code = part.result.error.code if part.result.error is not None else None
-            kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
-            detail = ResultDetail(part.tool_call_id, part.result.status, code)
-            self._runner.store.note(self.turn.turn_id, kind, at, encode_detail(detail))
-
-    def _stored_calls(self, action: Store) -> list[str]:
-        """callIds of the results in a stored message that came from the tool host."""
-        return [
-            call_id
-            for part in _results(action.message)
-            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
-        ]
-
-    def _parameters(self, name: str) -> dict[str, Any] | None:
-        item = next((item for item in self._catalog.items if item.name == name), None)
-        return None if item is None else item.parameters
-
-
-def _results(message: Message) -> list[Any]:
-    return message.data.content if isinstance(message.data, ToolData) else []

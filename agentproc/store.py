@@ -63,7 +63,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE base (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, message BLOB NOT NULL);
 CREATE TABLE events (
     turn_id TEXT NOT NULL, position INTEGER NOT NULL, type TEXT NOT NULL, target TEXT, message BLOB,
-    stored_ms INTEGER NOT NULL, PRIMARY KEY (turn_id, position)
+    stored_ms INTEGER NOT NULL, origin TEXT, PRIMARY KEY (turn_id, position)
 ) WITHOUT ROWID;
 """
 
@@ -82,12 +82,14 @@ class TurnRow(Struct, frozen=True):
 
 class StoredEvent(Struct, frozen=True):
     """A message event of an unfinished turn. `stored_ms` is CLOCK_BOOTTIME; 0: stored before the machine's last boot,
-    so older than every process that runs now.
+    so older than every process that runs now. `origin` names the place in an extension that it came from; None: the
+    turn itself.
     """
 
     position: int
     event: MessageEvent
     stored_ms: int
+    origin: str | None = None
 
 
 class ConversationStore:
@@ -195,7 +197,7 @@ class ConversationStore:
 
     # --- messages
 
-    def append(self, turn_id: str, position: int, event: MessageEvent) -> None:
+    def append(self, turn_id: str, position: int, event: MessageEvent, *, origin: str | None = None) -> None:
         """Store one message event of a running turn (inside `write`); a repeat of a position replaces it."""
         target: str | None = None
         message: bytes | None = None
@@ -208,8 +210,9 @@ class ConversationStore:
         else:
             kind = "truncate"
         self._execute(
-            "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms) VALUES (?,?,?,?,?,?)",
-            (turn_id, position, kind, target, message, boottime_ms()),
+            "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms, origin) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (turn_id, position, kind, target, message, boottime_ms(), origin),
         )
 
     def turn_events(self, turn_id: str) -> list[StoredEvent]:
@@ -218,14 +221,15 @@ class ConversationStore:
             rows = (
                 self._open()
                 .execute(
-                    "SELECT position, type, target, message, stored_ms FROM events WHERE turn_id = ? ORDER BY position",
+                    "SELECT position, type, target, message, stored_ms, origin FROM events "
+                    "WHERE turn_id = ? ORDER BY position",
                     (turn_id,),
                 )
                 .fetchall()
             )
             return [
-                StoredEvent(position, _event(kind, target, message), stored)
-                for position, kind, target, message, stored in rows
+                StoredEvent(position, _event(kind, target, message), stored, origin)
+                for position, kind, target, message, stored, origin in rows
             ]
 
     def load_messages(self) -> list[Message]:
@@ -328,6 +332,12 @@ class ConversationStore:
                 for statement in (_SCHEMA + TRACE_TABLES).split(";\n"):
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('epoch', 0), ('boot', ?)", (boot,))
+                db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
+            db.execute("COMMIT")
+        elif version == 1:
+            db.execute("BEGIN IMMEDIATE")
+            if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+                db.execute("ALTER TABLE events ADD COLUMN origin TEXT")
                 db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
             db.execute("COMMIT")
         elif version != CONVERSATION_FORMAT:

@@ -1,6 +1,8 @@
 """The turn machine: inputs in, actions out. No model, no sockets, no storage, no clock.
 
-States: `new` -> `thinking` (a model call is out) <-> `acting` (tool calls are out) -> `over`.
+States: `new` -> `thinking` (a model call is out) <-> `acting` (tool calls are out) -> `over`. Around them, where
+middleware is registered: `opening` and `closing` (a turn's, before its next() and after it), `entering` and `leaving`
+(a step's). Without middleware these four do not exist, and the rest is the same.
 
 Rules.
 - A step is one model call and the tool calls of its answer, which run concurrently. The next step begins only when
@@ -12,6 +14,8 @@ Rules.
   for ever, and a resumed turn repeats its open calls under the ids they had.
 - A late, repeated or unknown input is ignored.
 - An operator call is a turn of one made-up assistant message with one tool call and no model call.
+- A turn whose middleware has been entered is left through it, whatever ends the core; middleware that fails, or that
+  returns before the core is done, ends the turn as failed.
 
 Source: design sections 3 and 8; delivery.md section 5; pitfalls 4; requirements CALL-04, CALL-15, ERROR-08.
 """
@@ -44,6 +48,10 @@ MAX_TOOL_CALL_ID: Final = 128
 UNREADABLE: Final = "unreadableArguments"
 
 
+#: Stands in where a failure came without its error.
+_MOOT: Final = error_payload("E_MIDDLEWARE", "the middleware ended too early")
+
+
 class AskedCall(Struct, frozen=True):
     """A tool call as a model wrote it. `broken` says why its arguments could not be read (then `args` is moot)."""
 
@@ -70,10 +78,14 @@ class BeginCall(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True):
-    """What an earlier incarnation stored of this turn: (position, message) in the order of positions."""
+    """What an earlier incarnation stored of this turn: (position, message) in the order of positions.
+
+    Only what the machine itself had asked to be stored; positions below `next_position` are taken by others.
+    """
 
     stored: list[tuple[int, Message]]
     operator: bool = False
+    next_position: int = 0
 
 
 class ModelAnswered(Struct, frozen=True):
@@ -98,6 +110,33 @@ class ToolFinished(Struct, frozen=True):
     result: ToolResult
 
 
+class TurnEntered(Struct, frozen=True):
+    """The innermost turn middleware has called next()."""
+
+
+class TurnLeft(Struct, frozen=True):
+    """The turn middleware has returned. `end` is what it made of the turn's end; None: nothing.
+
+    Before `LeaveTurn` it means that the middleware failed, and `end` says how.
+    """
+
+    end: End | None = None
+
+
+class StepEntered(Struct, frozen=True):
+    """The innermost step middleware has called next()."""
+
+
+class StepLeft(Struct, frozen=True):
+    """The step middleware has returned: whether another step follows, or the error that it ended with.
+
+    Before `LeaveStep` it means that the middleware failed, and `error` says how.
+    """
+
+    should_continue: bool = False
+    error: ErrorPayload | None = None
+
+
 class Pause(Struct, frozen=True):
     """Give the turn back at the next step boundary."""
 
@@ -108,7 +147,20 @@ class Cancel(Struct, frozen=True):
     error: ErrorPayload
 
 
-Input = Begin | BeginCall | Resume | ModelAnswered | ModelFailed | ToolFinished | Pause | Cancel
+Input = (
+    Begin
+    | BeginCall
+    | Resume
+    | TurnEntered
+    | TurnLeft
+    | StepEntered
+    | StepLeft
+    | ModelAnswered
+    | ModelFailed
+    | ToolFinished
+    | Pause
+    | Cancel
+)
 
 # --- actions --------------------------------------------------------------------------------------------------------
 
@@ -118,6 +170,35 @@ class Store(Struct, frozen=True):
 
     position: int
     message: Message
+
+
+class EnterTurn(Struct, frozen=True):
+    """Run the turn middleware, up to its next()."""
+
+
+class LeaveTurn(Struct, frozen=True):
+    """The core of the turn is done: let the turn middleware go on behind its next()."""
+
+    end: End
+
+
+class EnterStep(Struct, frozen=True):
+    """Run the step middleware, up to its next(). `again`: an earlier incarnation had entered this step."""
+
+    step: int
+    again: bool = False
+
+
+class LeaveStep(Struct, frozen=True):
+    """The core of the step is done: let the step middleware go on behind its next().
+
+    `should_continue`: the model has asked for tools, so another step follows unless the middleware says otherwise.
+    """
+
+    step: int
+    should_continue: bool
+    calls: list[tuple[ToolCallPart, ToolResult]] = []
+    error: ErrorPayload | None = None
 
 
 class AskModel(Struct, frozen=True):
@@ -156,17 +237,25 @@ class Yield(Struct, frozen=True):
     """The turn stands at a step boundary and is to be given back unfinished."""
 
 
-Action = Store | AskModel | RunTool | DropCalls | End | Yield
-Phase = Literal["new", "thinking", "acting", "over"]
+Action = Store | EnterTurn | LeaveTurn | EnterStep | LeaveStep | AskModel | RunTool | DropCalls | End | Yield
+Phase = Literal["new", "opening", "entering", "thinking", "acting", "leaving", "closing", "over"]
 
 
 class Turn:
-    """One turn. `handle` is its only entry; `at` is the time of the input, RFC 3339 in UTC."""
+    """One turn. `handle` is its only entry; `at` is the time of the input, RFC 3339 in UTC.
 
-    def __init__(self, turn_id: str, *, max_steps: int) -> None:
+    `wraps_turn`, `wraps_steps`: there is middleware around the turn, around its steps.
+    """
+
+    def __init__(self, turn_id: str, *, max_steps: int, wraps_turn: bool = False, wraps_steps: bool = False) -> None:
         self.turn_id = turn_id
         self.phase: Phase = "new"
         self.steps = 0
+        self._wraps_turn = wraps_turn
+        self._wraps_steps = wraps_steps
+        self._entered = False  # the turn middleware has called next() and has not returned
+        self._resumed: Resume | None = None
+        self._end_as_is: End | None = None  # how the turn ends unless middleware says otherwise
         self._max_steps = max_steps
         self._next = 0
         self._pausing = False
@@ -174,7 +263,9 @@ class Turn:
         self._used_ids: set[str] = set()
         # the calls of the step that is running
         self._places: dict[str, tuple[int, ToolCallPart]] = {}
+        self._results: dict[str, tuple[ToolCallPart, ToolResult]] = {}
         self._last_result: ToolResult | None = None
+        self._rerun: list[RunTool] = []
 
     @property
     def open_calls(self) -> list[str]:
@@ -184,45 +275,90 @@ class Turn:
     def handle(self, event: Input, at: str) -> list[Action]:
         """What to do about `event`, in order; an event that does not fit the state has no consequence."""
         match self.phase, event:
+            case "over", _:
+                return []
             case "new", Begin(text):
-                return [self._store(UserData(text), MessageSource("user"), at), *self._boundary()]
+                return [self._store(UserData(text), MessageSource("user"), at), *self._open_turn()]
             case "new", BeginCall(tool, args):
                 self._operator = True
                 return self._answer(ModelAnswered("", [AskedCall("", tool, args)]), at)
             case "new", Resume():
-                return self._resume(event)
+                self._next = event.next_position
+                self._resumed = event
+                return self._open_turn()
             case "thinking", ModelAnswered():
                 return self._answer(event, at)
             case "thinking", ModelFailed(error):
-                return [self._end(End(status="failed", steps=self.steps, finish_reason="error", error=error))]
+                return self._step_done(False, self._failure(error), error)
             case "acting", ToolFinished(tool_call_id, result):
                 return self._finish_call(tool_call_id, result, at)
-            case "over", _:
-                return []
+            case "opening", TurnEntered():
+                self._entered = True
+                return self._go_on()
+            case "entering", StepEntered():
+                return self._enter_step()
+            case "leaving", StepLeft():
+                return self._step_left(event)
+            case "closing", TurnLeft(end):
+                return [self._over(end or self._end_as_is or self._failure(_MOOT))]
+            case _, TurnLeft(end):
+                self._entered = False
+                return self._break_off(end or self._failure(_MOOT), "the turn ended", at)
+            case (("entering" | "thinking" | "acting"), StepLeft(_, error)):
+                return self._break_off(self._failure(error or _MOOT), "the step ended", at)
             case _, Pause():
                 self._pausing = True
                 return []
             case _, Cancel(error):
-                return self._cancel(error, at)
+                reason = "the turn ran out of time" if error.code == "E_AGENT_TIMEOUT" else "the turn ended"
+                return self._break_off(self._failure(error), reason, at)
             case _:
                 return []
 
+    def take_position(self) -> int:
+        """The next free position, for a message event that somebody else adds to the turn."""
+        position = self._next
+        self._next += 1
+        return position
+
     # --- transitions
+
+    def _open_turn(self) -> list[Action]:
+        if self._wraps_turn:
+            self.phase = "opening"
+            return [EnterTurn()]
+        return self._go_on()
+
+    def _go_on(self) -> list[Action]:
+        """The core of the turn begins, or goes on where an earlier incarnation was."""
+        resumed, self._resumed = self._resumed, None
+        return self._boundary() if resumed is None else self._resume(resumed)
 
     def _boundary(self) -> list[Action]:
         """Every call has its result: the next step, or the end."""
         if self._operator:
             output = self._last_result
-            return [self._end(End(status="completed", steps=0, finish_reason="stop", output=output))]
+            return [self._over(End(status="completed", steps=0, finish_reason="stop", output=output))]
         if self.steps >= self._max_steps:
             message = f"the turn took {self.steps} steps, limit {self._max_steps}, and was not finished"
             error = error_payload("E_MAX_STEPS", message)
-            return [self._end(End(status="failed", steps=self.steps, finish_reason="max_steps", error=error))]
+            return self._end(End(status="failed", steps=self.steps, finish_reason="max_steps", error=error))
         if self._pausing:
             self.phase = "over"
             return [Yield()]
-        self.phase = "thinking"
         self.steps += 1
+        if self._wraps_steps:
+            self.phase = "entering"
+            return [EnterStep(self.steps)]
+        self.phase = "thinking"
+        return [AskModel(self.steps)]
+
+    def _enter_step(self) -> list[Action]:
+        if self._rerun:
+            self.phase = "acting"
+            rerun, self._rerun = self._rerun, []
+            return list(rerun)
+        self.phase = "thinking"
         return [AskModel(self.steps)]
 
     def _answer(self, answer: ModelAnswered, at: str) -> list[Action]:
@@ -235,15 +371,14 @@ class Turn:
         }
         metadata = dict(answer.metadata or {}) | ({UNREADABLE: broken} if broken else {})
         stored = self._store(AssistantData([*content, *parts]), MessageSource("assistant"), at, metadata)
+        self._end_as_is = self._completion(answer.text, answer.finish_reason)
         if not parts:
-            return [stored, self._complete(answer.text, answer.finish_reason)]
+            return [stored, *self._step_done(False, self._end_as_is)]
         self._open(stored.position, parts)
         return [stored, *(RunTool(part, stored.message, broken.get(part.tool_call_id)) for part in parts)]
 
-    def _complete(self, text: str, finish_reason: str | None) -> End:
-        return self._end(
-            End(status="completed", steps=self.steps, response=text, finish_reason=finish_reason or "stop")
-        )
+    def _completion(self, text: str, finish_reason: str | None) -> End:
+        return End(status="completed", steps=self.steps, response=text, finish_reason=finish_reason or "stop")
 
     def _finish_call(self, tool_call_id: str, result: ToolResult, at: str) -> list[Action]:
         place = self._places.pop(tool_call_id, None)
@@ -251,18 +386,37 @@ class Turn:
             return []
         position, part = place
         self._last_result = result
-        actions: list[Action] = [self._store_result(position, part, result, at)]
-        return actions if self._places else actions + self._boundary()
+        self._results[tool_call_id] = part, result
+        stored = self._store_result(position, part, result, at)
+        return [stored] if self._places else [stored, *self._step_done(True, self._end_as_is)]
 
-    def _cancel(self, error: ErrorPayload, at: str) -> list[Action]:
+    def _step_done(self, should_continue: bool, end: End | None, error: ErrorPayload | None = None) -> list[Action]:
+        """The core of the step is done; `end` is how the turn ends if no other step follows."""
+        results, self._results = list(self._results.values()), {}
+        if self._wraps_steps and not self._operator:
+            self.phase = "leaving"
+            self._end_as_is = end
+            return [LeaveStep(self.steps, should_continue, results, error)]
+        return self._boundary() if should_continue or end is None else self._end(end)
+
+    def _step_left(self, left: StepLeft) -> list[Action]:
+        if left.error is not None:
+            return self._end(self._failure(left.error))
+        if left.should_continue:
+            return self._boundary()
+        return self._end(self._end_as_is or self._completion("", None))
+
+    def _break_off(self, end: End, reason: str, at: str) -> list[Action]:
+        """Whatever is open is given up, with a result for every call."""
+        if self.phase == "closing":
+            return [self._over(self._end_as_is or end)]  # the core had ended already
         actions: list[Action] = []
         if self._places:
             actions.append(DropCalls(list(self._places)))
-            reason = "the turn ran out of time" if error.code == "E_AGENT_TIMEOUT" else "the turn ended"
             for position, part in self._places.values():
                 actions.append(self._store_result(position, part, cancelled(reason), at))
             self._places.clear()
-        return [*actions, self._end(End(status="failed", steps=self.steps, finish_reason="error", error=error))]
+        return [*actions, *self._end(end)]
 
     def _resume(self, resume: Resume) -> list[Action]:
         self._operator = resume.operator
@@ -282,17 +436,24 @@ class Turn:
             return self._boundary()
         position, message, data = last
         calls = data.calls
+        self._end_as_is = self._completion(data.text, None)
         if not calls:
-            return [self._complete(data.text, None)]
+            return self._end(self._end_as_is)
         self._open(position, calls)
         for call in calls:
             if call.tool_call_id in results:
                 self._last_result = results[call.tool_call_id]
+                self._results[call.tool_call_id] = call, self._last_result
                 del self._places[call.tool_call_id]
         if not self._places:
+            self._results.clear()
             return self._boundary()
         broken = message.metadata.get(UNREADABLE, {})
-        return [RunTool(part, message, broken.get(part.tool_call_id), again=True) for _, part in self._places.values()]
+        runs = [RunTool(part, message, broken.get(part.tool_call_id), again=True) for _, part in self._places.values()]
+        if self._wraps_steps and not self._operator:
+            self._rerun, self.phase = runs, "entering"
+            return [EnterStep(self.steps, again=True)]
+        return list(runs)
 
     # --- pieces
 
@@ -316,9 +477,19 @@ class Turn:
         self._places = {part.tool_call_id: (position + 1 + index, part) for index, part in enumerate(parts)}
         self._next = max(self._next, position + 1 + len(parts))
 
-    def _end(self, end: End) -> End:
+    def _end(self, end: End) -> list[Action]:
+        """The core of the turn is done."""
+        if self._entered:
+            self.phase, self._end_as_is = "closing", end
+            return [LeaveTurn(end)]
+        return [self._over(end)]
+
+    def _over(self, end: End) -> End:
         self.phase = "over"
         return end
+
+    def _failure(self, error: ErrorPayload) -> End:
+        return End(status="failed", steps=self.steps, finish_reason="error", error=error)
 
     def _message_id(self, position: int) -> str:
         return f"{self.turn_id}.{position}"

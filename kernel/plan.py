@@ -54,7 +54,8 @@ def build_plan(checked: Checked, *, bundle: str, state_dir: str, revision: str, 
         durability=checked.policy.durability,
         idle_s=checked.policy.agent_idle_seconds,
     )
-    protected = sorted({*documents, *checked.files, *(tool.root for tool in tools if not tool.bundled)})
+    own_tools = (tool.root for tool in tools if not tool.bundled)
+    protected = sorted({*documents, *checked.files, *checked.extension_roots, *own_tools})
     return KernelPlan(
         revision=revision,
         bundle=bundle,
@@ -128,6 +129,7 @@ def _agent(
         system=agent.system,
         max_steps_per_turn=policy.max_steps_per_turn,
         allow_registry=agent.body.policy.tool_calls.allow_registry,
+        extensions=agent.extensions,
         durability=policy.durability,
         idle_s=policy.agent_idle_seconds,
     )

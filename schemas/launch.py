@@ -64,10 +64,25 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     aliases: dict[str, str] = {}
 
 
+class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One extension of one agent. `entry` is the module's absolute path, `resource` the whole document as written (with
+    the agent's own config in it, if that gives one), `config` its spec.config.
+
+    `exposes_tools`: the tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
+    """
+
+    name: str
+    entry: str
+    resource: dict[str, Any]
+    config: dict[str, Any] = {}
+    exposes_tools: bool = True
+
+
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One agent. `catalog` are the names a step starts with, `registry` everything that can run.
 
-    After `idle_s` seconds without an event the agent process asks whether it may leave.
+    `extensions` load in this order. After `idle_s` seconds without an event the agent process asks whether it may
+    leave.
     """
 
     name: str
@@ -79,6 +94,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     system: str | None = None
     max_steps_per_turn: int = DEFAULT_MAX_STEPS
     allow_registry: list[str] = []
+    extensions: list[ExtensionSpec] = []
     durability: Literal["power", "process"] = "power"
     idle_s: float = 300.0
 

@@ -22,9 +22,10 @@ from typing import Final, Literal
 
 from msgspec import Struct, json
 
-#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format.
+#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. The tables below are
+#: the same in formats 1 and 2; an agent that opens the file of an earlier format brings it up to this one.
 CONVERSATION_FILE: Final = "conversation.db"
-CONVERSATION_FORMAT: Final = 1
+CONVERSATION_FORMAT: Final = 2
 #: The tables that are read by others than their writer.
 TRACE_TABLES: Final = """\
 CREATE TABLE turns (

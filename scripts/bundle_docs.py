@@ -55,7 +55,7 @@ def refused(documents: list[str]) -> bool:
         root = Path(folder)
         for name in ("tools/words.py", "extensions/notes.py", "connectors/mail.py", "prompts/assistant.md"):
             (root / name).parent.mkdir(exist_ok=True)
-            (root / name).write_text("")
+            (root / name).write_text("def register(api): ...")
         bundle = root / "goondan.yaml"
         bundle.write_text("---\n".join(documents), encoding="utf-8")
         env = {"MAIL_PASSWORD": "x", "CALENDAR_SECRET": "x"}

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from kernel.bundle.extensions import CheckedExtension, check_extension
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model
 from kernel.bundle.positions import Mapping as MappingNode
@@ -24,11 +25,8 @@ from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name
 from schemas.frames import ORCHESTRATOR
-from schemas.launch import ModelSpec
+from schemas.launch import ExtensionSpec, ModelSpec
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
-
-#: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
-_BASE_ENTRY: Final = BASE_PACKAGE + "/"
 
 
 class CheckedAgent(Struct):
@@ -38,6 +36,7 @@ class CheckedAgent(Struct):
     name: str
     body: resources.AgentBody
     tools: list[str] = []
+    extensions: list[ExtensionSpec] = []
     model: ModelSpec | None = None
     system: str | None = None
 
@@ -52,8 +51,10 @@ class Checked(Struct):
     tools: dict[str, CheckedTool]
     policy: resources.SwarmPolicy
     entry_agent: str = ""
-    #: files that documents point at: prompts, entries of extensions
+    #: files that documents point at: prompts, entries of connectors
     files: list[str] = []
+    #: folders (or single files) of extensions
+    extension_roots: list[str] = []
 
 
 class Checker:
@@ -93,10 +94,10 @@ class Checker:
             if len(self._report.errors) + self._report.dropped > before:
                 self._broken.add(document.resource)
         tools = self._tools()
-        self._extensions()
+        extensions = self._extensions()
         self._models()
         self._connectors()
-        agents = self._agents(tools)
+        agents = self._agents(tools, extensions)
         self._unused_tools(agents, tools)
         entry, policy, members = self._swarm(agents)
         runnable = {name: tool for name, tool in tools.items() if tool.runs}
@@ -106,6 +107,7 @@ class Checker:
             policy=policy,
             entry_agent=entry,
             files=self._pointed_at,
+            extension_roots=sorted({extension.root for extension in extensions.values() if extension.root}),
         )
 
     # --- one document
@@ -180,9 +182,12 @@ class Checker:
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
         return tools
 
-    def _extensions(self) -> None:
-        for document, _, built in self._of("Extension"):
-            self._check_entry(document, built.spec.entry, base=True)
+    def _extensions(self) -> dict[str, CheckedExtension]:
+        extensions: dict[str, CheckedExtension] = {}
+        for document, name, built in self._of("Extension"):
+            extension = extensions[name] = CheckedExtension(document, name, built)
+            check_extension(extension, self._files, self._report)
+        return extensions
 
     def _models(self) -> None:
         for document, _, built in self._of("Model"):
@@ -227,16 +232,11 @@ class Checker:
             message = "a bundle has at most one Package document"
             self._report.error("E_CONFIG_DUPLICATE", message, document.place("kind"), "Remove one of the two.")
 
-    def _check_entry(self, document: Document, entry: str, *, base: bool = False) -> None:
-        """The entry of an Extension or Connector; `base`: it may be a bundled one."""
+    def _check_entry(self, document: Document, entry: str) -> None:
+        """The entry of a Connector."""
         if not entry:
             return
         place, text = document.place("spec", "entry"), document.text("spec", "entry")
-        if base and entry.startswith(_BASE_ENTRY):
-            if not is_resource_name(entry.removeprefix(_BASE_ENTRY)):
-                message = f"{text} names no bundled extension"
-                self._report.error("E_CONFIG_ENTRY", message, place, "Write @goondan/base/NAME.")
-            return
         found = self._files.find(entry)
         if found.fault is not None:
             message = f"the entry {text} cannot be used: {found.fault}"
@@ -311,7 +311,9 @@ class Checker:
 
     # --- agents and the swarm
 
-    def _agents(self, tools: Mapping[str, CheckedTool]) -> dict[str, CheckedAgent]:
+    def _agents(
+        self, tools: Mapping[str, CheckedTool], extensions: Mapping[str, CheckedExtension]
+    ) -> dict[str, CheckedAgent]:
         agents: dict[str, CheckedAgent] = {}
         for document, name, built in self._of("Agent"):
             agent = CheckedAgent(document, name, built.spec)
@@ -319,7 +321,7 @@ class Checker:
             self._agent_model(agent)
             self._agent_prompt(agent)
             self._agent_tools(agent, tools)
-            self._agent_extensions(agent)
+            self._agent_extensions(agent, extensions)
             if agent.body.sandbox is not None:
                 self._unsupported_sandbox(document, ("spec", "sandbox"))
         return agents
@@ -391,14 +393,25 @@ class Checker:
                 message = f"{tool.document.resource} is left out: its entry cannot run yet"
                 self._report.warn("W_CONFIG_NOT_STARTED", message, tool.document.place("spec", "entry"))
 
-    def _agent_extensions(self, agent: CheckedAgent) -> None:
+    def _agent_extensions(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
+        document, seen = agent.document, set[str]()
         for index, item in enumerate(agent.body.extensions):
             at: Path = ("spec", "extensions", index)
-            name = self._refer(agent.document, read_use(item, "Extension"), at)
-            if name is not None:
-                message = "extensions are not implemented yet"
-                hint = "Leave the extension out of the agent for now."
-                self._report.error("E_CONFIG_UNSUPPORTED", message, agent.document.place(*at), hint)
+            name = self._refer(document, read_use(item, "Extension"), at)
+            extension = extensions.get(name) if name is not None else None
+            if extension is None:
+                continue
+            if extension.name in seen:
+                message = "the extension stands twice in this agent"
+                self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
+                continue
+            seen.add(extension.name)
+            if extension.missing is not None:
+                message = f"{document.resource} uses {extension.document.resource}: {extension.missing}"
+                hint = "Write the extension in Python, or leave it out of the agent for now."
+                self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), hint)
+            elif extension.entry:
+                agent.extensions.append(extension.spec(None if isinstance(item, str) else item.config))
 
     def _unsupported_sandbox(self, document: Document, at: Path) -> None:
         message = "an agent cannot narrow the sandbox of its tools yet"

@@ -98,7 +98,7 @@ def load_plan(path: str, *, state_dir: str, env: Mapping[str, str] | None = None
 
 
 def revision(loaded: Loaded, checked: Checked) -> str:
-    """Names the content of a bundle: its documents, the files they point at, and the code of every tool.
+    """Names the content of a bundle: its documents, the files they point at, and the code of tools and extensions.
 
     Made from what stands in the files, so it says nothing about the environment's values.
     """
@@ -114,8 +114,8 @@ def revision(loaded: Loaded, checked: Checked) -> str:
         try:
             data = read_file(path, MAX_PROMPT_BYTES)
         except Unreadable:
-            data = b""  # an extension's entry can be larger; none is run yet
+            data = b""  # a connector's entry can be larger; none is run yet
         add(os.path.relpath(path, loaded.root), data)
-    for root in sorted({tool.root for tool in checked.tools.values()}):
+    for root in sorted({*(tool.root for tool in checked.tools.values()), *checked.extension_roots}):
         add(root, tree_digest(root)[0].encode())
     return total.hexdigest()[:REVISION_CHARS]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agentproc import loop as loop_module
+from agentproc import turn_run as run_module
 from agentproc.answers import turn_id
 from agentproc.conversation import Message, ToolData, UserData, is_presentable
 from agentproc.loop import TurnRunner
@@ -330,7 +330,7 @@ async def test_the_deadline_of_the_event_ends_the_turn(make: Make) -> None:
 
 
 async def test_a_running_turn_renews_its_lease(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    monkeypatch.setattr(run_module, "RENEW_S", 0.01)
     link = FakeLink(lambda *_: None)
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("")))
     task = asyncio.create_task(runner.run(event_frame("e1", "go", epoch=4)))
@@ -344,7 +344,7 @@ async def test_a_running_turn_renews_its_lease(make: Make, monkeypatch: pytest.M
 
 
 async def test_a_lost_lease_ends_the_turn_without_a_word(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "RENEW_S", 0.01)
+    monkeypatch.setattr(run_module, "RENEW_S", 0.01)
     link = FakeLink(lambda *_: None)
     link.refuse_post["renew"] = "E_LEASE_LOST"
     runner = make(link, FakeModel(wants(("a", "notes__add", {}))))

@@ -16,15 +16,23 @@ from agentproc.turn import (
     Cancel,
     DropCalls,
     End,
+    EnterStep,
+    EnterTurn,
     Input,
+    LeaveStep,
+    LeaveTurn,
     ModelAnswered,
     ModelFailed,
     Pause,
     Resume,
     RunTool,
+    StepEntered,
+    StepLeft,
     Store,
     ToolFinished,
     Turn,
+    TurnEntered,
+    TurnLeft,
     Yield,
 )
 from schemas.codec import to_raw
@@ -39,8 +47,8 @@ FAILED = ToolResult(status="error", error=tool_error("E_TOOL", "no", name="Error
 class Driver:
     """A turn with what it asked to be stored, and everything it asked for."""
 
-    def __init__(self, turn_id: str = "t1", max_steps: int = 8) -> None:
-        self.turn = Turn(turn_id, max_steps=max_steps)
+    def __init__(self, turn_id: str = "t1", max_steps: int = 8, *, wrapped: bool = False) -> None:
+        self.turn = Turn(turn_id, max_steps=max_steps, wraps_turn=wrapped, wraps_steps=wrapped)
         self.stored: dict[int, Message] = {}
         self.actions: list[Action] = []
 
@@ -205,6 +213,127 @@ def test_no_steps_allowed_ends_at_once() -> None:
     assert driver.ends[0].status == "failed"
 
 
+# --- middleware -----------------------------------------------------------------------------------------------------
+
+BROKEN = error_payload("E_MIDDLEWARE", "it broke")
+
+
+def test_a_wrapped_turn_goes_through_its_middleware_at_every_edge() -> None:
+    driver = Driver(wrapped=True)
+    assert [type(a) for a in driver.give(Begin("hi"))] == [Store, EnterTurn]
+    assert driver.give(ModelAnswered("too early")) == []
+    assert driver.give(TurnEntered()) == [EnterStep(1)]
+    assert driver.give(StepEntered()) == [AskModel(1)]
+    driver.give(calls("a", "b"), ToolFinished("b", OK))
+    (leave,) = [a for a in driver.give(ToolFinished("a", FAILED)) if isinstance(a, LeaveStep)]
+    assert (leave.step, leave.should_continue, [r.status for _, r in leave.calls]) == (1, True, ["ok", "error"])
+    assert driver.give(StepLeft(should_continue=True)) == [EnterStep(2)]
+    driver.give(StepEntered())
+    actions = driver.give(ModelAnswered("done", [], "stop"))
+    assert actions[-1] == LeaveStep(2, should_continue=False)
+    end = End(status="completed", steps=2, response="done", finish_reason="stop")
+    assert driver.give(StepLeft()) == [LeaveTurn(end)]
+    assert driver.give(TurnLeft()) == [end]
+    assert driver.turn.phase == "over"
+
+
+def test_middleware_may_change_how_the_turn_ends() -> None:
+    driver = Driver(wrapped=True)
+    driver.give(Begin("hi"), TurnEntered(), StepEntered(), ModelAnswered("done"), StepLeft())
+    other = End(status="completed", steps=1, response="better", finish_reason="stop")
+    assert driver.give(TurnLeft(other)) == [other]
+
+
+def test_a_step_may_be_the_last_although_the_model_asked_for_tools() -> None:
+    driver = Driver(wrapped=True)
+    answer = ModelAnswered("that is enough", [AskedCall("a", "x__y", {})])
+    driver.give(Begin("hi"), TurnEntered(), StepEntered(), answer, ToolFinished("a", OK))
+    (leave,) = driver.give(StepLeft(should_continue=False))
+    assert isinstance(leave, LeaveTurn)
+    assert (leave.end.status, leave.end.response) == ("completed", "that is enough")
+
+
+def test_a_failed_step_may_be_tried_again_but_not_for_ever() -> None:
+    driver = Driver(wrapped=True, max_steps=3)
+    driver.give(Begin("hi"), TurnEntered())
+    for step in (1, 2, 3):
+        driver.give(StepEntered(), ModelFailed(error_payload("E_MODEL_FAILED", "503")))
+        (action,) = driver.give(StepLeft(should_continue=True))
+        assert isinstance(action, EnterStep if step < 3 else LeaveTurn)
+    driver.give(TurnLeft())
+    assert driver.ends[0].error is not None
+    assert driver.ends[0].error.code == "E_MAX_STEPS"
+
+
+def test_a_failed_step_that_is_not_tried_again_fails_the_turn_as_before() -> None:
+    driver = Driver(wrapped=True)
+    error = error_payload("E_MODEL_FAILED", "503")
+    driver.give(Begin("hi"), TurnEntered(), StepEntered())
+    assert driver.give(ModelFailed(error)) == [LeaveStep(1, should_continue=False, error=error)]
+    driver.give(StepLeft(), TurnLeft())
+    assert driver.ends == [End(status="failed", steps=1, finish_reason="error", error=error)]
+
+
+def test_turn_middleware_that_fails_early_ends_the_turn_without_a_step() -> None:
+    driver = Driver(wrapped=True)
+    end = End(status="failed", steps=0, finish_reason="error", error=BROKEN)
+    driver.give(Begin("hi"))
+    assert driver.give(TurnLeft(end)) == [end]
+    assert not any(isinstance(a, EnterStep | AskModel) for a in driver.actions)
+
+
+@pytest.mark.parametrize("left", ["turn", "step"])
+def test_middleware_that_leaves_open_calls_behind_ends_the_turn_with_a_valid_history(left: str) -> None:
+    driver = Driver(wrapped=True)
+    driver.give(Begin("hi"), TurnEntered(), StepEntered(), calls("a", "b"), ToolFinished("b", OK))
+    actions = driver.give(StepLeft(error=BROKEN) if left == "step" else TurnLeft())
+    assert actions[0] == DropCalls(["a"])
+    assert driver.results() == [("a", "error"), ("b", "ok")]
+    driver.give(TurnLeft())
+    assert [end.status for end in driver.ends] == ["failed"]
+
+
+def test_a_deadline_leaves_a_wrapped_turn_through_its_middleware_and_keeps_what_had_ended() -> None:
+    late = error_payload("E_AGENT_TIMEOUT", "late")
+    early = Driver(wrapped=True)
+    early.give(Begin("hi"))
+    assert isinstance(early.give(Cancel(late))[-1], End)
+    amid = Driver(wrapped=True)
+    amid.give(Begin("hi"), TurnEntered(), StepEntered())
+    assert isinstance(amid.give(Cancel(late))[-1], LeaveTurn)
+    assert amid.give(StepLeft(error=BROKEN)) == []
+    (end,) = amid.give(Cancel(late))
+    assert isinstance(end, End)
+    done = Driver(wrapped=True)
+    done.give(Begin("hi"), TurnEntered(), StepEntered(), ModelAnswered("done"), StepLeft())
+    done.give(Cancel(late))
+    assert done.ends[0].response == "done"
+
+
+def test_a_resumed_turn_enters_its_middleware_again_and_the_step_that_was_open() -> None:
+    driver = Driver(wrapped=True)
+    driver.give(Begin("hi"), TurnEntered(), StepEntered(), calls("a", "b"), ToolFinished("b", OK))
+    again = Driver(wrapped=True)
+    taken = max(driver.stored) + 5
+    assert again.give(Resume(sorted(driver.stored.items()), next_position=taken)) == [EnterTurn()]
+    assert again.give(TurnEntered()) == [EnterStep(1, again=True)]
+    (run,) = again.give(StepEntered())
+    assert isinstance(run, RunTool)
+    assert (run.part.tool_call_id, run.again) == ("a", True)
+    (_, leave) = again.give(ToolFinished("a", OK))
+    assert isinstance(leave, LeaveStep)
+    assert {part.tool_call_id for part, _ in leave.calls} == {"a", "b"}
+    assert again.turn.take_position() >= taken
+
+
+def test_an_operator_call_has_no_step_to_wrap() -> None:
+    driver = Driver()
+    driver.turn = Turn("t1", max_steps=8, wraps_steps=True)
+    driver.give(BeginCall("x__y", {}))
+    driver.give(ToolFinished(driver.turn.open_calls[0], OK))
+    assert driver.ends[0].output == OK
+
+
 # --- properties -----------------------------------------------------------------------------------------------------
 
 _ids = st.sampled_from(["", "a", "b", "c", "call_1_1", "bad\nid"])
@@ -220,6 +349,7 @@ _noise: st.SearchStrategy[Input] = st.one_of(
     st.just(ModelFailed(error_payload("E_MODEL_FAILED", "x"))),
     st.just(Pause()),
     st.just(Cancel(error_payload("E_AGENT_TIMEOUT", "x"))),
+    st.sampled_from([TurnEntered(), TurnLeft(), StepEntered(), StepLeft(), StepLeft(True), StepLeft(error=BROKEN)]),
 )
 
 
@@ -227,10 +357,11 @@ def _check(driver: Driver) -> None:
     """What holds after every input."""
     asks = [i for i, a in enumerate(driver.actions) if isinstance(a, AskModel)]
     assert len(driver.ends) <= 1
-    if driver.ends or any(isinstance(a, Yield) for a in driver.actions) or driver.turn.phase == "thinking":
+    if driver.ends or any(isinstance(a, Yield) for a in driver.actions) or driver.turn.phase in ("thinking", "leaving"):
         assert is_presentable(driver.messages)
         assert driver.turn.open_calls == []
-    assert len(asks) == driver.turn.steps <= 8
+    wrapped = any(isinstance(a, EnterStep) for a in driver.actions)
+    assert (len(asks) <= driver.turn.steps if wrapped else len(asks) == driver.turn.steps) and driver.turn.steps <= 8
     if driver.ends:
         assert driver.actions[-1] is driver.ends[0]
 
@@ -238,7 +369,7 @@ def _check(driver: Driver) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_order_of_inputs_keeps_the_invariant(data: st.DataObject) -> None:
-    driver = Driver()
+    driver = Driver(wrapped=data.draw(st.booleans()))
     starts: list[Input] = [Begin("go"), BeginCall("x__y", {})]
     driver.give(data.draw(st.sampled_from(starts)))
     for _ in range(data.draw(st.integers(0, 25))):

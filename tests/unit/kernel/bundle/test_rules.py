@@ -94,9 +94,9 @@ def test_the_kernels_own_address_is_no_agent(look: Look) -> None:
 
 
 def test_two_resources_of_one_name_even_in_two_versions(look: Look) -> None:
-    twice = "apiVersion: {}\nkind: Extension\nmetadata: {{name: x}}\nspec: {{entry: tools/words.py}}\n---\n"
+    twice = "apiVersion: {}\nkind: Extension\nmetadata: {{name: x}}\nspec: {{entry: ext/x.py}}\n---\n"
     text = twice.format("goondan.ai/v1") + twice.format("agents.example.io/v1alpha1") + GOOD
-    inspected = look(text)
+    inspected = look(text, files={"ext/x.py": "def register(api): ..."})
     assert [(p.code, p.line) for p in inspected.errors] == [("E_CONFIG_DUPLICATE", 8)]
     assert "goondan.yaml:3" in inspected.errors[0].message
 
@@ -140,10 +140,11 @@ spec:
 
 @pytest.mark.requirement("COMPAT-01", "COMPAT-02", "EXT-01", "EXT-02", "EXT-03")
 def test_v09_extension_loads_with_one_warning(look: Look) -> None:
-    inspected = look(V09.format(kind="Extension", more="  config: {a: [1, {b: null}]}\n") + "---\n" + GOOD)
+    old = V09.format(kind="Extension", more="  config: {a: [1, {b: null}]}\n").replace("tools/words", "ext/old")
+    inspected = look(old + "---\n" + GOOD, files={"ext/old.py": "def register(api): ..."})
     assert inspected.errors == []
     assert [(w.code, w.line, w.path) for w in inspected.warnings] == [("W_CONFIG_IGNORED", 5, "spec.runtime")]
-    absent = look(V09.format(kind="Extension", more="").replace("  runtime: node\n", "") + "---\n" + GOOD)
+    absent = look(old.replace("  runtime: node\n", "") + "---\n" + GOOD)
     assert (absent.errors, absent.warnings) == ([], [])
 
 
@@ -159,7 +160,8 @@ def test_v09_tool_loads_with_warnings(look: Look) -> None:
 @pytest.mark.requirement("COMPAT-02")
 def test_runtime_of_an_extension_is_refused_in_v1(look: Look) -> None:
     text = V09.format(kind="Extension", more="").replace("agents.example.io/v1alpha1", "goondan.ai/v1")
-    inspected = look(text + "---\n" + GOOD)
+    text = text.replace("tools/words", "ext/old")
+    inspected = look(text + "---\n" + GOOD, files={"ext/old.py": "def register(api): ..."})
     assert [(p.code, p.path) for p in inspected.errors] == [("E_CONFIG_UNKNOWN_FIELD", "spec.runtime")]
     assert "Remove it" in inspected.errors[0].suggestion
 
@@ -190,12 +192,71 @@ def test_a_javascript_tool_is_fine_until_an_agent_uses_it(look: Look) -> None:
 EXTENSION = "apiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {{name: log}}\nspec: {{entry: '{}'}}\n---\n"
 
 
-@pytest.mark.parametrize("entry", ["tools/words.py", "@goondan/base/mcp"])
-def test_an_extension_is_fine_until_an_agent_uses_it(look: Look, entry: str) -> None:
-    text = EXTENSION.format(entry) + GOOD
-    assert look(text).errors == []
-    used = look(text.replace("  tools:\n", "  extensions:\n    - ref: Extension/log\n  tools:\n", 1))
+USES_IT = GOOD.replace("  tools:\n", "  extensions:\n    - {ref: Extension/log, config: {level: 2}}\n  tools:\n", 1)
+
+
+@pytest.mark.parametrize("entry", ["ext/log.js", "@goondan/base/mcp"])
+def test_an_extension_that_cannot_run_is_fine_until_an_agent_uses_it(look: Look, entry: str) -> None:
+    files = {"ext/log.js": "export function register() {}"}
+    assert look(EXTENSION.format(entry) + GOOD, files=files).errors == []
+    used = look(EXTENSION.format(entry) + USES_IT, files=files)
     assert [(p.code, p.path) for p in used.errors] == [("E_CONFIG_UNSUPPORTED", "spec.extensions[0]")]
+
+
+@pytest.mark.requirement("EXT-01", "EXT-02", "EXT-10")
+def test_an_agent_gets_its_extensions_in_order_with_its_own_config(look: Look) -> None:
+    second = EXTENSION.format("ext/b.py").replace("log", "second")
+    text = (
+        EXTENSION.format("ext/log.py") + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
+    )
+    seen = look(text, files={"ext/log.py": "def register(api): ...", "ext/b.py": "from c import register"})
+    assert seen.errors == []
+    log, other = seen.checked.agents["helper"].extensions
+    assert (log.name, log.config, log.exposes_tools) == ("log", {"level": 2}, True)
+    assert log.resource["spec"] == {"entry": "ext/log.py", "config": {"level": 2}}
+    assert (log.resource["kind"], log.resource["metadata"]) == ("Extension", {"name": "log"})
+    assert log.entry.endswith("/ext/log.py")
+    assert (other.name, other.config) == ("second", {})
+    (root,) = seen.checked.extension_roots
+    assert root.endswith("/ext")
+
+
+@pytest.mark.parametrize("annotated", [False, True])
+def test_tools_of_a_v09_extension_are_shown_only_when_it_asks_for_that(look: Look, annotated: bool) -> None:
+    text = EXTENSION.format("ext/log.py").replace("goondan.ai/v1", "agents.example.io/v1alpha1")
+    if annotated:
+        text = text.replace("{name: log}", "{name: log, annotations: {goondan.ai/expose-tools: auto}}")
+    (log,) = look(text + USES_IT, files={"ext/log.py": "register = print"}).checked.agents["helper"].extensions
+    assert log.exposes_tools is annotated
+
+
+@pytest.mark.requirement("EXT-06")
+@pytest.mark.parametrize(
+    "code", ["", "def other(api): ...", "def register(", "class A:\n    def register(self): ...", "\0"]
+)
+def test_a_module_without_register_is_an_error(look: Look, code: str) -> None:
+    seen = look(EXTENSION.format("ext/log.py") + GOOD, files={"ext/log.py": code})
+    assert [(p.code, p.path) for p in seen.errors] == [("E_CONFIG_ENTRY", "spec.entry")]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async def register(api): ...",
+        "register: object = print",
+        "try:\n    from a import register\nexcept ImportError:\n    pass",
+        "if True:\n    pass\nelse:\n    def register(api): ...",
+        "from a import *",
+    ],
+)
+def test_register_may_be_defined_in_many_ways(look: Look, code: str) -> None:
+    assert look(EXTENSION.format("ext/log.py") + GOOD, files={"ext/log.py": code}).errors == []
+
+
+def test_an_extension_stands_once_in_an_agent(look: Look) -> None:
+    text = EXTENSION.format("ext/log.py") + USES_IT.replace("  tools:\n", "    - Extension/log\n  tools:\n", 1)
+    seen = look(text, files={"ext/log.py": "def register(api): ..."})
+    assert [(p.code, p.path) for p in seen.errors] == [("E_CONFIG_DUPLICATE", "spec.extensions[1]")]
 
 
 def test_entries_of_extensions(look: Look) -> None:

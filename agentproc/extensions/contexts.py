@@ -1,0 +1,365 @@
+"""What middleware gets and gives back: contexts, results, and the conversation as it sees it.
+
+A context is one object a layer; what may be changed in it (`args`, `tool_catalog`, `metadata`) is shared by all layers
+of its chain, and everything else is read-only: assigning to it raises AttributeError.
+
+Names are the specification's in snake_case (design section 12). Times are RFC 3339 in UTC.
+
+Source: design sections 9 and 12; requirements CALL-10 to CALL-13, CALL-16, PIPELINE-02, CATALOG-05, CATALOG-07,
+CONTEXT-10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from agentproc.conversation import Message, MessageEvent
+from agentproc.extensions.pipeline import Next
+from schemas.codec import from_raw
+from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
+from schemas.launch import CatalogItem
+
+
+class ConversationState(Protocol):
+    """The messages of a turn: `next_messages` are `base_messages` with `events` applied. Each is a new list."""
+
+    @property
+    def base_messages(self) -> list[Message]:
+        """What earlier turns left."""
+
+    @property
+    def events(self) -> list[MessageEvent]:
+        """What this turn has added so far, in order."""
+
+    @property
+    def next_messages(self) -> list[Message]:
+        """The conversation as it stands."""
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+class TurnResult(Struct, kw_only=True):
+    """How a turn ended. Middleware may change `response`, `finish_reason` and `error`, or return another one.
+
+    A result with an `error` is a failed turn. `response_message` is the assistant message that the answer came from;
+    changing `response` changes what is answered, not the conversation.
+    """
+
+    turn_id: str
+    response: str | None = None
+    response_message: Message | None = None
+    finish_reason: str | None = None
+    error: ErrorPayload | None = None
+
+    @property
+    def status(self) -> Literal["completed", "failed"]:
+        """`failed` when there is an error."""
+        return "completed" if self.error is None else "failed"
+
+
+class ToolCall(Struct, frozen=True):
+    """A tool call of the model (CALL-08)."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class ToolCallResult:
+    """The result of one call. `output`, `error` and `status` may be changed, or another one returned.
+
+    `output` is a JSON value, decoded when it is first looked at. `error` has message, name, code, suggestion, help_url.
+    """
+
+    __slots__ = ("_output", "_wire", "error", "handle", "status", "tool_call_id", "tool_name")
+
+    def __init__(
+        self,
+        tool_call_id: str,
+        tool_name: str,
+        *,
+        status: Literal["ok", "error", "pending"] = "ok",
+        output: Any = None,
+        error: ToolError | None = None,
+        handle: str | None = None,
+    ) -> None:
+        self.tool_call_id = tool_call_id
+        self.tool_name = tool_name
+        self.status = status
+        self.error = error
+        self.handle = handle
+        self._output = output
+        self._wire: ToolResult | None = None
+
+    @classmethod
+    def of(cls, tool_call_id: str, tool_name: str, result: ToolResult) -> ToolCallResult:
+        """A result as it came; its output is decoded when it is first looked at."""
+        made = cls(tool_call_id, tool_name, status=result.status, error=result.error, handle=result.handle)
+        made._wire = result
+        return made
+
+    @property
+    def output(self) -> Any:
+        """The handler's value; None unless status is `ok`."""
+        if self._wire is not None:
+            wire, self._wire = self._wire, None
+            self._output = None if wire.output is None else from_raw(wire.output, object)
+        return self._output
+
+    @output.setter
+    def output(self, value: Any) -> None:
+        self._wire, self._output = None, value
+
+    @property
+    def untouched(self) -> ToolResult | None:
+        """The result as it came, while nobody has looked at the output or changed anything."""
+        wire = self._wire
+        if wire is None or (wire.status, wire.error, wire.handle) != (self.status, self.error, self.handle):
+            return None
+        return wire
+
+    def __repr__(self) -> str:
+        return (
+            f"ToolCallResult({self.tool_name!r}, {self.tool_call_id!r}, status={self.status!r}, error={self.error!r})"
+        )
+
+
+class StepResult(Struct, kw_only=True):
+    """How a step ended: one model call and its tool calls, with their results in call order.
+
+    Middleware may change `should_continue`: False ends the turn with this step's text, True asks the model once more,
+    which after a failed model call means: try again. The results are stored already; to change what the model sees,
+    emit a message event.
+    """
+
+    status: Literal["completed", "failed"] = "completed"
+    should_continue: bool = False
+    tool_calls: list[ToolCall] = []
+    tool_results: list[ToolCallResult] = []
+    metadata: dict[str, Any] = {}
+    error: ErrorPayload | None = None
+
+
+# --- contexts -------------------------------------------------------------------------------------------------------
+
+
+class Execution(Struct, frozen=True):
+    """Where middleware runs."""
+
+    agent_name: str
+    instance_key: str
+    turn_id: str
+    trace_id: str
+
+
+class TurnInfo(Struct, frozen=True):
+    """The turn that a step belongs to. `metadata` is that of the turn's middleware."""
+
+    id: str
+    input_event: AgentEvent
+    metadata: dict[str, Any]
+
+
+class TurnScope:
+    """What the layers of one turn share."""
+
+    __slots__ = ("emit", "execution", "input_event", "metadata", "state")
+
+    def __init__(
+        self,
+        execution: Execution,
+        input_event: AgentEvent,
+        state: ConversationState,
+        emit: Callable[[str, Any], None],
+    ) -> None:
+        self.execution = execution
+        self.input_event = input_event
+        self.state = state
+        self.emit = emit
+        self.metadata: dict[str, Any] = {}
+
+
+class StepScope:
+    """What the layers of one step share. `index` counts from 0."""
+
+    __slots__ = ("index", "metadata", "tool_catalog", "turn")
+
+    def __init__(self, turn: TurnScope, index: int, tool_catalog: list[CatalogItem]) -> None:
+        self.turn = turn
+        self.index = index
+        self.tool_catalog: Any = tool_catalog
+        self.metadata: dict[str, Any] = {}
+
+
+class CallScope:
+    """What the layers of one tool call share."""
+
+    __slots__ = ("args", "metadata", "step_index", "tool_call_id", "tool_name", "turn")
+
+    def __init__(self, turn: TurnScope, step_index: int, tool_name: str, tool_call_id: str, args: Any) -> None:
+        self.turn = turn
+        self.step_index = step_index
+        self.tool_name = tool_name
+        self.tool_call_id = tool_call_id
+        self.args = args
+        self.metadata: dict[str, Any] = {}
+
+
+class _Context:
+    """What every context has."""
+
+    __slots__ = ("_extension", "_next", "_turn")
+
+    def __init__(self, turn: TurnScope, extension: str, proceed: Next[Any]) -> None:
+        self._turn = turn
+        self._extension = extension
+        self._next = proceed
+
+    @property
+    def agent_name(self) -> str:
+        """The agent."""
+        return self._turn.execution.agent_name
+
+    @property
+    def instance_key(self) -> str:
+        """Its instance."""
+        return self._turn.execution.instance_key
+
+    @property
+    def turn_id(self) -> str:
+        """The turn."""
+        return self._turn.execution.turn_id
+
+    @property
+    def trace_id(self) -> str:
+        """What the turn's work is found by, across agents."""
+        return self._turn.execution.trace_id
+
+
+class _Messages(_Context):
+    __slots__ = ()
+
+    @property
+    def conversation_state(self) -> ConversationState:
+        """The conversation as it stands."""
+        return self._turn.state
+
+    def emit_message_event(self, event: MessageEvent | dict[str, Any]) -> None:
+        """Change the conversation: `{"type": "append", "message": {…}}`, `replace`, `remove` (with `targetId`) or
+        `truncate`. It is stored before this returns.
+
+        A message needs `data` ({role, content}); id, createdAt and source are filled in. Raises MiddlewareError for
+        anything that is no message event, and after the turn's end.
+        """
+        self._turn.emit(self._extension, event)
+
+
+class TurnContext(_Messages):
+    """Around a turn: from the event that began it to its answer."""
+
+    __slots__ = ()
+
+    @property
+    def input_event(self) -> AgentEvent:
+        """The event that began the turn. Its user message is in the conversation already."""
+        return self._turn.input_event
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by the turn's middleware, and readable in its steps as `ctx.turn.metadata`."""
+        return self._turn.metadata
+
+    def next(self) -> Awaitable[TurnResult]:
+        """The next middleware, or at the end the turn itself. A turn that fails is a result with an error."""
+        return self._next()
+
+
+class StepContext(_Messages):
+    """Around a step: one model call and its tool calls."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: StepScope, extension: str, proceed: Next[Any]) -> None:
+        super().__init__(step.turn, extension, proceed)
+        self._step = step
+
+    @property
+    def turn(self) -> TurnInfo:
+        """The turn it belongs to."""
+        turn = self._turn
+        return TurnInfo(turn.execution.turn_id, turn.input_event, turn.metadata)
+
+    @property
+    def step_index(self) -> int:
+        """Counts from 0 in each turn."""
+        return self._step.index
+
+    @property
+    def tool_catalog(self) -> list[CatalogItem]:
+        """What the model is shown in this step, and what is enforced: change the list or assign another one.
+
+        Items have name, description, parameters, source; a dict with these keys will do. The change counts for this
+        step only.
+        """
+        catalog: list[CatalogItem] = self._step.tool_catalog
+        return catalog
+
+    @tool_catalog.setter
+    def tool_catalog(self, items: list[CatalogItem]) -> None:
+        self._step.tool_catalog = items
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by this step's middleware."""
+        return self._step.metadata
+
+    def next(self) -> Awaitable[StepResult]:
+        """The next middleware, or at the end the step itself. A failed model call is a result with an error."""
+        return self._next()
+
+
+class ToolCallContext(_Context):
+    """Around a tool call."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: CallScope, extension: str, proceed: Next[Any]) -> None:
+        super().__init__(call.turn, extension, proceed)
+        self._call = call
+
+    @property
+    def step_index(self) -> int:
+        """The step's, from 0."""
+        return self._call.step_index
+
+    @property
+    def tool_name(self) -> str:
+        """The tool as the model named it."""
+        return self._call.tool_name
+
+    @property
+    def tool_call_id(self) -> str:
+        """The model's id of the call."""
+        return self._call.tool_call_id
+
+    @property
+    def args(self) -> Any:
+        """The arguments; they are checked after the middleware. May be changed or replaced before next()."""
+        return self._call.args
+
+    @args.setter
+    def args(self, value: Any) -> None:
+        self._call.args = value
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by this call's middleware."""
+        return self._call.metadata
+
+    def next(self) -> Awaitable[ToolCallResult]:
+        """The next middleware, or at the end the call itself. A call that fails is a result with an error."""
+        return self._next()

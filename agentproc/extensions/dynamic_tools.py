@@ -1,0 +1,200 @@
+"""Tools that extensions register while they run; their handlers run in the agent's process.
+
+Rules.
+- A name belongs to one extension: registering it again replaces the tool; a name of another extension or of the
+  bundle is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
+- A tool is in the catalog of the next step, not of the running one. v0.9 extensions have theirs in the registry only,
+  unless annotated `goondan.ai/expose-tools: auto`.
+- A call ends in exactly one result: what the handler returned, or what it raised. A handler that is no coroutine
+  function runs in a thread, because it may block.
+
+Source: design sections 7, 9 and 12; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09, HANDLER-02.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from inspect import isawaitable, iscoroutinefunction
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.conversation import Message, error_result
+from agentproc.extensions.logger import ConsoleLogger
+from agentproc.extensions.values import bad_output, output_of, tool_error_of
+from schemas.address import SEPARATOR
+from schemas.arguments import compile_arguments
+from schemas.errors import fail, tool_error
+from schemas.frames import ToolResult
+from schemas.launch import CatalogItem, ToolSource
+
+Handler = Callable[[Any, Any], Any]
+
+#: What every vendor accepts as a tool's name.
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = logging.getLogger("agentproc")
+
+
+class DynamicTool(Struct, frozen=True):
+    """A registered tool. `metadata` is kept with it and never sent to a model."""
+
+    item: CatalogItem
+    handler: Handler
+    extension: str
+    exposed: bool = True
+    metadata: dict[str, Any] = {}
+
+
+class LocalContext:
+    """What a handler gets as `ctx`: as in a tool host, read-only (CONTEXT-01 to CONTEXT-08)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, **values: Any) -> None:
+        object.__setattr__(self, "_values", values)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"ctx has no {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"ctx.{name} is read-only")
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._values)
+
+
+class DynamicTools:
+    """The tools of one agent's extensions. `taken` are the names of the bundle's own tools."""
+
+    def __init__(self, taken: Mapping[str, Any]) -> None:
+        self._taken = taken
+        self._tools: dict[str, DynamicTool] = {}
+
+    @property
+    def exposed(self) -> list[CatalogItem]:
+        """What the next step's catalog has besides the agent's own tools, in the order of registration."""
+        return [tool.item for tool in self._tools.values() if tool.exposed]
+
+    def get(self, name: str) -> DynamicTool | None:
+        """The tool of this name, as a model writes it."""
+        return self._tools.get(name)
+
+    def find(self, name: str) -> CatalogItem | None:
+        """The item of the tool of this name."""
+        tool = self._tools.get(name)
+        return None if tool is None else tool.item
+
+    def register(self, item: Any, handler: Any, *, extension: str, exposed: bool = True) -> None:
+        """Add or replace a tool. `item` is a mapping or an object with name, description, parameters and, when
+        `handler` is None, the handler and metadata.
+
+        Raises GoondanError E_USAGE for an item that is none, E_CONFIG_SCHEMA for parameters that are no JSON Schema,
+        E_TOOL_NAME_CONFLICT for a name that is somebody else's.
+        """
+        fields = _fields(item)
+        if handler is None:
+            handler = fields.get("handler")
+            for name in ("name", "description", "handler"):
+                if not fields.get(name):
+                    raise fail("E_USAGE", f"a tool of extension {extension} has no {name}")
+        if not callable(handler):
+            raise fail("E_USAGE", f"the handler of a tool of extension {extension} is no function")
+        shown = _shown_name(fields.get("name"), extension)
+        known = self._tools.get(shown)
+        if shown in self._taken or (known is not None and known.extension != extension):
+            whose = f"extension {known.extension}" if known is not None else "the bundle"
+            raise fail("E_TOOL_NAME_CONFLICT", f"extension {extension}: the tool name {shown} belongs to {whose}")
+        metadata = fields.get("metadata") or {}
+        self._tools[shown] = DynamicTool(
+            _item(fields, shown, extension), handler, extension, exposed, metadata if isinstance(metadata, dict) else {}
+        )
+
+    def unregister(self, name: str, *, extension: str) -> None:
+        """Take a tool of this extension out; an unknown name is ignored. Dotted and shown names will do."""
+        shown = str(name).replace(".", SEPARATOR)
+        known = self._tools.get(shown)
+        if known is not None and known.extension == extension:
+            del self._tools[shown]
+
+
+async def run_handler(
+    tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
+) -> ToolResult:
+    """One call of a registered tool. Raises only cancellation."""
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            if iscoroutinefunction(tool.handler):
+                value = await tool.handler(context, args)
+            else:
+                value = await asyncio.to_thread(tool.handler, context, args)
+                if isawaitable(value):
+                    value = await value
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            text = f"Tool '{tool.item.name}' did not finish within {timeout_s or 0:.3g} s."
+            return error_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"))
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
+        return error_result(tool_error_of(error, "E_TOOL"))
+    try:
+        return ToolResult(status="ok", output=output_of(value))
+    except ValueError as error:
+        return bad_output(str(error))
+
+
+def call_context(
+    tool: DynamicTool, *, agent: str, instance_key: str, turn_id: str, call_id: str, message: Message, workdir: str
+) -> LocalContext:
+    """The `ctx` of one call."""
+    return LocalContext(
+        agent_name=agent,
+        instance_key=instance_key,
+        turn_id=turn_id,
+        tool_call_id=call_id,
+        message=message,
+        workdir=workdir,
+        logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {call_id}"),
+    )
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    if isinstance(item, CatalogItem):
+        return {"name": item.name, "description": item.description, "parameters": item.parameters}
+    if isinstance(item, Mapping):
+        return dict(item)
+    names = ("name", "description", "parameters", "handler", "metadata")
+    return {name: getattr(item, name) for name in names if hasattr(item, name)}
+
+
+def _shown_name(name: Any, extension: str) -> str:
+    shown = name.replace(".", SEPARATOR) if isinstance(name, str) else ""
+    if _NAME.fullmatch(shown) is None:
+        message = f"extension {extension}: {str(name)[:80]!r} cannot be a tool's name"
+        raise fail("E_USAGE", message, suggestion="Use 1 to 64 letters, digits, - and _, with __ or a dot in between.")
+    return shown
+
+
+def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
+    given = {
+        "name": shown,
+        "description": fields.get("description"),
+        "parameters": fields.get("parameters"),
+        "errorMessageLimit": fields.get("errorMessageLimit"),
+    }
+    try:
+        item = msgspec.convert({key: value for key, value in given.items() if value is not None}, CatalogItem)
+        output_of(given)  # it goes to vendors as JSON
+    except (msgspec.ValidationError, ValueError) as error:
+        raise fail("E_USAGE", f"extension {extension}: tool {shown}: {error}") from None
+    compile_arguments(item.parameters, item.aliases).apply({})  # compiles the schema
+    return msgspec.structs.replace(item, source=ToolSource("extension", extension))

@@ -1,0 +1,77 @@
+"""Calls of tools whose handlers run in the agent's process: those that extensions registered.
+
+The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, bounded by the
+turn's time, ended by exactly one result, given up without one.
+
+Source: requirements DYNAMIC-07, CALL-01 to CALL-04; design section 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from agentproc.calls import CallContext, call_time_left, failed_result
+from agentproc.catalog import Allowed, StepCatalog
+from agentproc.conversation import Message
+from agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
+from schemas.frames import ToolResult
+
+
+class LocalCalls:
+    """The calls of one turn that run here. `workdir` is the instance's."""
+
+    def __init__(self, agent: str, instance_key: str, workdir: str) -> None:
+        self._agent = agent
+        self._instance_key = instance_key
+        self._workdir = workdir
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, asyncio.Task[None]] = {}
+
+    def start(
+        self,
+        tool: DynamicTool,
+        catalog: StepCatalog,
+        args: Any,
+        *,
+        tool_call_id: str,
+        context: CallContext,
+        message: Message,
+        done: Callable[[ToolResult], None],
+    ) -> None:
+        """Check the call and run it; `done` gets its result, never from inside this function."""
+        allowed = catalog.check(tool.item.name, args)
+        if not isinstance(allowed, Allowed):
+            self._loop.call_soon(done, failed_result(allowed, tool.item.error_message_limit))
+            return
+        ctx = call_context(
+            tool,
+            agent=self._agent,
+            instance_key=self._instance_key,
+            turn_id=context.turn_id,
+            call_id=tool_call_id,
+            message=message,
+            workdir=self._workdir,
+        )
+        timeout_s = max(0.0, call_time_left(context, self._loop.time()))
+
+        async def call() -> None:
+            result = await run_handler(tool, allowed.args, ctx, timeout_s)
+            self._open.pop(tool_call_id, None)
+            if result.error is not None:
+                result = failed_result(result.error, allowed.item.error_message_limit)
+            done(result)
+
+        self._open[tool_call_id] = self._loop.create_task(call())
+
+    def drop(self, tool_call_id: str) -> None:
+        """Give a call up; its `done` is not called any more."""
+        task = self._open.pop(tool_call_id, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Give every call up."""
+        for tool_call_id in list(self._open):
+            self.drop(tool_call_id)

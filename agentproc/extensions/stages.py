@@ -1,0 +1,333 @@
+"""The middleware around one running turn: each chain is a task, and what it does becomes inputs of the turn machine.
+
+The machine says when a chain is to be entered (`EnterTurn`, `EnterStep`, each tool call) and when its core is done
+(`LeaveTurn`, `LeaveStep`, the call's result); here the chain is run around a core that waits for that. A chain that
+fails, or returns before its core is done, is an input as well. So the rules of a turn stay in turn.py.
+
+Source: design section 9; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agentproc.catalog import Catalog, StepCatalog
+from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
+from agentproc.extensions.contexts import (
+    CallScope,
+    Execution,
+    StepContext,
+    StepResult,
+    StepScope,
+    ToolCall,
+    ToolCallContext,
+    ToolCallResult,
+    TurnContext,
+    TurnResult,
+    TurnScope,
+)
+from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
+from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.transcript import Transcript
+from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
+from schemas.errors import GoondanError
+from schemas.frames import AgentEvent, ErrorPayload, ToolResult
+from schemas.launch import CatalogItem
+
+#: How long turn middleware may take behind its next() (seconds); the answer waits for it.
+AFTER_TURN_S: Final = 30.0
+
+log = logging.getLogger("agentproc")
+
+#: Chains that were cancelled and have not ended yet: the event loop itself holds tasks only weakly.
+_unwinding: set[asyncio.Task[None]] = set()
+
+
+class Stages:
+    """The chains of one turn. `push` gives the turn machine an input, `use` the run the catalog of its step; `lost` is
+    called when the lease is gone.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        catalog: Catalog,
+        transcript: Transcript,
+        execution: Execution,
+        input_event: AgentEvent,
+        *,
+        push: Callable[[Input], None],
+        use: Callable[[StepCatalog], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._transcript = transcript
+        self._push = push
+        self._use = use
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._place = "turn"
+        self._emitted = 0
+        self._turn = TurnScope(execution, input_event, transcript, self._emit)
+        self._turn_end: asyncio.Future[End] | None = None
+        self._turn_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._step: StepScope | None = None
+        self._step_end: asyncio.Future[LeaveStep] | None = None
+        self._step_task: asyncio.Task[None] | None = None
+        self._calls: dict[str, asyncio.Task[None]] = {}
+
+    # --- the turn
+
+    def enter_turn(self) -> None:
+        """Run the turn middleware; its next() pushes TurnEntered, its end TurnLeft."""
+        self._turn_task = self._loop.create_task(self._run_turn())
+
+    def leave_turn(self, end: End) -> None:
+        """The core of the turn is done."""
+        self._stop_step()
+        self._place, self._emitted = "end", 0
+        if self._turn_end is not None and not self._turn_end.done():
+            self._turn_end.set_result(end)
+        self._timer = self._loop.call_later(AFTER_TURN_S, self._too_late)
+
+    async def _run_turn(self) -> None:
+        execution = self._turn.execution
+        core_end: list[End] = []
+
+        async def core() -> TurnResult:
+            self._turn_end = self._loop.create_future()
+            self._push(TurnEntered())
+            end = await self._turn_end
+            core_end.append(end)
+            return _turn_result(execution.turn_id, end, self._transcript)
+
+        def failed(layer: Layer, error: BaseException) -> TurnResult:
+            info = self._report(layer, "turn", error)
+            return TurnResult(turn_id=execution.turn_id, finish_reason="error", error=info)
+
+        result = await run_chain(
+            self._pipeline.layers("turn"),
+            lambda proceed, layer: TurnContext(self._turn, layer.extension, proceed),
+            core,
+            _accept(TurnResult),
+            failed,
+        )
+        self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
+
+    def _too_late(self) -> None:
+        log.warning("turn %s: its middleware took longer than %g s", self._turn.execution.turn_id, AFTER_TURN_S)
+        self._push(TurnLeft())
+
+    # --- a step
+
+    def enter_step(self, step: int) -> None:
+        """Run the middleware of a step (from 1); its next() pushes StepEntered, its end StepLeft."""
+        self._place, self._emitted = f"step{step}", 0
+        self._step = StepScope(self._turn, step - 1, list(self._catalog.for_step().items))
+        self._step_task = self._loop.create_task(self._run_step(self._step))
+
+    def leave_step(self, leave: LeaveStep) -> None:
+        """The core of the step is done."""
+        if self._step_end is not None and not self._step_end.done():
+            self._step_end.set_result(leave)
+
+    async def _run_step(self, scope: StepScope) -> None:
+        core_error: list[ErrorPayload] = []
+
+        async def core() -> StepResult:
+            # An exception here is raised to the layer that spoiled the catalog.
+            self._use(self._catalog.of_items(_read_items(scope.tool_catalog)))
+            self._step_end = self._loop.create_future()
+            self._push(StepEntered())
+            leave = await self._step_end
+            if leave.error is not None:
+                core_error.append(leave.error)
+            return _step_result(leave)
+
+        def failed(layer: Layer, error: BaseException) -> StepResult:
+            return StepResult(status="failed", error=self._report(layer, "step", error))
+
+        result = await run_chain(
+            self._pipeline.layers("step"),
+            lambda proceed, layer: StepContext(scope, layer.extension, proceed),
+            core,
+            _accept(StepResult),
+            failed,
+        )
+        goes_on = bool(result.should_continue)
+        error = None if goes_on or result.error in core_error else given_error(result.error)
+        self._push(StepLeft(goes_on, error))
+
+    def _stop_step(self) -> None:
+        for task in (self._step_task, *self._calls.values()):
+            _cancel(task)
+        self._step_task = None
+        self._calls.clear()
+
+    # --- tool calls
+
+    def run_call(
+        self,
+        part: ToolCallPart,
+        step: int,
+        start: Callable[[Any, Callable[[ToolResult], None]], None],
+        drop: Callable[[], None],
+        done: Callable[[ToolResult], None],
+        limit: int,
+    ) -> None:
+        """Run one tool call inside its middleware.
+
+        `start(args, then)` makes the call itself, `drop` gives it up, `done` gets what the outermost layer returned,
+        its error message within `limit` characters.
+        """
+        scope = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, part.args)
+
+        async def chain() -> None:
+            open_call: asyncio.Future[ToolResult] | None = None
+
+            async def core() -> ToolCallResult:
+                nonlocal open_call
+                waiter: asyncio.Future[ToolResult] = self._loop.create_future()
+                open_call = waiter
+                start(scope.args, lambda result: None if waiter.done() else waiter.set_result(result))
+                return ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
+
+            def failed(layer: Layer, error: BaseException) -> ToolCallResult:
+                log.warning("%s", _story(layer, "toolCall", error))
+                told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
+                return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
+
+            result = await run_chain(
+                self._pipeline.layers("toolCall"),
+                lambda proceed, layer: ToolCallContext(scope, layer.extension, proceed),
+                core,
+                _accept(ToolCallResult),
+                failed,
+            )
+            if open_call is not None and not open_call.done():
+                drop()  # the chain ended without it
+            self._calls.pop(part.tool_call_id, None)
+            done(wire_result(result, limit))
+
+        self._calls[part.tool_call_id] = self._loop.create_task(chain())
+
+    def drop_calls(self, tool_call_ids: Sequence[str]) -> None:
+        """Nobody waits for these calls any more."""
+        for tool_call_id in tool_call_ids:
+            _cancel(self._calls.pop(tool_call_id, None))
+
+    # --- the end
+
+    def close(self) -> None:
+        """Cancel every chain that still runs; nothing it does counts any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stop_step()
+        _cancel(self._turn_task)
+
+    # --- inside
+
+    def _emit(self, extension: str, event: Any) -> None:
+        self._emitted += 1
+        try:
+            self._transcript.emit(f"{self._place}.{self._emitted}", extension, event)
+        except GoondanError as error:
+            if error.info.code == "E_LEASE_LOST":
+                self._lost()
+            raise
+
+    def _report(self, layer: Layer, kind: str, error: BaseException) -> ErrorPayload:
+        log.warning("%s", _story(layer, kind, error))
+        return error_of(error, "E_MIDDLEWARE", f"the {kind} middleware of extension {layer.extension} failed")
+
+
+def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None and not task.done():
+        task.cancel()
+        _unwinding.add(task)
+        task.add_done_callback(_unwound)
+
+
+def _unwound(task: asyncio.Task[None]) -> None:
+    _unwinding.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("middleware that was cancelled ended with %s: %s", type(error).__name__, error)
+
+
+def _accept(kind: type[Any]) -> Callable[[Any], Any]:
+    def accept(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise MiddlewareError(f"it returned {type(value).__name__}, not {kind.__name__}")
+        return value
+
+    return accept
+
+
+def _story(layer: Layer, kind: str, error: BaseException) -> str:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    return f"{kind} middleware of extension {layer.extension} failed\n{''.join(lines)}".rstrip()
+
+
+def _read_items(items: Any) -> list[CatalogItem]:
+    """The items of a catalog that middleware may have changed. Raises MiddlewareError."""
+    if not isinstance(items, list | tuple):
+        raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
+    read: list[CatalogItem] = []
+    for item in items:
+        if isinstance(item, CatalogItem):
+            read.append(item)
+            continue
+        try:
+            read.append(msgspec.convert(item, CatalogItem))
+        except msgspec.ValidationError as error:
+            raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
+    return read
+
+
+def _turn_result(turn_id: str, end: End, transcript: Transcript) -> TurnResult:
+    said: Message | None = None
+    if end.response is not None:
+        own = reversed(transcript.own_messages)
+        said = next((message for message in own if isinstance(message.data, AssistantData)), None)
+    return TurnResult(
+        turn_id=turn_id,
+        response=end.response,
+        response_message=said,
+        finish_reason=end.finish_reason,
+        error=end.error,
+    )
+
+
+def _changed_end(result: TurnResult, core: End | None) -> End | None:
+    """The end that the result asks for; None when it is the core's."""
+    if core is not None and (result.response, result.finish_reason, result.error) == (
+        core.response,
+        core.finish_reason,
+        core.error,
+    ):
+        return None
+    steps = 0 if core is None else core.steps
+    error = given_error(result.error)
+    if error is not None:
+        return End(status="failed", steps=steps, finish_reason=result.finish_reason or "error", error=error)
+    response = None if result.response is None else str(result.response)
+    return End(status="completed", steps=steps, response=response, finish_reason=result.finish_reason or "stop")
+
+
+def _step_result(leave: LeaveStep) -> StepResult:
+    return StepResult(
+        status="completed" if leave.error is None else "failed",
+        should_continue=leave.should_continue,
+        tool_calls=[ToolCall(part.tool_call_id, part.tool_name, part.args) for part, _ in leave.calls],
+        tool_results=[ToolCallResult.of(part.tool_call_id, part.tool_name, result) for part, result in leave.calls],
+        metadata={},
+        error=leave.error,
+    )

@@ -1,0 +1,439 @@
+"""One turn while it runs: performs the actions of turn.py through the model, the tool calls and the conversation file.
+
+Rules.
+- What a turn wants stored is stored, in one transaction, before anything that follows it; results that come together
+  are stored together.
+- A turn leaves in one of three ways: answered (`done`, `failed`), given back at a step boundary (`release`), or
+  abandoned without a word, because its lease is somebody else's now.
+- The turn machine decides; middleware stands around it as tasks (extensions/stages.py), whose doings are its inputs.
+
+Source: delivery.md sections 3 and 5; design sections 3, 8 and 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from agentproc.answers import answer_payload, done_frame, turn_id
+from agentproc.calls import CallContext
+from agentproc.catalog import StepCatalog
+from agentproc.conversation import Append, encode_message, error_result, presentable
+from agentproc.extensions.contexts import Execution
+from agentproc.extensions.local_calls import LocalCalls
+from agentproc.extensions.stages import Stages
+from agentproc.live import LiveFeed
+from agentproc.notes import TurnNotes, results_of
+from agentproc.providers.base import ModelRequest, Provider
+from agentproc.store import StoredEvent, TurnRow
+from agentproc.transcript import Transcript
+from agentproc.turn import (
+    Action,
+    AskModel,
+    Begin,
+    BeginCall,
+    Cancel,
+    DropCalls,
+    End,
+    EnterStep,
+    EnterTurn,
+    Input,
+    LeaveStep,
+    LeaveTurn,
+    ModelAnswered,
+    ModelFailed,
+    Pause,
+    Resume,
+    RunTool,
+    Store,
+    ToolFinished,
+    Turn,
+    Yield,
+)
+from schemas.address import instance_workdir
+from schemas.arguments import invalid_arguments
+from schemas.codec import from_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import AgentEvent, ErrorPayload, Frame, ToolResult
+from schemas.results import cut_message
+
+if TYPE_CHECKING:
+    from agentproc.loop import TurnRunner
+
+#: How often a running turn says that it still works (seconds); the broker gives up on a holder much later.
+RENEW_S: Final = 10.0
+#: A model's failure as it is shown (characters).
+MODEL_ERROR_CHARS: Final = 1000
+
+log = logging.getLogger("agentproc")
+
+
+class TurnRun:
+    """One turn while it runs."""
+
+    def __init__(self, runner: TurnRunner, frame: Frame, first: Begin | BeginCall, row: TurnRow | None) -> None:
+        self._runner = runner
+        self._loop = runner.loop
+        self._event_id = frame.event_id or ""
+        self._row = row
+        self._first = first
+        attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
+        self._attempt = attempt
+        name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
+        wrapped = not isinstance(first, BeginCall)
+        self._wraps_steps = wrapped and runner.pipeline.has("step")
+        self.turn = Turn(
+            name,
+            max_steps=runner.spec.max_steps_per_turn,
+            wraps_turn=wrapped and runner.pipeline.has("turn"),
+            wraps_steps=self._wraps_steps,
+        )
+        self._wraps_calls = wrapped and runner.pipeline.has("toolCall")
+        self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
+        self._notes = TurnNotes(runner.store, name)
+        workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
+        self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
+        self._stages: Stages | None = None
+        if wrapped and not runner.pipeline.empty:
+            self._stages = Stages(
+                runner.pipeline,
+                runner.catalog,
+                self._transcript,
+                Execution(runner.spec.name, runner.instance_key, name, frame.trace_id or name),
+                from_raw(frame.payload, AgentEvent),
+                push=self.push,
+                use=self._use,
+                lost=self.abandon,
+            )
+        deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
+        self._context = CallContext(name, self._event_id, frame.epoch, deadline)
+        self._epoch = frame.epoch or 0
+        self._live = LiveFeed(runner.link, self._loop, frame, again=row is not None)
+        self._inputs: list[Input] = []
+        self._wake: asyncio.Future[None] | None = None
+        self._lost = False
+        self._model: asyncio.Task[None] | None = None
+        self._catalog: StepCatalog = runner.catalog.for_step()
+        self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
+        self._shown_message = ""
+        self._first_sent: dict[str, int] = {}
+        self._renewing: Frame | None = None
+        self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
+        if deadline is not None:
+            self._timers.append(self._loop.call_at(deadline, self._out_of_time))
+
+    # --- life
+
+    async def go(self) -> Frame | None:
+        """Run to the end: the frame that ends the event for us, or None when it was abandoned."""
+        actions = self._begin()
+        while True:
+            ended = self._perform(actions)
+            if ended is not None:
+                return ended
+            if not self._inputs:
+                self._wake = self._loop.create_future()
+                await self._wake
+                self._wake = None
+            if self._lost:
+                return None
+            inputs, self._inputs = self._inputs, []
+            at = self._runner.clock()
+            actions = [action for event in inputs for action in self.turn.handle(event, at)]
+
+    def push(self, event: Input) -> None:
+        """Give the turn an input; it is handled in the next round of the loop."""
+        self._inputs.append(event)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def progress(self, frame: Frame) -> None:
+        """News of one of the turn's calls, for whoever asked."""
+        self._live.progress(frame)
+
+    def abandon(self) -> None:
+        """The event is no longer ours: leave its calls to whoever has it now."""
+        self._lost = True
+        self.push(Pause())
+
+    def release(self) -> None:
+        """Stop everything that belongs to the turn."""
+        self._live.close()
+        for timer in self._timers:
+            timer.cancel()
+        if self._renewing is not None:
+            self._runner.link.forget(self._renewing.id)
+        if self._model is not None:
+            self._model.cancel()
+        self._transcript.closed = True
+        if self._stages is not None:
+            self._stages.close()
+        self._local_calls.close()
+        if self._lost:
+            self._runner.caller.abandon()
+        else:
+            self._runner.caller.cancel(self._runner.caller.open_call_ids)
+        self._runner.acks.flush()
+
+    # --- actions
+
+    def _begin(self) -> list[Action]:
+        """The first actions: of a new turn, or of one that an earlier incarnation left."""
+        runner, store = self._runner, self._runner.store
+        at = runner.clock()
+        if self._row is not None and self._row.status == "running":
+            stored = store.turn_events(self.turn.turn_id)
+            self._transcript.restore(stored)
+            resume = resumption(stored, isinstance(self._first, BeginCall))
+            own = [message for _, message in resume.stored]
+            calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
+            runner.acks.add(calls)  # the incarnation that stored them may not have said so
+            sent = {event.position: event.stored_ms for event in stored}
+            self._first_sent = {message.id: sent[position] for position, message in resume.stored}
+            with store.write():
+                self._notes.turn("turn.resumed", at)
+            return self.turn.handle(resume if resume.stored else self._first, at)
+        leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
+        with store.write():
+            for row in leftover:
+                self._close_leftover(row, at)
+            store.begin_turn(self._event_id, self.turn.turn_id, self._attempt, at)
+            self._notes.turn("turn.started", at)
+            actions = self.turn.handle(self._first, at)
+            # The first messages go into the transaction that begins the turn.
+            for action in actions:
+                if isinstance(action, Store):
+                    self._transcript.append(action.position, action.message)
+            self._notes.actions(actions, at)
+        return [action for action in actions if not isinstance(action, Store)]
+
+    def _close_leftover(self, row: TurnRow, at: str) -> None:
+        """An unfinished turn whose event was taken away from us for good: its history is made valid and kept."""
+        store = self._runner.store
+        resume = resumption(store.turn_events(row.turn_id), isinstance(self._first, BeginCall))
+        turn = Turn(row.turn_id, max_steps=self._runner.spec.max_steps_per_turn)
+        turn.handle(resume, at)
+        for action in turn.handle(Cancel(error_payload("E_CANCELLED", "the turn was left unfinished")), at):
+            if isinstance(action, Store):
+                store.append(row.turn_id, action.position, Append(action.message))
+        store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=turn.steps, answer=None)
+        log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
+
+    def _perform(self, actions: Sequence[Action]) -> Frame | None:
+        """Store first, then act; the frame that ends the event, if the actions end the turn."""
+        runner, end = self._runner, None
+        stores = [action for action in actions if isinstance(action, Store)]
+        for action in actions:
+            if isinstance(action, End):
+                end = action
+        payload = b""
+        if stores or end is not None:
+            at = runner.clock()
+            with runner.store.write(final=end is not None):
+                self._notes.model(at)
+                for store in stores:
+                    self._transcript.append(store.position, store.message)
+                    self._notes.results(store.message, at)
+                if end is not None:
+                    payload = answer_payload(end, self.turn.turn_id, self._event_id, at)
+                    self._notes.turn("turn.completed" if end.status == "completed" else "turn.failed", at)
+                    runner.store.finish_turn(
+                        self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
+                    )
+                self._notes.actions(actions, at)
+        runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
+        self._live.tell(actions)
+        for action in actions:
+            if isinstance(action, RunTool):
+                self._run_tool(action)
+            elif isinstance(action, AskModel):
+                self._ask_model(action)
+            elif isinstance(action, DropCalls):
+                for tool_call_id in action.tool_call_ids:
+                    self._drop_call(tool_call_id)
+                if self._stages is not None:
+                    self._stages.drop_calls(action.tool_call_ids)
+            elif isinstance(action, EnterTurn | LeaveTurn | EnterStep | LeaveStep):
+                self._move(action)
+            elif isinstance(action, Yield):
+                return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
+        if end is None:
+            return None
+        return done_frame(self._event_id, self._epoch, end.status, payload)
+
+    def _run_tool(self, action: RunTool) -> None:
+        part = action.part
+
+        def done(result: ToolResult) -> None:
+            self.push(ToolFinished(part.tool_call_id, result))
+
+        if self._stages is None or not self._wraps_calls:
+            self._start_call(action, part.args, done)
+            return
+        self._stages.run_call(
+            part,
+            self.turn.steps,
+            start=lambda args, then: self._start_call(action, args, then),
+            drop=lambda: self._drop_call(part.tool_call_id),
+            done=done,
+            limit=self._catalog.error_limit(part.tool_name),
+        )
+
+    def _start_call(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
+        """Make one call with these arguments; `then` gets its result."""
+        part, message, runner = action.part, action.message, self._runner
+        if action.broken is not None and args == part.args:
+            error = invalid_arguments(part.tool_name, [f"args: {action.broken}"], self._parameters(part.tool_name))
+            then(error_result(error))
+            return
+        local = runner.tools.get(part.tool_name)
+        if local is not None:
+            self._local_calls.start(
+                local,
+                self._catalog,
+                args,
+                tool_call_id=part.tool_call_id,
+                context=self._context,
+                message=message,
+                done=then,
+            )
+            return
+        encoded = None
+        if message.id != self._shown_message:
+            encoded, self._shown_message = encode_message(message), message.id
+
+        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
+            if isinstance(result, GoondanError):
+                log.warning("event %s: %s", self._event_id, result)
+                self.abandon()
+                return
+            if answered_id is not None:
+                self._answered[part.tool_call_id] = answered_id
+            then(result)
+
+        refused = runner.caller.start(
+            self._catalog,
+            part.tool_name,
+            args,
+            call_id=f"{self.turn.turn_id}/{part.tool_call_id}",
+            context=self._context,
+            done=done,
+            message_id=message.id,
+            message=encoded,
+            first_sent_ms=self._first_sent.get(message.id) if action.again else None,
+        )
+        if refused is not None:
+            if encoded is not None:
+                self._shown_message = ""  # nobody has seen it yet
+            then(refused)
+
+    def _drop_call(self, tool_call_id: str) -> None:
+        self._runner.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
+        self._local_calls.drop(tool_call_id)
+
+    def _use(self, catalog: StepCatalog) -> None:
+        self._catalog = catalog
+
+    def _move(self, action: EnterTurn | LeaveTurn | EnterStep | LeaveStep) -> None:
+        """Into or out of the middleware around the turn or a step."""
+        stages = self._stages
+        if stages is None:
+            raise AssertionError("only a turn with middleware enters it")
+        match action:
+            case EnterTurn():
+                stages.enter_turn()
+            case LeaveTurn(end):
+                if self._model is not None:
+                    self._model.cancel()
+                stages.leave_turn(end)
+            case EnterStep(step):
+                stages.enter_step(step)
+            case LeaveStep():
+                stages.leave_step(action)
+
+    def _ask_model(self, action: AskModel) -> None:
+        runner = self._runner
+        if not self._wraps_steps:
+            self._catalog = runner.catalog.for_step()
+        provider = runner.provider
+        transcript = self._transcript
+        deadline = self._context.deadline
+        request = ModelRequest(
+            agent=runner.spec.name,
+            model=runner.spec.model,
+            messages=presentable(transcript.next_messages if provider.needs_history else transcript.own_messages),
+            tools=self._catalog.items,
+            step=action.step,
+            system=runner.spec.system,
+            timeout_s=None if deadline is None else max(0.0, deadline - self._loop.time()),
+        )
+        self._model = self._loop.create_task(self._complete(provider, request))
+
+    async def _complete(self, provider: Provider, request: ModelRequest) -> None:
+        try:
+            answer = await provider.complete(request, self._live.on_delta)
+        except GoondanError as error:
+            self._notes.model_ended(request, code=error.info.code)
+            self.push(ModelFailed(self._without_secrets(error.info)))
+        except Exception as error:
+            log.error("model call of event %s: %s", self._event_id, self._redact(traceback.format_exc()))
+            info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
+            self._notes.model_ended(request, code=info.code)
+            self.push(ModelFailed(self._without_secrets(info)))
+        else:
+            self._notes.model_ended(request, finish_reason=answer.finish_reason, usage=answer.usage)
+            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
+
+    def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
+        """A model's error as it may be stored and shown: without the key, and of bounded length."""
+        message = cut_message(self._redact(info.message), MODEL_ERROR_CHARS)
+        return ErrorPayload(info.code, message, info.suggestion, info.help_url, info.retry_after_ms, info.name)
+
+    def _redact(self, text: str) -> str:
+        key = self._runner.spec.model.api_key
+        return text.replace(key, "***") if key else text
+
+    # --- timers
+
+    def _out_of_time(self) -> None:
+        self.push(Cancel(error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")))
+
+    def _renew(self) -> None:
+        """Say that the turn is alive, and hear of it if the lease is gone."""
+        self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
+        if self._renewing is not None:
+            self._runner.link.forget(self._renewing.id)
+        frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
+        try:
+            self._runner.link.post(frame).add_done_callback(self._renewed)
+        except GoondanError as error:
+            log.warning("event %s: %s", self._event_id, error)
+
+    def _renewed(self, future: asyncio.Future[Frame]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, GoondanError) and error.info.code == "E_LEASE_LOST":
+            log.warning("event %s: %s", self._event_id, error)
+            self.abandon()
+
+    # --- results
+
+    def _stored_calls(self, action: Store) -> list[str]:
+        """callIds of the results in a stored message that came from the tool host."""
+        return [
+            call_id
+            for part in results_of(action.message)
+            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
+        ]
+
+    def _parameters(self, name: str) -> dict[str, Any] | None:
+        item = next((item for item in self._catalog.items if item.name == name), None)
+        return None if item is None else item.parameters
+
+
+def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
+    """What the turn machine needs of the events that an earlier incarnation stored."""
+    own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
+    return Resume(own, operator, max((s.position + 1 for s in stored), default=0))

@@ -1,0 +1,125 @@
+"""What is wrong with one Extension by itself, and what an agent needs to run it.
+
+An extension is trusted code, but a kernel process never imports it: whether its module has a `register` is read from
+the syntax tree. A module that gives itself that name by other means than a definition, an assignment or an import at
+its top level is not recognised.
+
+Source: design sections 8 and 9; requirements EXT-01, EXT-02, EXT-06, EXT-10, DYNAMIC-09.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.lookup import Files, Unreadable
+from kernel.bundle.problems import Path, Report
+from kernel.bundle.shape import Document
+from schemas import resources
+from schemas.address import is_resource_name
+from schemas.launch import ExtensionSpec
+from schemas.resources import API_V1, BASE_PACKAGE
+
+#: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
+_BASE_ENTRY: Final = BASE_PACKAGE + "/"
+#: A v0.9 Extension with this annotation has its tools in the catalog by themselves (DYNAMIC-09).
+EXPOSE_TOOLS: Final = "goondan.ai/expose-tools"
+
+
+class CheckedExtension(Struct):
+    """An Extension whose document has been looked at. `entry` and `root` are absolute, '' when they were not found.
+
+    `missing` says why an agent cannot use it, although nothing is wrong with it; None: it can.
+    """
+
+    document: Document
+    name: str
+    resource: resources.Extension | resources.ExtensionV09
+    entry: str = ""
+    root: str = ""
+    missing: str | None = None
+
+    def spec(self, config: dict[str, Any] | None) -> ExtensionSpec:
+        """For one agent; its own `config` takes the place of the document's."""
+        fields: dict[str, Any] = msgspec.to_builtins(self.resource)
+        if config is not None:
+            fields["spec"]["config"] = config
+        metadata = self.resource.metadata
+        automatic = self.resource.api_version == API_V1 or metadata.annotations.get(EXPOSE_TOOLS) == "auto"
+        return ExtensionSpec(
+            name=self.name,
+            entry=self.entry,
+            resource=fields,
+            config=fields["spec"].get("config") or {},
+            exposes_tools=automatic,
+        )
+
+
+def check_extension(extension: CheckedExtension, files: Files, report: Report) -> None:
+    """Report what is wrong with the entry, and fill in what was found."""
+    document, entry = extension.document, extension.resource.spec.entry
+    if not entry:
+        return
+    at: Path = ("spec", "entry")
+    place, text = document.place(*at), document.text(*at)
+    if entry.startswith(_BASE_ENTRY):
+        if not is_resource_name(entry.removeprefix(_BASE_ENTRY)):
+            message = f"{text} names no bundled extension"
+            report.error("E_CONFIG_ENTRY", message, place, "Write @goondan/base/NAME.")
+        extension.missing = f"there is no bundled extension {text} yet"
+        return
+    found = files.find(entry)
+    if found.fault is not None:
+        message = f"the entry {text} cannot be used: {found.fault}"
+        hint = "Correct the path; it is relative to the bundle's root and may not leave it."
+        report.error("E_CONFIG_ENTRY", message, place, hint)
+        return
+    extension.entry = found.path
+    folder = posixpath.dirname(found.path)
+    extension.root = found.path if folder == files.root else folder
+    if not entry.endswith(".py"):
+        extension.missing = f"the entry {text} cannot run yet"
+        return
+    fault = _module_fault(found.path, files)
+    if fault is not None:
+        message = f"the entry {text} cannot be used: {fault}"
+        report.error("E_CONFIG_ENTRY", message, place, "Give the module a function register(api).")
+
+
+def _module_fault(path: str, files: Files) -> str | None:
+    """Why a module is no extension, or None."""
+    try:
+        tree = ast.parse(files.read_text(path))
+    except Unreadable as error:
+        return str(error)
+    except SyntaxError as error:
+        return f"{error.msg} (line {error.lineno})"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"it cannot be read as Python: {str(error)[:100] or type(error).__name__}"
+    return None if "register" in _names(tree.body) else "it has no function register"
+
+
+def _names(body: list[ast.stmt]) -> set[str]:
+    """What the statements define; of a condition or `try`, every branch."""
+    names: set[str] = set()
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Assign):
+            names.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            names.add(statement.target.id)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in statement.names)
+            if any(alias.name == "*" for alias in statement.names):
+                names.add("register")  # it may bring one
+        elif isinstance(statement, ast.If | ast.Try | ast.With):
+            for inner in ("body", "orelse", "finalbody"):
+                names |= _names(getattr(statement, inner, []))
+            for handler in getattr(statement, "handlers", []):
+                names |= _names(handler.body)
+    return names

@@ -1,0 +1,90 @@
+"""Extensions through the real kernel: loaded in the agent's process, around turns, steps and calls in real jails."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.kernel_fixture import BUNDLE, sandbox
+
+EXTENSION = """\
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: guard}
+spec:
+  entry: ext/guard.py
+  config: {deny: rm}
+---
+"""
+USES_IT = EXTENSION + BUNDLE.replace(
+    "  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [{ref: Extension/guard, config: {deny: reboot}}]"
+)
+GUARD = '''\
+"""A guard: denies one command, upper-cases what the others print, counts turns, offers the count as a tool."""
+
+def register(api, config):
+    turns = 0
+
+    async def turn(ctx):
+        nonlocal turns
+        turns += 1
+        result = await ctx.next()
+        if result.response is not None:
+            result.response += f" (turn {turns})"
+        return result
+
+    async def call(ctx):
+        if config["deny"] in ctx.args.get("command", ""):
+            raise PermissionError(f"{config['deny']} is not allowed")
+        result = await ctx.next()
+        if result.status == "ok" and "stdout" in (result.output or {}):
+            result.output = {**result.output, "stdout": result.output["stdout"].upper()}
+        api.logger.info("called", ctx.tool_name, result.status)
+        return result
+
+    api.pipeline.register("turn", turn)
+    api.pipeline.register("toolCall", call)
+    api.tools.register({"name": "guard.turns", "description": "How many turns.", "handler": lambda ctx, given: turns})
+'''
+
+
+@pytest.mark.requirement("EXT-04", "EXT-05", "PIPELINE-04", "DYNAMIC-07")
+def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "ext").mkdir()
+        (kernel.home / "ext" / "guard.py").write_text(GUARD)
+        lines = ['/bash__exec {"command":"echo hi"}', '/bash__exec {"command":"reboot now"}', "/guard__turns", "/tools"]
+        ended = kernel.gdn("run", input="\n".join(lines) + "\n")
+        assert ended.status == 0, ended.err
+        assert "HI" in ended.out
+        assert "reboot is not allowed" in ended.out
+        assert "[E_TOOL]" in ended.out
+        assert "(turn 1)" in ended.out
+        assert "guard__turns" in ended.out
+        assert "(turn 4)" in ended.out
+        assert "guard: called bash__exec ok" in kernel.log("agent")
+
+
+def test_an_extension_that_cannot_be_loaded_is_said_to_every_message_and_the_kernel_serves_on() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "ext").mkdir()
+        (kernel.home / "ext" / "guard.py").write_text("def register(api):\n    raise ValueError('no licence')\n")
+        ended = kernel.gdn("run", "--json", input="one\ntwo\n")
+        assert ended.status == 1
+        errors = [answer["error"] for answer in json.loads(ended.out)["answers"]]
+        assert [error["code"] for error in errors] == ["E_EXTENSION_FAILED", "E_EXTENSION_FAILED"]
+        assert "ValueError: no licence" in errors[0]["message"]
+        assert "Traceback" not in ended.out + ended.err
+        called = kernel.gdn("call", "bash__exec", '{"command":"echo still here"}')
+        assert "still here" in called.out
+
+
+def test_a_module_without_register_does_not_start() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "ext").mkdir()
+        (kernel.home / "ext" / "guard.py").write_text("def registrer(api): ...\n")
+        ended = kernel.gdn("validate")
+        assert ended.status == 2
+        assert "E_CONFIG_ENTRY" in ended.out + ended.err
+        assert "register" in ended.out + ended.err

@@ -1,0 +1,307 @@
+"""Tools that extensions register: names, both signatures, exposure, and calls that run in the agent's process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.extensions.api import ExtensionApi, Resource
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.loop import TurnRunner
+from agentproc.store import ConversationStore
+from schemas.address import instance_dir, instance_workdir
+from schemas.codec import from_raw
+from schemas.errors import GoondanError
+from schemas.frames import ToolResult
+from schemas.launch import ExtensionSpec
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
+
+Make = Callable[..., TurnRunner]
+ITEM = {
+    "name": "weather__get",
+    "description": "Weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    runners: list[TurnRunner] = []
+
+    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
+        spec = make_spec(str(tmp_path), **changes)
+        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
+        runners.append(TurnRunner(spec, "k", link, store, provider=script))
+        return runners[-1]
+
+    yield build
+    for runner in runners:
+        await runner.close()
+
+
+def api_of(runner: TurnRunner, name: str = "weather-ext", **changes: Any) -> ExtensionApi:
+    spec = ExtensionSpec(
+        name=name, entry="/x.py", resource={"kind": "Extension", "metadata": {"name": name}}, **changes
+    )
+    return ExtensionApi(spec, runner.pipeline, runner.tools, agent="coder", instance_key="k")
+
+
+def results(model: FakeModel) -> list[ToolResult]:
+    return [m.data.content[0].result for m in model.requests[-1].messages if m.source.type == "tool"]  # type: ignore[union-attr]
+
+
+def code_of(result: ToolResult) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+@pytest.mark.requirement("DYNAMIC-01", "DYNAMIC-07", "DYNAMIC-11", "ITEM-05", "CATALOG-06", "CATALOG-09")
+async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make) -> None:
+    seen: list[Any] = []
+
+    async def weather(ctx: Any, given: Any) -> Any:
+        seen.append(
+            (ctx.agent_name, ctx.instance_key, ctx.tool_call_id, ctx.workdir, ctx.message.data.calls[0].tool_name)
+        )
+        if given["city"] == "Atlantis":
+            raise RuntimeError("날씨 API 오류: 404")
+        return {"city": given["city"], "sky": "clear"}
+
+    link = FakeLink()
+    model = FakeModel(
+        wants(
+            ("a", "weather__get", {"city": "Seoul"}),
+            ("b", "weather__get", {}),
+            ("c", "weather__get", {"city": "Atlantis"}),
+        ),
+        says("done"),
+    )
+    runner = make(link, model)
+    api_of(runner).tools.register(ITEM, weather)
+    await runner.run(event_frame("e1", "go"))
+    shown = model.requests[0].tools[-1]
+    assert (shown.name, shown.source.type, shown.source.name) == ("weather__get", "extension", "weather-ext")
+    fine, wrong, raised = results(model)
+    assert from_raw(fine.output, dict) == {"city": "Seoul", "sky": "clear"}  # type: ignore[arg-type]
+    assert code_of(wrong) == "E_TOOL_INVALID_ARGS"
+    assert raised.error is not None
+    assert (raised.error.code, raised.error.name, raised.error.message) == (
+        "E_TOOL", "RuntimeError", "날씨 API 오류: 404",
+    )  # fmt: skip
+    assert seen[0] == ("coder", "k", "a", instance_workdir(runner.spec.state_dir, "coder", "k"), "weather__get")
+    assert link.calls == []
+
+
+@pytest.mark.requirement("DYNAMIC-02", "DYNAMIC-03", "DYNAMIC-05", "DYNAMIC-06", "DYNAMIC-12")
+async def test_a_definition_with_its_handler_inside_does_the_same(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(wants(("a", "myExt__getStatus", {}), ("b", "myExt__search", {"query": "x"})), says("done"))
+    runner = make(link, model)
+    api = api_of(runner)
+    state = {"steps": 3}
+    api.tools.register(
+        {
+            "name": "myExt.getStatus",
+            "description": "Status.",
+            "handler": lambda ctx, given: {"processedSteps": state["steps"], "given": given},
+            "metadata": {"source": "test", "version": "1"},
+        }
+    )
+    search = {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "number"}}}
+
+    def find(ctx: Any, given: Any) -> Any:
+        return {"results": [given["query"]] * given.get("limit", 10), "total": given.get("limit", 10)}
+
+    api.tools.register({"name": "myExt.search", "description": "Search.", "parameters": search, "handler": find})
+    await runner.run(event_frame("e1", "go"))
+    assert [item.name for item in model.requests[0].tools][-2:] == ["myExt__getStatus", "myExt__search"]
+    assert from_raw(results(model)[0].output, dict) == {"processedSteps": 3, "given": {}}  # type: ignore[arg-type]
+    assert from_raw(results(model)[1].output, dict)["total"] == 10  # type: ignore[arg-type]
+    tool = runner.tools.get("myExt__getStatus")
+    assert tool is not None
+    assert tool.metadata == {"source": "test", "version": "1"}
+    for missing in ("name", "description", "handler"):
+        whole = {"name": "a__b", "description": "x", "handler": print}
+        with pytest.raises(GoondanError, match=f"no {missing}"):
+            api.tools.register({key: value for key, value in whole.items() if key != missing})
+
+
+@pytest.mark.requirement("DYNAMIC-04", "DYNAMIC-08", "DYNAMIC-10")
+async def test_a_tool_appears_and_disappears_with_the_next_step(make: Make) -> None:
+    link = FakeLink()
+    runner = make(link)
+    api = api_of(runner)
+
+    def late(ctx: Any, given: Any) -> str:
+        return "late"
+
+    def opener(ctx: Any, given: Any) -> str:
+        api.tools.register({"name": "late.tool", "description": "Late.", "handler": late})
+        return "opened"
+
+    def closer(ctx: Any, given: Any) -> str:
+        api.tools.unregister("late.tool")
+        api.tools.unregister("never.there")
+        return "closed"
+
+    for name, handler in (("open__it", opener), ("close__it", closer)):
+        api.tools.register({"name": name, "description": "x", "handler": handler})
+    model = FakeModel(
+        wants(("a", "open__it", {})),
+        wants(("b", "late__tool", {}), ("c", "close__it", {})),
+        wants(("d", "late__tool", {})),
+        says("done"),
+    )
+    runner._provider = model
+    await runner.run(event_frame("e1", "go"))
+    shown = [[item.name for item in request.tools if item.name == "late__tool"] for request in model.requests]
+    assert shown == [[], ["late__tool"], [], []]
+    assert [(r.status, code_of(r)) for r in results(model)] == [
+        ("ok", None), ("ok", None), ("ok", None), ("error", "E_TOOL_NOT_IN_CATALOG"),
+    ]  # fmt: skip
+
+
+async def test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it(make: Make) -> None:
+    model = FakeModel(
+        wants(("a", "weather__get", {"city": "x"})), wants(("b", "weather__get", {"city": "x"})), says("d")
+    )
+    runner = make(FakeLink(), model)
+    api = api_of(runner, exposes_tools=False)
+    api.tools.register(ITEM, lambda ctx, given: "sunny")
+
+    async def show(ctx: Any) -> Any:
+        if ctx.step_index == 1:
+            ctx.tool_catalog.append(ITEM)
+        return await ctx.next()
+
+    api.pipeline.register("step", show)
+    await runner.run(event_frame("e1", "go"))
+    assert [code_of(result) for result in results(model)] == ["E_TOOL_NOT_IN_CATALOG", None]
+
+
+@pytest.mark.parametrize(
+    ("item", "code"),
+    [
+        ({"name": "bash__exec", "description": "x"}, "E_TOOL_NAME_CONFLICT"),
+        ({"name": "other__tool", "description": "x"}, "E_TOOL_NAME_CONFLICT"),
+        ({"name": "sp ace", "description": "x"}, "E_USAGE"),
+        ({"name": "x" * 65, "description": "x"}, "E_USAGE"),
+        ({"name": 5, "description": "x"}, "E_USAGE"),
+        ({"name": "a__b", "description": 5}, "E_USAGE"),
+        ({"name": "a__b", "description": "x", "parameters": {"type": "nonsense"}}, "E_CONFIG_SCHEMA"),
+        ({"name": "a__b", "description": "x", "parameters": {"x": float("nan")}}, "E_USAGE"),
+        (None, "E_USAGE"),
+    ],
+)
+def test_what_cannot_be_registered_is_said_and_changes_nothing(item: Any, code: str) -> None:
+    tools = DynamicTools({"bash__exec": None})
+    tools.register({"name": "other.tool"}, print, extension="other")
+    with pytest.raises(GoondanError) as raised:
+        tools.register(item, print, extension="mine")
+    assert raised.value.info.code == code
+    assert [entry.name for entry in tools.exposed] == ["other__tool"]
+
+
+def test_the_same_extension_replaces_its_own_tool_and_nobody_elses() -> None:
+    tools = DynamicTools({})
+    tools.register({"name": "a.b", "description": "one"}, print, extension="mine")
+    tools.register({"name": "a__b", "description": "two"}, repr, extension="mine")
+    assert [(item.name, item.description) for item in tools.exposed] == [("a__b", "two")]
+    tools.unregister("a.b", extension="other")
+    assert tools.find("a__b") is not None
+    with pytest.raises(GoondanError):
+        tools.register({"name": "c"}, None, extension="mine")
+
+
+@pytest.mark.requirement("HANDLER-02")
+async def test_a_blocking_handler_does_not_stop_the_agent_and_async_ones_run_side_by_side(make: Make) -> None:
+    threads: list[bool] = []
+
+    def blocking(ctx: Any, given: Any) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        time.sleep(0.2)
+        return "done"
+
+    async def quick(ctx: Any, given: Any) -> float:
+        return time.monotonic()
+
+    model = FakeModel(wants(("a", "slow__one", {}), ("b", "quick__one", {})), says("done"))
+    runner = make(FakeLink(), model)
+    api = api_of(runner)
+    api.tools.register({"name": "slow.one", "description": "x", "handler": blocking})
+    api.tools.register({"name": "quick.one", "description": "x", "handler": quick})
+    began = time.monotonic()
+    await runner.run(event_frame("e1", "go"))
+    assert threads == [False]
+    assert from_raw(results(model)[1].output, float) - began < 0.15  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("HANDLER-07", "CONTEXT-08")
+@pytest.mark.parametrize("value", [float("nan"), b"bytes", {1: "x"}, object(), "\ud800", 2**70])
+async def test_what_is_no_json_value_is_one_structured_error(make: Make, value: Any) -> None:
+    model = FakeModel(wants(("a", "odd__one", {})), says("done"))
+    runner = make(FakeLink(), model)
+
+    def odd(ctx: Any, given: Any) -> Any:
+        with pytest.raises(AttributeError):
+            ctx.workdir = "/"
+        with pytest.raises(AttributeError):
+            ctx.swarm_bundle  # noqa: B018
+        return value
+
+    api_of(runner).tools.register({"name": "odd.one", "description": "x", "handler": odd})
+    await runner.run(event_frame("e1", "go"))
+    assert code_of(results(model)[0]) == "E_TOOL_BAD_OUTPUT"
+
+
+async def test_output_that_contains_itself_or_exits_the_process_is_an_error(make: Make) -> None:
+    model = FakeModel(wants(("a", "cycle__one", {}), ("b", "exit__one", {})), says("done"))
+    runner = make(FakeLink(), model)
+    cycle: list[Any] = []
+    cycle.append(cycle)
+
+    def leave(ctx: Any, given: Any) -> None:
+        raise SystemExit(1)
+
+    api = api_of(runner)
+    api.tools.register({"name": "cycle.one", "description": "x", "handler": lambda ctx, given: cycle})
+    api.tools.register({"name": "exit.one", "description": "x", "handler": leave})
+    await runner.run(event_frame("e1", "go"))
+    assert [code_of(result) for result in results(model)] == ["E_TOOL_BAD_OUTPUT", "E_TOOL"]
+
+
+async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make) -> None:
+    async def hang(ctx: Any, given: Any) -> None:
+        await asyncio.sleep(60)
+
+    link = FakeLink()
+    model = FakeModel(wants(("a", "hang__one", {})), says("too late"))
+    runner = make(link, model)
+    api_of(runner).tools.register({"name": "hang.one", "description": "x", "handler": hang})
+    await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=80)), 5)
+    stored = runner.store.load_messages()[2]
+    assert code_of(stored.data.content[0].result) == "E_TOOL_TIMEOUT"  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("EXT-03", "EXT-10")
+def test_a_resource_reads_by_key_and_by_attribute() -> None:
+    resource = Resource({"kind": "Extension", "metadata": {"name": "x"}, "spec": {"entry": "a.py", "config": {"k": 1}}})
+    assert resource.metadata.name == resource["metadata"]["name"] == "x"
+    assert resource.spec.config == {"k": 1}
+    assert resource.api_version is None
+    assert "apiVersion" not in resource
+    assert len(resource) == 3
+    with pytest.raises(AttributeError):
+        resource.kind = "Tool"
+
+
+def test_the_older_spelling_says_that_it_is_not_there() -> None:
+    spec = ExtensionSpec(name="x", entry="/x.py", resource={})
+    api = ExtensionApi(spec, None, DynamicTools({}), agent="a", instance_key="k")  # type: ignore[arg-type]
+    with pytest.raises(GoondanError, match="not implemented yet"):
+        _ = api.pipelines

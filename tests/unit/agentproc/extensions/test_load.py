@@ -1,0 +1,93 @@
+"""Loading: real modules in real folders, and every way in which one can be no extension."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.extensions import load as load_module
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.load import load_extensions
+from agentproc.extensions.pipeline import Pipeline
+from schemas.errors import GoondanError
+from schemas.launch import ExtensionSpec
+
+
+def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tuple[Pipeline, DynamicTools]:
+    """Load one extension for each module text, in order."""
+    specs: list[ExtensionSpec] = []
+    for number, code in enumerate(codes):
+        place = folder / f"e{number}"
+        place.mkdir(exist_ok=True)
+        (place / "main.py").write_text(code)
+        resource = {"kind": "Extension", "metadata": {"name": f"e{number}"}, "spec": {"config": config or {}}}
+        entry = str(place / "main.py")
+        specs.append(ExtensionSpec(name=f"e{number}", entry=entry, resource=resource, config=config or {}))
+    pipeline, tools = Pipeline(), DynamicTools({})
+    asyncio.run(load_extensions(specs, pipeline, tools, agent="a", instance_key="k"))
+    return pipeline, tools
+
+
+def tool(name: str) -> str:
+    return f"api.tools.register({{'name': {name!r}, 'description': 'x', 'handler': print}})"
+
+
+@pytest.mark.requirement("EXT-07", "EXT-08")
+def test_register_is_called_once_for_each_in_order_with_or_without_config(tmp_path: Path) -> None:
+    _, tools = load(
+        tmp_path,
+        f"def register(api):\n    {tool('one.tool')}\n    return 5",
+        f"import asyncio\nasync def register(api, config):\n    await asyncio.sleep(0)\n    {tool('two.tool')}\n"
+        "    assert config == api.extension.spec.config == {'level': 3}",
+        config={"level": 3},
+    )
+    assert [item.name for item in tools.exposed] == ["one__tool", "two__tool"]
+
+
+def test_modules_of_one_name_do_not_meet_and_nothing_is_written(tmp_path: Path) -> None:
+    own = "STATE = {!r}\ndef register(api):\n    import sys\n    assert sys.modules[__name__].STATE == {!r}\n"
+    load(tmp_path, own.format("first", "first"), own.format("second", "second"))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["main.py", "main.py"]
+
+
+def test_a_module_beside_the_entry_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "e0").mkdir()
+    (tmp_path / "e0" / "goondan_test_beside.py").write_text("NAME = 'beside.tool'\n")
+    _, tools = load(
+        tmp_path,
+        "from goondan_test_beside import NAME\ndef register(api):\n"
+        "    api.tools.register({'name': NAME, 'description': 'x', 'handler': print})",
+    )
+    assert [item.name for item in tools.exposed] == ["beside__tool"]
+
+
+@pytest.mark.requirement("EXT-06")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = 1", "no function register"),
+        ("def register(", "SyntaxError"),
+        ("import no_such_module_here\ndef register(api): ...", "ModuleNotFoundError"),
+        ("def register(api):\n    raise ValueError('config wrong')", "ValueError: config wrong"),
+        ("def register(api):\n    raise SystemExit('leave')", "SystemExit"),
+        ("def register(api):\n    api.pipeline.register('steps', print)", "no middleware kind 'steps'"),
+        ("def register(api):\n    api.pipelines.mutate('step.post', print)", "not implemented yet"),
+        ("def register():\n    pass", "TypeError"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_error_that_names_the_extension(tmp_path: Path, code: str, says: str) -> None:
+    with pytest.raises(GoondanError) as raised:
+        load(tmp_path, "def register(api): ...", code)
+    info = raised.value.info
+    assert info.code == "E_EXTENSION_FAILED"
+    assert "e1" in info.message
+    assert says in info.message
+
+
+def test_register_may_not_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "REGISTER_S", 0.02)
+    with pytest.raises(GoondanError, match="longer than"):
+        load(tmp_path, "import asyncio\nasync def register(api):\n    await asyncio.sleep(60)")

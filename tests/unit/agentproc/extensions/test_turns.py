@@ -1,0 +1,574 @@
+"""Whole turns with middleware around them: over a fake link, a scripted model and a real conversation file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.conversation import AssistantData, Message, UserData, is_presentable
+from agentproc.extensions import stages as stages_module
+from agentproc.extensions.contexts import StepResult, ToolCallResult, TurnResult
+from agentproc.extensions.pipeline import MiddlewareError
+from agentproc.loop import TurnRunner
+from agentproc.store import ConversationStore
+from schemas.address import instance_dir
+from schemas.codec import from_raw
+from schemas.errors import fail, tool_error
+from schemas.frames import Answer, ToolCallPayload, ToolResult
+from schemas.launch import CatalogItem
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
+
+Make = Callable[..., TurnRunner]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Runners over one state directory: each is a new incarnation of the instance `k` of its agent."""
+    runners: list[TurnRunner] = []
+
+    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
+        spec = make_spec(str(tmp_path), **changes)
+        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
+        runners.append(TurnRunner(spec, "k", link, store, provider=script))
+        return runners[-1]
+
+    yield build
+    for runner in runners:
+        await runner.close()
+
+
+def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", priority: int = 0) -> None:
+    runner.pipeline.register(kind, handler, extension=extension, priority=priority)
+
+
+def answer_of(link: FakeLink) -> Answer:
+    return link.answers()[-1]
+
+
+def code_of(answer: Answer) -> str | None:
+    return None if answer.error is None else answer.error.code
+
+
+def texts(messages: list[Message]) -> list[str]:
+    """What user and assistant messages say."""
+    found: list[str] = []
+    for message in messages:
+        if isinstance(message.data, UserData):
+            found.append(message.data.content)
+        elif isinstance(message.data, AssistantData):
+            found.append(message.data.text)
+    return found
+
+
+@pytest.mark.requirement("PIPELINE-01", "PIPELINE-02", "PIPELINE-03", "CALL-09")
+async def test_the_three_kinds_nest_and_the_first_registered_is_outermost(make: Make) -> None:
+    seen: list[str] = []
+
+    def note(kind: str, name: str) -> Any:
+        async def layer(ctx: Any) -> Any:
+            seen.append(f"+{kind}.{name}")
+            result = await ctx.next()
+            seen.append(f"-{kind}.{name}")
+            return result
+
+        return layer
+
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
+    for name in ("one", "two"):
+        for kind in ("turn", "step", "toolCall"):
+            put(runner, kind, note(kind, name), name)
+    await runner.run(event_frame("e1", "go"))
+    step = ["+step.one", "+step.two", "-step.two", "-step.one"]
+    call = ["+toolCall.one", "+toolCall.two", "-toolCall.two", "-toolCall.one"]
+    assert seen == [
+        "+turn.one", "+turn.two", *step[:2], *call, *step[2:], *step, "-turn.two", "-turn.one",
+    ]  # fmt: skip
+    assert (answer_of(link).status, answer_of(link).response, answer_of(link).steps) == ("completed", "done", 2)
+
+
+@pytest.mark.requirement("CALL-10", "CALL-11", "CALL-12", "CALL-13", "CALL-16")
+async def test_tool_call_middleware_changes_arguments_and_result(make: Make) -> None:
+    link = FakeLink(lambda _, args: ok({"ran": args["command"]}))
+    model = FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
+    runner = make(link, model)
+    seen: dict[str, Any] = {}
+
+    async def outer(ctx: Any) -> Any:
+        ctx.metadata["from outer"] = 1
+        ctx.args["command"] = "pwd"
+        result = await ctx.next()
+        seen["outer"] = (ctx.tool_name, ctx.tool_call_id, ctx.step_index, result.output, ctx.turn_id)
+        result.output = {**result.output, "seen": True}
+        return result
+
+    async def inner(ctx: Any) -> Any:
+        seen["inner"] = (dict(ctx.args), ctx.metadata["from outer"])
+        return await ctx.next()
+
+    put(runner, "toolCall", outer)
+    put(runner, "toolCall", inner)
+    await runner.run(event_frame("e1", "go"))
+    (frame,) = link.calls
+    assert from_raw(from_raw(frame.payload, ToolCallPayload).args, dict) == {"command": "pwd"}
+    turn = answer_of(link).turn_id
+    assert seen == {
+        "outer": ("bash__exec", "a", 0, {"ran": "pwd"}, turn),
+        "inner": ({"command": "pwd"}, 1),
+    }
+    shown = model.requests[-1].messages[-1].data.content[0].result  # type: ignore[union-attr]
+    assert from_raw(shown.output, dict) == {"ran": "pwd", "seen": True}  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("CALL-14", "PIPELINE-21")
+async def test_middleware_that_raises_stops_its_call_alone(make: Make) -> None:
+    class Denied(Exception):
+        code = "E_FORBIDDEN"
+        suggestion = "Ask somebody."
+
+    async def guard(ctx: Any) -> Any:
+        if ctx.tool_name == "bash__exec":
+            raise Denied("Permission denied for tool: " + ctx.tool_name)
+        return await ctx.next()
+
+    link = FakeLink()
+    model = FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("done"))
+    runner = make(link, model)
+    put(runner, "toolCall", guard)
+    await runner.run(event_frame("e1", "go"))
+    assert [frame.tool for frame in link.calls] == ["notes__add"]
+    results = [m.data.content[0].result for m in model.requests[-1].messages if m.source.type == "tool"]  # type: ignore[union-attr]
+    error = results[0].error
+    assert error is not None
+    assert (error.name, error.code, error.message, error.suggestion) == (
+        "Denied", "E_FORBIDDEN", "Permission denied for tool: bash__exec", "Ask somebody.",
+    )  # fmt: skip
+    assert results[1].status == "ok"
+    assert answer_of(link).status == "completed"
+
+
+@pytest.mark.parametrize("fault", ["no next", "twice", "wrong type", "bad output"])
+async def test_tool_call_middleware_that_breaks_the_rules_gives_one_error_for_that_call(make: Make, fault: str) -> None:
+    async def broken(ctx: Any) -> Any:
+        if fault == "no next":
+            return ToolCallResult(ctx.tool_call_id, ctx.tool_name, output=1)
+        result = await ctx.next()
+        if fault == "twice":
+            return await ctx.next()
+        if fault == "bad output":
+            result.output = [float("nan")]
+            return result
+        return {"status": "ok"}
+
+    link = FakeLink()
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    runner = make(link, model)
+    put(runner, "toolCall", broken)
+    await runner.run(event_frame("e1", "go"))
+    result = model.requests[-1].messages[-1].data.content[0].result  # type: ignore[union-attr]
+    code = result.error.code if result.error is not None else None
+    assert code == ("E_TOOL_BAD_OUTPUT" if fault == "bad output" else "E_MIDDLEWARE")
+    assert len(link.calls) == (0 if fault == "no next" else 1)
+    assert answer_of(link).status == "completed"
+
+
+async def test_errors_come_back_from_next_as_results_and_their_messages_are_cut(make: Make) -> None:
+    seen: list[str | None] = []
+
+    async def watch(ctx: Any) -> Any:
+        result = await ctx.next()
+        seen.append(result.error.code)
+        result.error.message = "x" * 5000
+        return result
+
+    link = FakeLink(lambda *_: ToolResult(status="error", error=tool_error("E_TOOL", "no", name="Error")))
+    model = FakeModel(
+        wants(("a", "bash__exec", {"command": "ls"}), ("b", "no__such", {}), ("c", "notes__add", [1])), says("done")
+    )
+    runner = make(link, model)
+    put(runner, "toolCall", watch)
+    await runner.run(event_frame("e1", "go"))
+    assert sorted(map(str, seen)) == ["E_TOOL", "E_TOOL_INVALID_ARGS", "E_TOOL_NOT_IN_CATALOG"]
+    lengths = [len(m.data.content[0].result.error.message) for m in model.requests[-1].messages[2:]]  # type: ignore[union-attr]
+    assert lengths == [1200, 1000, 1000]
+
+
+@pytest.mark.requirement("CATALOG-05", "CATALOG-07", "PIPELINE-02", "CALL-01", "CALL-02")
+async def test_step_middleware_decides_what_the_model_is_shown_and_may_call(make: Make) -> None:
+    async def first_step_only(ctx: Any) -> Any:
+        if ctx.step_index == 0:
+            ctx.tool_catalog = [item for item in ctx.tool_catalog if item.name != "bash__exec"]
+            ctx.tool_catalog.append({"name": "hidden__run", "description": "now shown"})
+        return await ctx.next()
+
+    link = FakeLink()
+    model = FakeModel(
+        wants(("a", "bash__exec", {"command": "ls"}), ("b", "hidden__run", {})),
+        wants(("c", "bash__exec", {"command": "ls"}), ("d", "hidden__run", {})),
+        says("done"),
+    )
+    runner = make(link, model)
+    put(runner, "step", first_step_only)
+    await runner.run(event_frame("e1", "go"))
+    assert [[item.name for item in request.tools] for request in model.requests[:2]] == [
+        ["notes__add", "hidden__run"],
+        ["bash__exec", "notes__add"],
+    ]
+    assert [str(frame.call_id).rpartition("/")[2] for frame in link.calls] == ["b", "c"]
+
+
+async def test_a_spoiled_catalog_fails_the_turn_and_names_the_extension(make: Make) -> None:
+    async def spoil(ctx: Any) -> Any:
+        ctx.tool_catalog = [{"description": "without a name"}]
+        return await ctx.next()
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("never")))
+    put(runner, "step", spoil, "spoiler")
+    await runner.run(event_frame("e1", "go"))
+    answer = answer_of(link)
+    assert code_of(answer) == "E_MIDDLEWARE"
+    assert answer.error is not None
+    assert "spoiler" in answer.error.message
+
+
+@pytest.mark.requirement("CONTEXT-10")
+async def test_message_events_change_what_the_model_sees_and_stay(make: Make) -> None:
+    link = FakeLink()
+    model = FakeModel(says("one"), says("two"), says("three"))
+    runner = make(link, model)
+    states: list[tuple[list[str], int, list[str]]] = []
+
+    async def edit(ctx: Any) -> Any:
+        state = ctx.conversation_state
+        states.append((texts(state.base_messages), len(state.events), texts(state.next_messages)))
+        if texts(state.base_messages) == []:
+            ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": "remember"}}})
+        elif len(state.base_messages) > 3:
+            ctx.emit_message_event({"type": "truncate"})
+            ctx.emit_message_event({"type": "append", "message": {"data": {"role": "system", "content": "summary"}}})
+            ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": "again"}}})
+        else:
+            ctx.emit_message_event({"type": "remove", "targetId": state.base_messages[1].id})
+        return await ctx.next()
+
+    put(runner, "turn", edit, "editor")
+    for number, text in enumerate(("first", "second", "third")):
+        await runner.run(event_frame(f"e{number}", text))
+    assert [texts(request.messages) for request in model.requests] == [
+        ["first", "remember"],
+        ["first", "one", "second"],
+        ["again"],
+    ]
+    assert states == [
+        ([], 1, ["first"]),
+        (["first", "remember", "one"], 1, ["first", "remember", "one", "second"]),
+        (["first", "one", "second", "two"], 1, ["first", "one", "second", "two", "third"]),
+    ]
+    kept = runner.store.load_messages()
+    assert [m.data.__class__.__name__ for m in kept] == ["SystemData", "UserData", "AssistantData"]
+    assert (kept[0].source.type, kept[0].source.name) == ("extension", "editor")
+
+
+async def test_message_events_behind_next_are_part_of_the_turn(make: Make) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("answer")))
+    contexts: list[Any] = []
+
+    async def after(ctx: Any) -> Any:
+        contexts.append(ctx)
+        result = await ctx.next()
+        assert result.response_message is not None
+        said = {"role": "assistant", "content": "corrected"}
+        event = {"type": "replace", "targetId": result.response_message.id, "message": {"data": said}}
+        ctx.emit_message_event(event)
+        result.response = "corrected"
+        return result
+
+    put(runner, "turn", after)
+    await runner.run(event_frame("e1", "go"))
+    assert answer_of(link).response == "corrected"
+    assert texts(runner.store.load_messages()) == ["go", "corrected"]
+    with pytest.raises(MiddlewareError, match="over"):
+        contexts[0].emit_message_event({"type": "truncate"})
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "nonsense"},
+        {"type": "append"},
+        {"type": "append", "message": {"data": {"role": "user", "content": 5}}},
+        {"type": "append", "message": {"data": {"role": "user", "content": "\ud800"}}},
+        {"type": "append", "message": {"data": {"role": "user", "content": "x"}, "metadata": {"a": float("nan")}}},
+        {"type": "remove"},
+        "text",
+        None,
+    ],
+)
+async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Make, event: Any) -> None:
+    raised: list[str] = []
+
+    async def wrong(ctx: Any) -> Any:
+        try:
+            ctx.emit_message_event(event)
+        except MiddlewareError as error:
+            raised.append(str(error))
+        return await ctx.next()
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("fine")))
+    put(runner, "turn", wrong)
+    await runner.run(event_frame("e1", "go"))
+    assert len(raised) == 1
+    assert raised[0].startswith("no message event")
+    assert texts(runner.store.load_messages()) == ["go", "fine"]
+
+
+async def test_a_failed_model_call_can_be_tried_again_by_step_middleware(make: Make) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def retry(ctx: Any) -> Any:
+        result: StepResult = await ctx.next()
+        seen.append((result.status, result.error.code if result.error else None))
+        if result.status == "failed" and ctx.step_index < 2:
+            result.should_continue = True
+        return result
+
+    link = FakeLink()
+    model = FakeModel(fail("E_MODEL_FAILED", "503"), fail("E_MODEL_FAILED", "503"), says("at last"))
+    runner = make(link, model)
+    put(runner, "step", retry)
+    await runner.run(event_frame("e1", "go"))
+    assert answer_of(link).response == "at last"
+    assert seen == [("failed", "E_MODEL_FAILED"), ("failed", "E_MODEL_FAILED"), ("completed", None)]
+    assert texts(model.requests[-1].messages) == ["go"]
+
+
+async def test_step_middleware_ends_a_turn_early_or_keeps_it_going(make: Make) -> None:
+    async def stop_after_tools(ctx: Any) -> Any:
+        result = await ctx.next()
+        if result.tool_results:
+            assert [call.name for call in result.tool_calls] == ["notes__add"]
+            assert result.tool_results[0].output == {"tool": "notes__add", "args": {}}
+            result.should_continue = False
+        return result
+
+    link = FakeLink()
+    model = FakeModel(wants(("a", "notes__add", {})), says("never asked"))
+    runner = make(link, model)
+    put(runner, "step", stop_after_tools)
+    await runner.run(event_frame("e1", "go"))
+    assert (answer_of(link).status, len(model.requests)) == ("completed", 1)
+
+    async def once_more(ctx: Any) -> Any:
+        result = await ctx.next()
+        result.should_continue = ctx.step_index == 0
+        return result
+
+    again = make(link, FakeModel(says("draft"), says("final")))
+    put(again, "step", once_more)
+    await again.run(event_frame("e2", "go"))
+    assert answer_of(link).response == "final"
+
+
+@pytest.mark.requirement("PIPELINE-19")
+async def test_turn_metadata_is_seen_by_steps_and_other_layers(make: Make) -> None:
+    seen: list[Any] = []
+
+    async def turn(ctx: Any) -> Any:
+        ctx.metadata["started"] = 1
+        result = await ctx.next()
+        seen.append(ctx.metadata)
+        return result
+
+    async def step(ctx: Any) -> Any:
+        ctx.turn.metadata["step"] = ctx.step_index
+        ctx.metadata["own"] = True
+        seen.append((ctx.turn.id == ctx.turn_id, ctx.turn.input_event.input, ctx.agent_name, ctx.instance_key))
+        return await ctx.next()
+
+    runner = make(FakeLink(), FakeModel(says("done")))
+    put(runner, "turn", turn)
+    put(runner, "step", step)
+    await runner.run(event_frame("e1", "go"))
+    assert seen == [(True, "go", "coder", "k"), {"started": 1, "step": 0}]
+
+
+@pytest.mark.parametrize("kind", ["turn", "step"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_turn_and_step_middleware_that_fails_fails_the_turn_with_a_valid_history(
+    make: Make, kind: str, when: str
+) -> None:
+    async def broken(ctx: Any) -> Any:
+        if when == "after":
+            await ctx.next()
+        raise RuntimeError("out of order")
+
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done"), says("fine")))
+    put(runner, kind, broken, "fragile")
+    await runner.run(event_frame("e1", "go"))
+    answer = answer_of(link)
+    assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
+    assert answer.error is not None
+    assert "fragile" in answer.error.message
+    assert "RuntimeError: out of order" in answer.error.message
+    assert is_presentable(runner.store.load_messages())
+
+
+async def test_contexts_are_read_only_where_the_specification_says_so(make: Make) -> None:
+    refused: list[str] = []
+
+    async def meddle(ctx: Any) -> Any:
+        for name in ("tool_name", "tool_call_id", "turn_id", "agent_name", "next", "metadata", "anything"):
+            try:
+                setattr(ctx, name, "x")
+            except AttributeError:
+                refused.append(name)
+        return await ctx.next()
+
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
+    put(runner, "toolCall", meddle)
+    await runner.run(event_frame("e1", "go"))
+    assert len(refused) == 7
+    assert answer_of(link).status == "completed"
+
+
+async def test_a_deadline_ends_a_turn_whose_middleware_hangs(make: Make) -> None:
+    cleaned: list[str] = []
+
+    async def hang(ctx: Any) -> Any:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append("yes")
+        return await ctx.next()
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("never")))
+    put(runner, "turn", hang)
+    await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=30)), 5)
+    assert code_of(answer_of(link)) == "E_AGENT_TIMEOUT"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert cleaned == ["yes"]
+
+
+async def test_turn_middleware_has_only_so_long_behind_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_module, "AFTER_TURN_S", 0.02)
+
+    async def slow(ctx: Any) -> Any:
+        await ctx.next()
+        await asyncio.sleep(60)
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("in time")))
+    put(runner, "turn", slow)
+    await asyncio.wait_for(runner.run(event_frame("e1", "go")), 5)
+    assert answer_of(link).response == "in time"
+
+
+async def test_a_turn_given_back_and_taken_up_again_does_not_repeat_what_its_middleware_emitted(make: Make) -> None:
+    """The first process is abandoned amid a call; the second enters the same middleware and ends the turn."""
+    emissions: list[str] = []
+
+    def layers(runner: TurnRunner) -> None:
+        async def turn(ctx: Any) -> Any:
+            emissions.append("turn")
+            ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": "from turn"}}})
+            return await ctx.next()
+
+        async def step(ctx: Any) -> Any:
+            emissions.append(f"step {ctx.step_index}")
+            said = {"role": "user", "content": f"from step {ctx.step_index}"}
+            ctx.emit_message_event({"type": "append", "message": {"data": said}})
+            return await ctx.next()
+
+        put(runner, "turn", turn)
+        put(runner, "step", step)
+
+    link = FakeLink(lambda *_: None)
+    first = make(link, FakeModel(wants(("a", "notes__add", {}))))
+    layers(first)
+    running = asyncio.ensure_future(first.run(event_frame("e1", "go")))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+    first.abandon()
+    await running
+    await first.close()
+    other = FakeLink()
+    model = FakeModel(says("done"))
+    second = make(other, model)
+    layers(second)
+    await second.run(event_frame("e1", "go", epoch=2))
+    assert emissions == ["turn", "step 0", "turn", "step 0", "step 1"]
+    assert [frame.call_id for frame in other.calls] == link.open_calls() or len(other.calls) == 1
+    expected = ["go", "from turn", "from step 0", "", "from step 1"]
+    assert texts(model.requests[-1].messages) == expected
+    assert texts(second.store.load_messages()) == [*expected, "done"]
+    assert answer_of(other).response == "done"
+
+
+async def test_a_pause_gives_a_wrapped_turn_back_and_unwinds_its_middleware(make: Make) -> None:
+    unwound: list[str] = []
+
+    async def turn(ctx: Any) -> Any:
+        try:
+            return await ctx.next()
+        finally:
+            unwound.append("turn")
+
+    link = FakeLink(lambda *_: None)
+    runner = make(link, FakeModel(wants(("a", "notes__add", {}))))
+    put(runner, "turn", turn)
+    running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+    runner.pause()
+    link.finish(link.open_calls()[0], ok(1))
+    await asyncio.wait_for(running, 5)
+    assert [frame.stage for frame in link.posted] == ["release"]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert unwound == ["turn"]
+
+
+async def test_many_calls_through_middleware_have_their_results_in_call_order(make: Make) -> None:
+    async def layer(ctx: Any) -> Any:
+        await asyncio.sleep(0)
+        return await ctx.next()
+
+    ids = [f"c{number}" for number in range(200)]
+    link = FakeLink()
+    model = FakeModel(wants(*((call_id, "notes__add", {}) for call_id in ids)), says("done"))
+    runner = make(link, model)
+    put(runner, "toolCall", layer)
+    await runner.run(event_frame("e1", "go"))
+    results = [m.data.content[0].tool_call_id for m in model.requests[-1].messages if m.source.type == "tool"]  # type: ignore[union-attr]
+    assert results == ids
+
+
+async def test_a_turn_result_of_ones_own_is_the_answer(make: Make) -> None:
+    async def mine(ctx: Any) -> Any:
+        await ctx.next()
+        return TurnResult(turn_id=ctx.turn_id, response="mine", finish_reason="rewritten")
+
+    link = FakeLink()
+    runner = make(link, FakeModel(fail("E_MODEL_FAILED", "503")))
+    put(runner, "turn", mine)
+    await runner.run(event_frame("e1", "go"))
+    answer = answer_of(link)
+    assert (answer.status, answer.response, answer.finish_reason) == ("completed", "mine", "rewritten")
+
+
+def test_catalog_items_are_what_the_specification_lists() -> None:
+    item = CatalogItem(name="a__b")
+    assert (item.description, item.parameters, item.source.type) == (None, None, "config")
