@@ -163,12 +163,13 @@ def is_presentable(messages: Sequence[Message]) -> bool:
         data = message.data
         if isinstance(data, ToolData):
             for part in data.content:
-                if not owed or owed.pop(0) != part.tool_call_id:
+                if not owed or owed.pop() != part.tool_call_id:
                     return False
         elif owed:
             return False
         elif isinstance(data, AssistantData):
             owed = [call.tool_call_id for call in data.calls]
+            owed.reverse()
     return not owed
 
 

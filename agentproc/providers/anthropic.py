@@ -8,13 +8,14 @@ Source: design section 8; Anthropic's API reference, "Messages" and "Streaming".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Entry, Said, entries, kept_by
+from agentproc.providers.history import EMPTY, Entry, Said, Written, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -71,13 +72,6 @@ class ToolResultBlock(Struct, frozen=True, tag_field="type", tag="tool_result", 
 Block = TextBlock | ToolUse | ToolResultBlock | dict[str, Any]
 
 
-class Turn(Struct, frozen=True):
-    """One message."""
-
-    role: Literal["user", "assistant"]
-    content: list[Block]
-
-
 class Tool(Struct, frozen=True, omit_defaults=True):
     """A tool that is offered."""
 
@@ -92,16 +86,19 @@ class Anthropic:
     name = "anthropic"
     server = "https://api.anthropic.com"
 
+    def __init__(self) -> None:
+        self._written = Written(self.name, Turns)
+
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /v1/messages. The model's params are passed on as they are; messages, tools and system are ours."""
         model = request.model
-        shown = entries(request.messages, {item.name for item in request.tools}, self.name, model.model)
-        system = "\n\n".join(text for text in (request.system, *_rules(shown)) if text and text.strip())
+        turns = self._written.of(request)
+        system = "\n\n".join(text for text in (request.system, *turns.rules) if text and text.strip())
         body = {
             "max_tokens": DEFAULT_MAX_TOKENS,
             **model.params,
             "model": model.model,
-            "messages": turns(shown),
+            "messages": turns.json(),
             "stream": True,
         }
         if system:
@@ -109,6 +106,10 @@ class Anthropic:
         if request.tools:
             body["tools"] = [offer(item) for item in request.tools]
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
+
+    def forget(self) -> None:
+        """Let go of the conversation."""
+        self._written.forget()
 
     def reader(self, request: ModelRequest) -> Reader:
         """For one answer."""
@@ -127,30 +128,44 @@ def _headers(model: ModelSpec) -> dict[str, str]:
     return {"anthropic-version": VERSION, **key}
 
 
-def _rules(shown: list[Entry]) -> list[str]:
-    return [entry.text for entry in shown if not isinstance(entry, Said) and entry.system]
+class Turns:
+    """The conversation as alternating messages, of which the first is the user's. `rules` are its system messages."""
 
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self._turns: list[bytes] = []  # but for the last
+        self._role: Literal["user", "assistant"] = "user"
+        self._blocks: list[bytes] = []  # of the last
 
-def turns(shown: list[Entry]) -> list[Turn]:
-    """The conversation as alternating messages, of which the first is the user's."""
-    found: list[Turn] = []
-
-    def add(role: Literal["user", "assistant"], blocks: list[Block]) -> None:
-        if found and found[-1].role == role:
-            found[-1].content.extend(blocks)
-        elif blocks:
-            found.append(Turn(role, blocks))
-
-    for entry in shown:
+    def add(self, entry: Entry) -> None:
+        """The next entry."""
         if not isinstance(entry, Said):
-            if not entry.system:
-                add("user", [TextBlock(entry.text if entry.text.strip() else EMPTY)])
-            continue
-        if not found:
-            add("user", [TextBlock(EMPTY)])
-        add("assistant", blocks_of(entry))
-        add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
-    return found or [Turn("user", [TextBlock(EMPTY)])]
+            if entry.system:
+                self.rules.append(entry.text)
+            else:
+                self._add("user", [TextBlock(entry.text if entry.text.strip() else EMPTY)])
+            return
+        if not self._blocks:
+            self._add("user", [TextBlock(EMPTY)])
+        self._add("assistant", blocks_of(entry))
+        self._add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
+
+    def json(self) -> Raw:
+        """All messages as a JSON array."""
+        last = self._blocks or [encode_json(TextBlock(EMPTY))]
+        return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, last)]))
+
+    def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
+        if not blocks:
+            return
+        if role != self._role:
+            self._turns.append(_turn(self._role, self._blocks))
+            self._role, self._blocks = role, []
+        self._blocks += [encode_json(block) for block in blocks]
+
+
+def _turn(role: str, blocks: list[bytes]) -> bytes:
+    return b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks))
 
 
 def blocks_of(said: Said) -> list[Block]:

@@ -11,14 +11,25 @@ Source: design section 5; pitfalls 4; requirements ERROR-08, NAME-03.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from operator import is_
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from agentproc.conversation import AssistantData, Message, SystemData, ToolData, ToolResultPart, UserData, presentable
-from agentproc.providers.base import storable
+from agentproc.conversation import (
+    AssistantData,
+    Message,
+    SystemData,
+    ToolCallPart,
+    ToolData,
+    ToolResultPart,
+    UserData,
+    is_presentable,
+    presentable,
+)
+from agentproc.providers.base import ModelRequest, storable
 from schemas.codec import check_depth, encode_value
 from schemas.frames import ToolResult
 
@@ -80,33 +91,104 @@ def entries(messages: Sequence[Message], catalog: Collection[str], provider: str
 
     `catalog` are the names of the tools that the request offers.
     """
-    shown = presentable(messages)
-    results: list[ToolResultPart] = [
-        part for message in shown if isinstance(message.data, ToolData) for part in message.data.content
-    ]
-    found: list[Entry] = []
-    used: set[str] = set()
-    at = 0
-    for message in shown:
-        data = message.data
-        if isinstance(data, UserData | SystemData):
-            found.append(Told(data.content, system=isinstance(data, SystemData)))
-        elif isinstance(data, AssistantData):
-            calls = []
-            for part in data.calls:
-                result = results[at].result
-                at += 1
-                # The number counts calls, so a message keeps its ids however the conversation grows.
-                call_id = part.tool_call_id if _ID.fullmatch(part.tool_call_id) else f"call_{at}"
-                copy = 1
-                while call_id in used:
-                    call_id, copy = f"call_{at}" if copy == 1 else f"call_{at}_{copy}", copy + 1
-                used.add(call_id)
-                name = tool_name(part.tool_name, catalog)
-                calls.append(Call(call_id, name, part.args, result_text(result), result.status == "error"))
-            if calls or data.text.strip():
-                found.append(Said(data.text, calls, _kept(message, provider, model)))
-    return found
+    return Entries(catalog, provider, model).extend(presentable(messages))
+
+
+class Entries:
+    """Makes entries of a conversation that comes in parts; `entries` says of what kind."""
+
+    def __init__(self, catalog: Collection[str], provider: str, model: str) -> None:
+        self._catalog = catalog
+        self._provider = provider
+        self._model = model
+        self._used: set[str] = set()
+        self._calls = 0
+
+    def extend(self, messages: Sequence[Message]) -> list[Entry]:
+        """The entries of the next part, which keeps the conversation's invariant by itself."""
+        results: list[ToolResultPart] = []
+        for message in messages:
+            if isinstance(message.data, ToolData):
+                results += message.data.content
+        found: list[Entry] = []
+        rest = iter(results)
+        for message in messages:
+            data = message.data
+            if isinstance(data, UserData | SystemData):
+                found.append(Told(data.content, system=isinstance(data, SystemData)))
+            elif isinstance(data, AssistantData):
+                parts, text = data.calls, data.text
+                calls = [self._call(part, result.result) for part, result in zip(parts, rest, strict=False)]
+                if calls or text.strip():
+                    found.append(Said(text, calls, _kept(message, self._provider, self._model)))
+        return found
+
+    def _call(self, part: ToolCallPart, result: ToolResult) -> Call:
+        self._calls += 1
+        # The number counts calls, so a message keeps its ids however the conversation grows.
+        own = f"call_{self._calls}"
+        call_id = part.tool_call_id if _ID.fullmatch(part.tool_call_id) else own
+        copy = 1
+        while call_id in self._used:
+            call_id, copy = own if copy == 1 else f"{own}_{copy}", copy + 1
+        self._used.add(call_id)
+        name = tool_name(part.tool_name, self._catalog)
+        return Call(call_id, name, part.args, result_text(result), result.status == "error")
+
+
+class Writer(Protocol):
+    """Writes a conversation down in a vendor's form, entry by entry."""
+
+    def add(self, entry: Entry) -> None:
+        """The next one."""
+
+
+W = TypeVar("W", bound=Writer)
+
+
+class Written(Generic[W]):
+    """A conversation as a vendor is shown it, which grows from one request to the next: only what is new is written.
+
+    A turn of N steps asks N times with the same beginning; writing it anew each time would cost N times N. What was
+    written before counts as long as the very same messages begin the request, with the same tools and model.
+    """
+
+    def __init__(self, provider: str, writer: Callable[[], W]) -> None:
+        self._provider = provider
+        self._make = writer
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with the next request; until then nothing of the conversation is held here."""
+        self._messages: list[Message] = []
+        self._offered: tuple[str, list[str]] | None = None
+        self._writer: W | None = None
+        self._entries: Entries | None = None
+
+    def of(self, request: ModelRequest) -> W:
+        """The writer that has written the request's conversation."""
+        messages, known = request.messages, self._messages
+        offered = (request.model.model, [item.name for item in request.tools])
+        writer, source = self._writer, self._entries
+        if (
+            writer is not None
+            and source is not None
+            and offered == self._offered
+            and len(messages) >= len(known)
+            and all(map(is_, known, messages))
+            and is_presentable(new := messages[len(known) :])
+        ):
+            known += new
+        else:
+            self.forget()
+            writer = self._make()
+            source = Entries(frozenset(offered[1]), self._provider, request.model.model)
+            new = presentable(messages)
+            if is_presentable(messages):
+                self._messages, self._offered, self._writer, self._entries = list(messages), offered, writer, source
+        for entry in source.extend(new):
+            writer.add(entry)
+        return writer
 
 
 def tool_name(name: str, catalog: Collection[str]) -> str:

@@ -87,6 +87,22 @@ class HttpProvider:
 
     async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
         """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up."""
+        goes_on = False
+        try:
+            answer = await self._complete(request, on_delta)
+            goes_on = bool(answer.calls)
+            return answer
+        finally:
+            if not goes_on:  # the turn is over, and an idle agent holds nothing of it
+                self._vendor.forget()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    # --- tries
+
+    async def _complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None) -> ModelAnswer:
         clock = asyncio.get_running_loop().time
         until = None if request.timeout_s is None else clock() + request.timeout_s
         wire = self._vendor.request(request)
@@ -112,12 +128,6 @@ class HttpProvider:
                     wait,
                 )
             await self._sleep(wait)
-
-    async def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
-    # --- one try
 
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
         """One request to its answer. Raises Fault."""

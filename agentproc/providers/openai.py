@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Said, entries, kept_by
+from agentproc.providers.history import EMPTY, Entry, Said, Written, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -43,6 +43,9 @@ class OpenAI:
     name = "openai"
     server = "https://api.openai.com/v1"
 
+    def __init__(self) -> None:
+        self._written = Written(self.name, Messages)
+
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /chat/completions. The model's params are passed on as they are (null takes `stream_options` away);
         messages and tools are ours.
@@ -52,7 +55,7 @@ class OpenAI:
             "stream_options": {"include_usage": True},
             **model.params,
             "model": model.model,
-            "messages": messages(request),
+            "messages": self._written.of(request).json(request.system),
             "stream": True,
         }
         if body["stream_options"] is None:
@@ -60,6 +63,10 @@ class OpenAI:
         if request.tools:
             body["tools"] = [offer(item) for item in request.tools]
         return WireRequest(f"{self._base(model)}/chat/completions", _headers(model), encode_json(body))
+
+    def forget(self) -> None:
+        """Let go of the conversation."""
+        self._written.forget()
 
     def reader(self, request: ModelRequest) -> Reader:
         """For one answer."""
@@ -80,16 +87,18 @@ def _headers(model: ModelSpec) -> dict[str, str]:
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
-def messages(request: ModelRequest) -> list[dict[str, Any]]:
-    """System prompt and conversation; every result is a message of its own right behind its answer."""
-    found: list[dict[str, Any]] = []
-    if request.system and request.system.strip():
-        found.append({"role": "system", "content": request.system})
-    catalog = {item.name for item in request.tools}
-    for entry in entries(request.messages, catalog, "openai", request.model.model):
+class Messages:
+    """The conversation; every result is a message of its own right behind its answer."""
+
+    def __init__(self) -> None:
+        self._messages: list[bytes] = []
+        self._only_rules = True
+
+    def add(self, entry: Entry) -> None:
+        """The next entry."""
         if not isinstance(entry, Said):
-            found.append({"role": "system" if entry.system else "user", "content": entry.text})
-            continue
+            self._add({"role": "system" if entry.system else "user", "content": entry.text})
+            return
         message: dict[str, Any] = {"role": "assistant", "content": entry.text or None}
         extras = entry.kept.get("calls")
         if entry.calls:
@@ -102,11 +111,19 @@ def messages(request: ModelRequest) -> list[dict[str, Any]]:
                 }
                 for index, call in enumerate(entry.calls)
             ]
-        found.append(message)
-        found += [{"role": "tool", "tool_call_id": call.id, "content": call.result} for call in entry.calls]
-    if not any(message["role"] != "system" for message in found):
-        found.append({"role": "user", "content": EMPTY})
-    return found
+        self._add(message)
+        for call in entry.calls:
+            self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})
+
+    def json(self, system: str | None) -> Raw:
+        """All messages as a JSON array, behind the system prompt."""
+        first = [encode_json({"role": "system", "content": system})] if system and system.strip() else []
+        last = [encode_json({"role": "user", "content": EMPTY})] if self._only_rules else []
+        return Raw(b"[%s]" % b",".join([*first, *self._messages, *last]))
+
+    def _add(self, message: dict[str, Any]) -> None:
+        self._only_rules = self._only_rules and message["role"] == "system"
+        self._messages.append(encode_json(message))
 
 
 def _extra(extras: Any, index: int) -> dict[str, Any]:

@@ -80,7 +80,10 @@ class Vendor(Protocol):
     """Base URL when the model names none."""
 
     def request(self, request: ModelRequest) -> WireRequest:
-        """What to send."""
+        """What to send. What it writes of the conversation is kept for the next request, until `forget`."""
+
+    def forget(self) -> None:
+        """Let go of the conversation: the next request will be another turn's."""
 
     def reader(self, request: ModelRequest) -> AnswerReader:
         """For one answer to it."""

@@ -23,6 +23,7 @@ from agentproc.conversation import (
     ToolResultPart,
     UserData,
 )
+from agentproc.providers import history
 from agentproc.providers.anthropic import Anthropic
 from agentproc.providers.anthropic import Reader as AnthropicReader
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage
@@ -34,7 +35,7 @@ from agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
 from agentproc.providers.vendor import MAX_ANSWER_CHARS, MAX_CALLS, MAX_WORDS, Fault, FaultKind, error_words
 from schemas.codec import to_raw
 from schemas.frames import ToolResult
-from schemas.launch import ModelSpec
+from schemas.launch import CatalogItem, ModelSpec
 from tests.unit.agentproc.fakes import BASH, NOTE
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -212,6 +213,53 @@ def test_every_request_has_unique_ids_and_a_result_for_each(turns: list[list[str
         given_ids += [part["tool_use_id"] for part in item["content"] if part["type"] == "tool_result"]
         assert given_ids == wanted or item["role"] == "assistant"
     assert len(set(wanted)) == len(wanted) == sum(map(len, turns))
+
+
+parts_of_conversations = st.one_of(
+    st.sampled_from(["hello", " ", ""]).map(lambda text: [UserData(text)]),
+    st.just([SystemData("be kind")]),
+    st.just([AssistantData([TextPart("well")])]),
+    st.lists(ids, min_size=1, max_size=3, unique=True).map(
+        lambda own: [calls(*((call_id, "x y") for call_id in own)), *(result(call_id) for call_id in own)]
+    ),
+    st.just([result("nobody asked")]),
+)
+
+
+@given(st.lists(parts_of_conversations, max_size=8), st.data(), st.sampled_from(["anthropic", "openai"]))
+def test_a_conversation_that_grows_is_written_as_if_it_were_new(
+    parts: list[list[MessageData]], data: st.DataObject, provider: str
+) -> None:
+    """Also when messages are taken out, others put in, or the tools change between the requests of a turn."""
+    vendor = Anthropic() if provider == "anthropic" else OpenAI()
+    messages: list[Message] = []
+    for number, part in enumerate(parts):
+        messages += [message(100 * number + at, item) for at, item in enumerate(part)]
+        if data.draw(st.integers(0, 4)) == 0:
+            del messages[data.draw(st.integers(0, len(messages) - 1))]
+        changes = {"tools": [BASH] if data.draw(st.integers(0, 4)) else [BASH, CatalogItem(name="x y")]}
+        sent = vendor.request(asked(list(messages), provider, **changes)).body
+        assert json.loads(sent) == body(messages, provider, **changes)
+
+
+@pytest.mark.parametrize("vendor", [Anthropic(), OpenAI()])
+def test_only_what_is_new_is_written(vendor: Anthropic | OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[ToolResult] = []
+    result_text = history.result_text
+
+    def counted(result: ToolResult) -> str:
+        read.append(result)
+        return result_text(result)
+
+    monkeypatch.setattr(history, "result_text", counted)
+    messages = conversation(UserData("go"), calls(("c1", "x")), result("c1"))
+    vendor.request(asked(messages, vendor.name))
+    messages = [*messages, message(3, calls(("c2", "x"))), message(4, result("c2"))]
+    vendor.request(asked(messages, vendor.name))
+    assert len(read) == 2
+    vendor.forget()
+    vendor.request(asked(messages, vendor.name))
+    assert len(read) == 4
 
 
 @pytest.mark.requirement("NAME-03")
