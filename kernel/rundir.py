@@ -80,7 +80,7 @@ def check(run_dir: str) -> None:
         )
     try:
         state = os.lstat(run_dir)
-        _check_ancestors(os.path.dirname(run_dir))
+        check_ancestors(os.path.dirname(run_dir))
     except FileNotFoundError:
         raise  # none, or a kernel that ended took it away in this moment; see lock()
     except OSError as error:
@@ -94,8 +94,11 @@ def check(run_dir: str) -> None:
         )
 
 
-def _check_ancestors(path: str) -> None:
-    """Nobody else may be able to move the directory away: sticky or closed directories of root or ours only."""
+def check_ancestors(path: str) -> None:
+    """Nobody else may be able to move the directory away: sticky or closed directories of root or ours only.
+
+    Raises GoondanError E_RUN_DIR, and OSError for what cannot be looked at.
+    """
     path = os.path.realpath(path)
     while True:
         state = os.stat(path)

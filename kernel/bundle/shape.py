@@ -23,7 +23,7 @@ from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
 
 #: Characters that `${NAME}` may add to a bundle in all; an environment is no place for documents.
 MAX_EXPANDED_CHARS: Final = 1 << 20
-_VARIABLE: Final = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE: Final = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class Environment:
@@ -53,7 +53,7 @@ class Environment:
             self._left -= len(found)
             return found if self._left >= 0 else ""
 
-        expanded = _VARIABLE.sub(value, text)
+        expanded = VARIABLE.sub(value, text)
         return expanded, missing, self._left < 0
 
 

@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, str]] = {
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",
     "stop": "Stop a running swarm.",
+    "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "schema": "Write the contract as JSON Schema files.",
 }

@@ -110,5 +110,5 @@ def next_steps(folder: str, template: str) -> list[dict[str, str]]:
 
     enter = [("cd " + quote(folder), "")] if os.path.abspath(folder) != os.getcwd() else []
     run = ("gdn run", "talks to it; Ctrl-D ends it")
-    check = ("gdn validate", "checks goondan.yaml after a change")
-    return [{"command": line, "what": what} for line, what in [*enter, run, *TEMPLATES[template], check]]
+    rest = [("gdn validate", "checks goondan.yaml after a change"), ("gdn doctor", "checks this machine")]
+    return [{"command": line, "what": what} for line, what in [*enter, run, *TEMPLATES[template], *rest]]

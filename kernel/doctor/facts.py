@@ -1,0 +1,146 @@
+"""What `gdn doctor` knows about this machine before it judges (pure). No fact holds the value of a variable.
+
+Numbers are None, and texts empty, where the system does not say. A limit of -1 is none.
+
+Source: design section 11; sandbox.md sections 3, 4 and 7.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from kernel.bundle.problems import Problem
+from schemas.frames import ErrorPayload
+
+UNLIMITED = -1
+
+
+class Versions(Struct, frozen=True, kw_only=True):
+    """What runs. `libzmq_ipc`: whether libzmq can use the sockets of one machine at all."""
+
+    kernel: str
+    python: str
+    pyzmq: str
+    libzmq: str
+    libzmq_ipc: bool = True
+    system: str = "Linux"
+    release: str = ""
+    machine: str = ""
+
+
+class Cgroup(Struct, frozen=True):
+    """The control group of this process. `writable`: groups can be made in it, with memory and pids."""
+
+    version: Literal["v2", "v1", "none"]
+    path: str = ""
+    writable: bool = False
+
+
+class Lack(Struct, frozen=True):
+    """One thing that stands between this host and the full sandbox, in the tool host's words."""
+
+    what: str
+    problem: str
+    fix: str
+
+
+class Survey(Struct, frozen=True, rename="camel", kw_only=True):
+    """What `python -m toolhost.survey` says after it has started a jail, as far as it is used here.
+
+    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has.
+    """
+
+    tier: Literal["full", "reduced"] | None
+    walls: list[str] = []
+    notes: list[str] = []
+    findings: list[Lack] = []
+    bwrap: str | None = None
+    bwrap_version: str | None = None
+    landlock: int = 0
+
+
+class Host(Struct, frozen=True, kw_only=True):
+    """What bears on jails beside the survey. The three numbers are sysctls, None where this system has none such.
+
+    `setuid_bwrap` is a bubblewrap on the PATH that is setuid, "" without one.
+    """
+
+    uid: int
+    setuid_bwrap: str = ""
+    apparmor_userns: int | None = None
+    userns_clone: int | None = None
+    max_userns: int | None = None
+    cgroup: Cgroup = Cgroup("none")
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Soft and hard limits of this process; `pids_max` is its control group's."""
+
+    open_files: tuple[int, int]
+    processes: tuple[int, int]
+    pids_max: int | None = None
+
+
+class Variable(Struct, frozen=True, kw_only=True):
+    """One environment variable. `wanted_by`: who needs it; `padded`: its value begins or ends with white space."""
+
+    name: str
+    is_set: bool
+    wanted_by: str = ""
+    padded: bool = False
+
+
+class Folder(Struct, frozen=True, kw_only=True):
+    """A place where files are written. `problem` says why they cannot be; `filesystem` is its type."""
+
+    path: str
+    problem: str | None = None
+    free_bytes: int | None = None
+    free_files: int | None = None
+    filesystem: str = ""
+
+
+class RunDir(Struct, frozen=True, kw_only=True):
+    """The runtime directory. `socket_bytes` is the length of the longest path of a socket in it.
+
+    `unused_xdg` is an XDG_RUNTIME_DIR that cannot be used, "" when there is none such.
+    """
+
+    path: str = ""
+    socket_bytes: int = 0
+    problem: str | None = None
+    unused_xdg: str = ""
+
+
+class Running(Struct, frozen=True, kw_only=True):
+    """The kernel of this bundle. `left`: a killed kernel's files are there; `hangs`: it does not answer."""
+
+    status: Literal["none", "runs", "by hand", "hangs", "left"] = "none"
+    pid: int | None = None
+    processes: int = 0
+
+
+class Bundle(Struct, frozen=True, kw_only=True):
+    """The bundle. `refused` says why it could not even be looked at."""
+
+    path: str = ""
+    errors: list[Problem] = []
+    warnings: list[Problem] = []
+    dropped: int = 0
+    refused: ErrorPayload | None = None
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """Everything. `survey` is the tool host's half, None when it did not answer."""
+
+    versions: Versions
+    host: Host
+    limits: Limits
+    variables: list[Variable]
+    state: Folder
+    run_dir: RunDir
+    running: Running
+    bundle: Bundle
+    survey: Survey | None = None

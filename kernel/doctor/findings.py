@@ -1,0 +1,320 @@
+"""From facts to findings: what is in order, what is not, and the command that mends it (pure).
+
+A problem keeps the kernel or its tools from working, a warning takes something away or will bite later. Each of both
+has a fix: a command to be typed as it is, or one sentence where no single command does it.
+
+Source: design section 11; sandbox.md sections 3, 4 and 7.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from kernel.doctor.facts import (
+    UNLIMITED,
+    Bundle,
+    Facts,
+    Folder,
+    Host,
+    Limits,
+    RunDir,
+    Running,
+    Survey,
+    Variable,
+    Versions,
+)
+
+Level = Literal["ok", "warning", "problem"]
+Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle"]
+
+#: pidfd_open, without which no exit can be observed.
+MINIMUM_RELEASE: Final = (5, 3)
+#: Longest path of a socket (kernel/paths.py has the reason); from here on it is worth a warning.
+MAX_SOCKET_BYTES: Final = 107
+NEAR_SOCKET_BYTES: Final = 100
+#: Descriptors that some hundred agents and their jails need.
+FEW_FILES: Final = 4096
+#: Processes: an agent is one, a jail three.
+FEW_PROCESSES: Final = 512
+#: Free space: below the first nothing can be promised, below the second it will soon be so (bytes).
+NO_SPACE: Final = 64 << 20
+LITTLE_SPACE: Final = 1 << 30
+#: Free inodes; an instance takes ten.
+FEW_INODES: Final = 1000
+#: File systems on which SQLite's write-ahead log does not work, because it is shared memory between processes.
+REMOTE: Final = frozenset(
+    ("9p", "afs", "ceph", "cifs", "drvfs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs")
+)
+#: Problems and warnings of the bundle that are repeated here; `gdn validate` has all.
+SHOWN_PROBLEMS: Final = 5
+_RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
+
+
+class Finding(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One line of the report. `check` is a stable name within its area."""
+
+    area: Area
+    check: str
+    level: Level
+    message: str
+    fix: str | None = None
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Everything that is to be said, in the order of the areas."""
+    return [
+        *_versions(facts.versions),
+        *_sandbox(facts.survey, facts.host),
+        *_limits(facts.limits, facts.host),
+        *(_variable(variable) for variable in facts.variables),
+        *_run_dir(facts.run_dir),
+        *_state(facts.state),
+        _running(facts.running, facts.run_dir),
+        *_bundle(facts.bundle),
+    ]
+
+
+def _ok(area: Area, check: str, message: str) -> Finding:
+    return Finding(area=area, check=check, level="ok", message=message)
+
+
+def _warning(area: Area, check: str, message: str, fix: str) -> Finding:
+    return Finding(area=area, check=check, level="warning", message=message, fix=fix)
+
+
+def _problem(area: Area, check: str, message: str, fix: str) -> Finding:
+    return Finding(area=area, check=check, level="problem", message=message, fix=fix)
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+def _versions(versions: Versions) -> Iterator[Finding]:
+    yield _ok("versions", "kernel", f"goondan-kernel {versions.kernel}")
+    yield _ok("versions", "python", f"Python {versions.python}")
+    text = f"pyzmq {versions.pyzmq} with libzmq {versions.libzmq}"
+    if versions.libzmq_ipc:
+        yield _ok("versions", "zeromq", text)
+    else:
+        fix = "python3 -m pip install --force-reinstall --only-binary pyzmq pyzmq"
+        yield _problem("versions", "zeromq", f"{text}, which was built without ipc sockets", fix)
+    system = f"{versions.system} {versions.release} on {versions.machine}"
+    found = _RELEASE.match(versions.release)
+    if versions.system != "Linux":
+        yield _problem("versions", "system", f"{system}: the kernel needs Linux", "Run it in a Linux virtual machine.")
+    elif found is not None and (int(found[1]), int(found[2])) < MINIMUM_RELEASE:
+        needed = ".".join(map(str, MINIMUM_RELEASE))
+        yield _problem("versions", "system", f"{system} is too old; {needed} is needed", "Upgrade the system's kernel.")
+    else:
+        yield _ok("versions", "system", system)
+
+
+# --- sandbox --------------------------------------------------------------------------------------------------------
+
+
+def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
+    if survey is None:
+        message = "the tool host's survey gave no answer; what it prints says why"
+        yield _problem("sandbox", "jail", message, "python3 -m toolhost.survey")
+    else:
+        yield from _jail(survey)
+    if host.setuid_bwrap:
+        message = f"{host.setuid_bwrap} is setuid root; it is never used here, but every user of this machine can"
+        yield _warning("sandbox", "setuid", message, f"sudo chmod u-s {shlex.quote(host.setuid_bwrap)}")
+    yield _userns(host, works=survey is not None and survey.tier is not None)
+    yield _cgroup(host)
+    if host.uid == 0:
+        message = "running as root: outside its namespace a jail has root's user id"
+        yield _warning("sandbox", "user", message, "Start it as an ordinary user.")
+    else:
+        yield _ok("sandbox", "user", f"running as an ordinary user (uid {host.uid})")
+
+
+def _jail(survey: Survey) -> Iterator[Finding]:
+    walls = ", ".join(survey.walls)
+    if survey.tier is None:
+        for lack in survey.findings:
+            yield _problem("sandbox", "jail", f"no tool can run, {lack.what}: {lack.problem}", lack.fix)
+        if not survey.findings:
+            yield _problem("sandbox", "jail", "no tool can run", "python3 -m toolhost.survey")
+    elif survey.tier == "full":
+        yield _ok("sandbox", "jail", f"a jail was started and looked at from both sides: full ({walls})")
+    else:
+        fix = survey.findings[0].fix if survey.findings else "python3 -m toolhost.survey"
+        yield _warning("sandbox", "jail", f"only the {survey.tier} sandbox ({walls}); tools that need more refuse", fix)
+    if survey.bwrap is not None:
+        yield _ok("sandbox", "bubblewrap", f"bubblewrap {survey.bwrap_version or ''} at {survey.bwrap}")
+    if survey.landlock:
+        yield _ok("sandbox", "landlock", f"Landlock, version {survey.landlock} of its interface")
+    for note in survey.notes:
+        yield _ok("sandbox", "note", note)
+
+
+def _userns(host: Host, *, works: bool) -> Finding:
+    """What this host allows; a host whose jails work has found a way, and is told so."""
+    message, fix = "", ""
+    if host.max_userns == 0:
+        message, fix = "user.max_user_namespaces is 0", "sudo sysctl -w user.max_user_namespaces=15000"
+    elif host.userns_clone == 0:
+        message = "kernel.unprivileged_userns_clone is 0"
+        fix = "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    elif host.apparmor_userns == 1:
+        message = "kernel.apparmor_restrict_unprivileged_userns is 1"
+        fix = "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # better: a profile for bubblewrap"
+    if not message:
+        return _ok("sandbox", "userNamespaces", "no setting of this host restricts user namespaces")
+    if works:
+        return _ok("sandbox", "userNamespaces", f"{message}, and jails work all the same")
+    return _warning("sandbox", "userNamespaces", f"user namespaces are restricted: {message}", fix)
+
+
+def _cgroup(host: Host) -> Finding:
+    group = host.cgroup
+    if group.writable:
+        return _ok("sandbox", "cgroup", f"cgroup {group.version} at {group.path} can be divided")
+    fix = "systemd-run --user --scope -p Delegate=yes gdn run"
+    if group.version == "none":
+        return _warning("sandbox", "cgroup", "no cgroups: a jail's memory cannot be counted as a whole", fix)
+    message = f"cgroup {group.version} at {group.path or '/'} is not ours to divide: jails get no cgroup of their own"
+    return _warning("sandbox", "cgroup", message, fix)
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def _limits(limits: Limits, host: Host) -> Iterator[Finding]:
+    soft, hard = limits.open_files
+    text = f"open files: {_limit(soft)}, and up to {_limit(hard)}"
+    if hard != UNLIMITED and hard < FEW_FILES:
+        whom = "$USER" if host.uid else "root"
+        fix = f'echo "{whom} hard nofile 65536" | sudo tee /etc/security/limits.d/goondan.conf   # then log in again'
+        yield _warning("limits", "openFiles", f"{text}, which is few", fix)
+    else:
+        yield _ok("limits", "openFiles", text)
+    soft, hard = limits.processes
+    text = f"processes of this user: {_limit(soft)}"
+    if host.uid != 0 and soft != UNLIMITED and soft < FEW_PROCESSES:
+        fix = (
+            f"ulimit -u {_limit(hard)}"
+            if hard == UNLIMITED or hard >= FEW_PROCESSES
+            else ('echo "$USER hard nproc 8192" | sudo tee /etc/security/limits.d/goondan.conf   # then log in again')
+        )
+        yield _warning("limits", "processes", f"{text}, which is few", fix)
+    else:
+        yield _ok("limits", "processes", text if host.uid != 0 else f"{text} (does not count for root)")
+    if limits.pids_max is not None:
+        text = f"tasks in this control group: {limits.pids_max}"
+        if limits.pids_max < FEW_PROCESSES:
+            fix = "systemd-run --user --scope -p TasksMax=8192 gdn run"
+            yield _warning("limits", "tasks", f"{text}, which is few", fix)
+        else:
+            yield _ok("limits", "tasks", text)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number == UNLIMITED else str(number)
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def _variable(variable: Variable) -> Finding:
+    who = f" ({variable.wanted_by})" if variable.wanted_by else ""
+    if variable.padded:
+        message = f"{variable.name} begins or ends with white space{who}, which no key does"
+        return _warning("keys", variable.name, message, f'export {variable.name}="$(echo ${variable.name})"')
+    if variable.is_set:
+        return _ok("keys", variable.name, f"{variable.name} is set{who}")
+    if variable.wanted_by:
+        return _warning("keys", variable.name, f"{variable.name} is not set{who}", f"export {variable.name}=…")
+    return _ok("keys", variable.name, f"{variable.name} is not set; only its provider needs it")
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+
+def _run_dir(run_dir: RunDir) -> Iterator[Finding]:
+    if run_dir.unused_xdg:
+        message = (
+            f"XDG_RUNTIME_DIR {run_dir.unused_xdg} is not used: it must be a short path, yours, and closed to others"
+        )
+        yield _warning("paths", "xdgRuntimeDir", message, f"chmod 700 {shlex.quote(run_dir.unused_xdg)}")
+    if run_dir.problem is not None:
+        fix = 'export XDG_RUNTIME_DIR="$(mktemp -d /tmp/run.XXXXXX)"'
+        yield _problem("paths", "runDir", f"sockets cannot be made: {run_dir.problem}", fix)
+        return
+    text = f"sockets in {run_dir.path}: paths of {run_dir.socket_bytes} bytes, {MAX_SOCKET_BYTES} at most"
+    if run_dir.socket_bytes > NEAR_SOCKET_BYTES:
+        yield _warning("paths", "runDir", text, 'export XDG_RUNTIME_DIR="$(mktemp -d /tmp/run.XXXXXX)"')
+    else:
+        yield _ok("paths", "runDir", text)
+
+
+def _state(state: Folder) -> Iterator[Finding]:
+    elsewhere = "export GOONDAN_STATE_ROOT=DIR   # a directory of yours on a local disk"
+    if state.problem is not None:
+        yield _problem(
+            "paths", "stateDir", f"{state.path or 'the state'} cannot be written: {state.problem}", elsewhere
+        )
+        return
+    if state.filesystem in REMOTE:
+        message = f"{state.path} is on {state.filesystem}, where conversations can be damaged"
+        yield _problem("paths", "stateDir", message, elsewhere)
+    else:
+        where = f" on {state.filesystem}" if state.filesystem else ""
+        yield _ok("paths", "stateDir", f"state in {state.path}{where}")
+    if state.free_bytes is not None:
+        yield _space(state, state.free_bytes, elsewhere)
+    if state.free_files is not None and state.free_files < FEW_INODES:
+        yield _warning("paths", "inodes", f"{state.free_files} more files can be made there", elsewhere)
+
+
+def _space(state: Folder, free: int, elsewhere: str) -> Finding:
+    text = f"{free / (1 << 30):.1f} GiB free there" if free >= 1 << 30 else f"{free >> 20} MiB free there"
+    if free < NO_SPACE:
+        return _problem("paths", "diskSpace", f"only {text}", elsewhere)
+    if free < LITTLE_SPACE:
+        return _warning("paths", "diskSpace", f"only {text}", f"du -xh --max-depth=2 {shlex.quote(state.path)}")
+    return _ok("paths", "diskSpace", text)
+
+
+# --- kernel and bundle ----------------------------------------------------------------------------------------------
+
+
+def _running(running: Running, run_dir: RunDir) -> Finding:
+    if running.status == "runs":
+        many = f"{running.processes} process{'' if running.processes == 1 else 'es'}"
+        return _ok("kernel", "running", f"a kernel of this bundle runs (pid {running.pid}, {many})")
+    if running.status == "by hand":
+        return _ok("kernel", "running", f"a broker that was started by hand serves this bundle (pid {running.pid})")
+    if running.status == "hangs":
+        return _problem("kernel", "running", "a kernel of this bundle runs and does not answer", "gdn stop")
+    if running.status == "left":
+        message = f"a killed kernel left its files in {run_dir.path}; the next start clears them"
+        return _warning("kernel", "running", message, "gdn stop")
+    return _ok("kernel", "running", "no kernel of this bundle runs")
+
+
+def _bundle(bundle: Bundle) -> Iterator[Finding]:
+    if bundle.refused is not None:
+        fix = bundle.refused.suggestion or "gdn init"
+        yield _problem("bundle", "bundle", f"{bundle.refused.message} [{bundle.refused.code}]", fix)
+        return
+    path = shlex.quote(bundle.path)
+    for problem in bundle.errors[:SHOWN_PROBLEMS]:
+        where = f"{problem.file}:{problem.line}:{problem.column}" if problem.line else problem.file
+        message = f"{where}: {problem.message} [{problem.code}]"
+        yield _problem("bundle", "error", message, problem.suggestion or f"gdn validate {path}")
+    more = len(bundle.errors) + bundle.dropped - SHOWN_PROBLEMS
+    if more > 0:
+        yield _problem("bundle", "error", f"{more} more errors", f"gdn validate {path}")
+    for problem in bundle.warnings[:SHOWN_PROBLEMS]:
+        message = f"{problem.file}: {problem.message} [{problem.code}]"
+        yield _warning("bundle", "warning", message, problem.suggestion or f"gdn validate {path}")
+    if not bundle.errors:
+        yield _ok("bundle", "bundle", f"{bundle.path} is valid")

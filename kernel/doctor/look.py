@@ -1,0 +1,323 @@
+"""Looks at this machine for `gdn doctor`. Never raises for what it finds; what cannot be looked at is left out.
+
+It starts one program, the tool host's survey, which runs while the rest is looked at. Of an environment variable only
+the name is kept.
+
+Source: design section 11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+
+from kernel import paths, rundir
+from kernel.bundle.models import KEY_VARIABLE
+from kernel.bundle.problems import BundleError
+from kernel.bundle.variables import wanted_variables
+from kernel.cli.attach import Place, by_hand
+from kernel.doctor.facts import (
+    UNLIMITED,
+    Bundle,
+    Cgroup,
+    Facts,
+    Folder,
+    Host,
+    Limits,
+    RunDir,
+    Running,
+    Survey,
+    Variable,
+    Versions,
+)
+from kernel.spawn import START
+from kernel.supervisor_client import SupervisorClient
+from schemas.errors import GoondanError
+
+#: The survey starts at most two jails; a machine that is starting a hundred things may take long (seconds).
+SURVEY_S: Final = 60.0
+_CGROUP_ROOT: Final = "/sys/fs/cgroup"
+#: How /proc/self/mounts writes white space and backslashes.
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+def look(bundle: str | None) -> Facts:
+    """All facts, for the bundle at `bundle` (None: the one that commands take by default)."""
+    survey = _start_survey()
+    try:
+        found, named = _bundle(bundle)
+        run_dir = _run_dir(found.path)
+        return Facts(
+            versions=_versions(),
+            host=_host(),
+            limits=_limits(),
+            variables=_variables(named, os.environ),
+            state=_state(found.path),
+            run_dir=run_dir,
+            running=_running(found.path, run_dir),
+            bundle=found,
+            survey=_answer(survey),
+        )
+    finally:
+        if survey is not None and survey.returncode is None:
+            survey.kill()
+            survey.communicate()
+
+
+# --- the tool host's half -------------------------------------------------------------------------------------------
+
+
+def _start_survey() -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", START, "toolhost.survey"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is this process's business, and what it starts ends with it
+        )
+    except OSError:
+        return None
+
+
+def _answer(survey: subprocess.Popen[bytes] | None) -> Survey | None:
+    if survey is None:
+        return None
+    try:
+        data, _ = survey.communicate(timeout=SURVEY_S)
+        return msgspec.json.decode(data, type=Survey) if survey.returncode == 0 else None
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return None
+
+
+# --- this machine ---------------------------------------------------------------------------------------------------
+
+
+def _versions() -> Versions:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import zmq
+
+    own = "unknown"
+    with suppress(PackageNotFoundError):
+        own = version("goondan-kernel")
+    system = os.uname()
+    return Versions(
+        kernel=own,
+        python=sys.version.split()[0],
+        pyzmq=zmq.__version__,
+        libzmq=zmq.zmq_version(),
+        libzmq_ipc=zmq.has("ipc"),
+        system=system.sysname,
+        release=system.release,
+        machine=system.machine,
+    )
+
+
+def _host() -> Host:
+    return Host(
+        uid=os.geteuid(),
+        setuid_bwrap=_setuid_bwrap(),
+        apparmor_userns=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),
+        max_userns=_number("/proc/sys/user/max_user_namespaces"),
+        cgroup=_cgroup(_read("/proc/self/cgroup")),
+    )
+
+
+def _setuid_bwrap() -> str:
+    found = shutil.which("bwrap")
+    try:
+        return found if found is not None and os.stat(found).st_mode & stat.S_ISUID else ""
+    except OSError:
+        return ""
+
+
+def _cgroup(membership: str) -> Cgroup:
+    """From /proc/self/cgroup: lines of `number:controllers:path`, number 0 without controllers for version 2."""
+    groups = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
+    unified = next((path for number, _, path in groups if number == "0"), None)
+    if unified is not None and os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers"):
+        folder = _CGROUP_ROOT + unified.rstrip("/")
+        controllers = _read(f"{folder}/cgroup.controllers").split()
+        ours = {"memory", "pids"} <= set(controllers) and _may_write(folder) and _may_write(f"{folder}/cgroup.procs")
+        return Cgroup("v2", unified, ours)
+    for _, names, path in groups:
+        if "memory" in names.split(","):
+            return Cgroup("v1", path, _may_write(f"{_CGROUP_ROOT}/memory{path.rstrip('/')}"))
+    return Cgroup("none")
+
+
+def _limits() -> Limits:
+    pids: int | None = None
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, _, path = line.partition("::")
+        if path:
+            pids = _number(f"{_CGROUP_ROOT}{path.rstrip('/')}/pids.max")
+    return Limits(open_files=_limit(resource.RLIMIT_NOFILE), processes=_limit(resource.RLIMIT_NPROC), pids_max=pids)
+
+
+def _limit(which: int) -> tuple[int, int]:
+    soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+    return soft, hard
+
+
+def _variables(named: Mapping[str, str], env: Mapping[str, str]) -> list[Variable]:
+    """The vendors' keys and what the bundle names; `named` is name -> who wants it."""
+    found = []
+    for name in dict.fromkeys((*KEY_VARIABLE.values(), *sorted(named))):
+        value = env.get(name, "")
+        padded = value != value.strip()
+        found.append(Variable(name=name, is_set=bool(value), wanted_by=named.get(name, ""), padded=padded))
+    return found
+
+
+# --- paths ----------------------------------------------------------------------------------------------------------
+
+
+def _run_dir(bundle: str) -> RunDir:
+    try:
+        path = paths.run_dir(bundle)
+    except GoondanError as error:
+        return RunDir(problem=error.info.message)
+    longest = len(os.fsencode(os.path.join(path, paths.LONGEST_SOCKET)))
+    xdg = os.environ.get("XDG_RUNTIME_DIR", "")
+    unused = xdg if xdg and not path.startswith(os.path.join(xdg, "")) else ""
+    return RunDir(path=path, socket_bytes=longest, problem=_run_dir_problem(path), unused_xdg=unused)
+
+
+def _run_dir_problem(path: str) -> str | None:
+    try:
+        rundir.check(path)
+    except FileNotFoundError:
+        pass
+    except GoondanError as error:
+        return error.info.message
+    else:
+        return None
+    above = _existing(path)
+    try:
+        rundir.check_ancestors(above)
+    except GoondanError as error:
+        return error.info.message
+    except OSError as error:
+        return f"{above}: {error.strerror}"
+    return None if _may_write(above) else f"{above} is not writable"
+
+
+def _state(bundle: str) -> Folder:
+    try:
+        path = paths.state_dir(bundle)
+    except GoondanError as error:
+        return Folder(path="", problem=error.info.message)
+    above = _existing(path)
+    problem: str | None = None
+    free_bytes = free_files = None
+    try:
+        if not os.path.isdir(above):
+            problem = f"{above} is no directory"
+        elif above == path:
+            with tempfile.TemporaryFile(dir=path) as probe:  # asks the file system, not only the permissions
+                probe.write(b"x")
+        elif not _may_write(above):
+            problem = f"{above} is not writable"
+        space = os.statvfs(above)
+        free_bytes = space.f_bavail * space.f_frsize
+        free_files = space.f_favail if space.f_files else None
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return Folder(
+        path=path, problem=problem, free_bytes=free_bytes, free_files=free_files, filesystem=_filesystem(above)
+    )
+
+
+def _existing(path: str) -> str:
+    """The nearest place at or above `path` that is there."""
+    while not os.path.lexists(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _filesystem(path: str) -> str:
+    """The type of the file system that holds `path`; "" when it cannot be told."""
+    path = os.path.realpath(path)
+    best, kind = "", ""
+    for line in _read("/proc/self/mounts").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        place = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1])
+        inside = path == place or path.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= len(best):
+            best, kind = place, fields[2]
+    return kind
+
+
+# --- kernel and bundle ----------------------------------------------------------------------------------------------
+
+
+def _running(bundle: str, run_dir: RunDir) -> Running:
+    if not run_dir.path or run_dir.problem is not None:
+        return Running()
+    try:
+        client = SupervisorClient.connect(run_dir.path)
+        if client is not None:
+            try:
+                rows = client.ask("ps").processes or []
+            finally:
+                client.close()
+            return Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
+        broker = by_hand(Place(bundle, run_dir.path, ""))
+        if broker is not None:
+            broker.finish()
+            return Running(status="by hand", pid=broker.pid)
+    except GoondanError:
+        return Running(status="hangs")
+    left: Literal["left", "none"] = "left" if os.path.exists(f"{run_dir.path}/{rundir.ALIVE}") else "none"
+    return Running(status=left)
+
+
+def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
+    """The bundle, and the variables that it names."""
+    from kernel.bundle.opening import inspect_bundle
+
+    try:
+        path = paths.find_bundle(given)
+        inspected = inspect_bundle(path, state_dir=paths.state_dir(path))
+    except BundleError as error:
+        return Bundle(path=given or "", errors=error.problems), {}
+    except GoondanError as error:
+        return Bundle(path=given or "", refused=error.info), {}
+    found = Bundle(path=path, errors=inspected.errors, warnings=inspected.warnings, dropped=inspected.dropped)
+    return found, wanted_variables(inspected.loaded.documents)
+
+
+# --- small things ---------------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except OSError:
+        return ""
+
+
+def _number(path: str) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() and text.isascii() else None
+
+
+def _may_write(path: str) -> bool:
+    return os.access(path, os.W_OK | (os.X_OK if os.path.isdir(path) else 0), effective_ids=True)

@@ -1,0 +1,217 @@
+"""From facts to findings: every way in which a machine can fall short is said once, with its fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kernel.bundle.load import load_documents
+from kernel.bundle.problems import Problem, Report
+from kernel.bundle.variables import wanted_variables
+from kernel.cli.doctor import render
+from kernel.cli.terminal import Style
+from kernel.doctor import look
+from kernel.doctor.facts import (
+    UNLIMITED,
+    Bundle,
+    Cgroup,
+    Facts,
+    Folder,
+    Host,
+    Lack,
+    Limits,
+    RunDir,
+    Running,
+    Survey,
+    Variable,
+    Versions,
+)
+from kernel.doctor.findings import Finding, judge
+from schemas.errors import error_payload
+
+GOOD = Facts(
+    versions=Versions(
+        kernel="0.1.0", python="3.11.7", pyzmq="27.0", libzmq="4.3.5", release="6.8.0-45-generic", machine="x86_64"
+    ),
+    host=Host(uid=1000, max_userns=9000, cgroup=Cgroup("v2", "/user.slice", True)),
+    limits=Limits(open_files=(1024, 65536), processes=(9000, 9000), pids_max=9000),
+    variables=[Variable(name="ANTHROPIC_API_KEY", is_set=True), Variable(name="OPENAI_API_KEY", is_set=False)],
+    state=Folder(path="/home/me/.goondan/w", free_bytes=5 << 30, free_files=10**6, filesystem="ext4"),
+    run_dir=RunDir(path="/run/user/1000/goondan/x", socket_bytes=50),
+    running=Running(),
+    bundle=Bundle(path="/b/goondan.yaml"),
+    survey=Survey(tier="full", walls=["namespaces"], bwrap="/usr/bin/bwrap", bwrap_version="0.11.0", landlock=6),
+)
+
+
+def with_host(**changes: Any) -> Facts:
+    return replace(GOOD, host=replace(GOOD.host, **changes))
+
+
+def with_survey(**changes: Any) -> Facts:
+    assert GOOD.survey is not None
+    return replace(GOOD, survey=replace(GOOD.survey, **changes))
+
+
+def with_versions(**changes: Any) -> Facts:
+    return replace(GOOD, versions=replace(GOOD.versions, **changes))
+
+
+def with_limits(**changes: Any) -> Facts:
+    return replace(GOOD, limits=replace(GOOD.limits, **changes))
+
+
+def with_state(**changes: Any) -> Facts:
+    return replace(GOOD, state=replace(GOOD.state, **changes))
+
+
+def with_run_dir(**changes: Any) -> Facts:
+    return replace(GOOD, run_dir=replace(GOOD.run_dir, **changes))
+
+
+def with_variable(**changes: Any) -> Facts:
+    return replace(GOOD, variables=[replace(GOOD.variables[0], **changes)])
+
+
+def test_nothing_is_wrong_with_a_good_machine() -> None:
+    findings = judge(GOOD)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert {finding.area for finding in findings} == {
+        "versions",
+        "sandbox",
+        "limits",
+        "keys",
+        "paths",
+        "kernel",
+        "bundle",
+    }
+    assert render(findings, Style())[-1] == "everything is in order"
+
+
+NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo fix")])
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "level", "fix"),
+    [
+        (with_versions(libzmq_ipc=False), "zeromq", "problem", "pip install"),
+        (with_versions(release="4.19.0-generic"), "system", "problem", "Upgrade"),
+        (with_versions(system="Darwin"), "system", "problem", "Linux"),
+        (replace(GOOD, survey=None), "jail", "problem", "python3 -m toolhost.survey"),
+        (replace(GOOD, survey=NO_JAIL), "jail", "problem", "sudo fix"),
+        (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "toolhost.survey"),
+        (with_survey(tier="reduced"), "jail", "warning", "toolhost.survey"),
+        (with_host(uid=0), "user", "warning", "ordinary user"),
+        (with_host(setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
+        (with_host(cgroup=Cgroup("v1", "/x")), "cgroup", "warning", "Delegate=yes"),
+        (with_host(cgroup=Cgroup("none")), "cgroup", "warning", "Delegate=yes"),
+        (with_limits(open_files=(256, 1024)), "openFiles", "warning", "nofile"),
+        (with_limits(processes=(100, UNLIMITED)), "processes", "warning", "ulimit -u unlimited"),
+        (with_limits(processes=(100, 200)), "processes", "warning", "nproc"),
+        (with_limits(pids_max=100), "tasks", "warning", "TasksMax"),
+        (with_variable(padded=True), "ANTHROPIC_API_KEY", "warning", "export ANTHROPIC_API_KEY="),
+        (with_variable(is_set=False, wanted_by="Model/m"), "ANTHROPIC_API_KEY", "warning", "export"),
+        (with_run_dir(problem="too long"), "runDir", "problem", "XDG_RUNTIME_DIR"),
+        (with_run_dir(socket_bytes=105), "runDir", "warning", "XDG_RUNTIME_DIR"),
+        (with_run_dir(unused_xdg="/run/me"), "xdgRuntimeDir", "warning", "chmod 700 /run/me"),
+        (with_state(problem="read-only"), "stateDir", "problem", "GOONDAN_STATE_ROOT"),
+        (with_state(filesystem="nfs4"), "stateDir", "problem", "local disk"),
+        (with_state(free_bytes=5 << 20), "diskSpace", "problem", "GOONDAN_STATE_ROOT"),
+        (with_state(free_bytes=500 << 20), "diskSpace", "warning", "du -xh"),
+        (with_state(free_files=3), "inodes", "warning", "GOONDAN_STATE_ROOT"),
+        (replace(GOOD, running=Running(status="hangs")), "running", "problem", "gdn stop"),
+        (replace(GOOD, running=Running(status="left")), "running", "warning", "gdn stop"),
+        (replace(GOOD, bundle=Bundle(refused=error_payload("E_CONFIG_NOT_FOUND", "no"))), "bundle", "problem", "Name"),
+    ],
+)
+def test_each_lack_is_one_finding_with_its_fix(facts: Facts, check: str, level: str, fix: str) -> None:
+    (found,) = [finding for finding in judge(facts) if finding.level != "ok"]
+    assert (found.check, found.level) == (check, level)
+    assert fix in str(found.fix)
+
+
+@pytest.mark.parametrize(
+    ("sysctl", "fix"),
+    [
+        ({"max_userns": 0}, "user.max_user_namespaces=15000"),
+        ({"userns_clone": 0}, "kernel.unprivileged_userns_clone=1"),
+        ({"apparmor_userns": 1}, "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ],
+)
+def test_a_setting_that_restricts_namespaces_counts_only_where_no_jail_works(sysctl: Any, fix: str) -> None:
+    def about(facts: Facts) -> Finding:
+        return next(finding for finding in judge(facts) if finding.check == "userNamespaces")
+
+    assert about(with_host(**sysctl)).level == "ok"
+    broken = about(replace(with_host(**sysctl), survey=NO_JAIL))
+    assert (broken.level, fix in str(broken.fix)) == ("warning", True)
+
+
+def test_a_bundle_shows_its_first_errors_and_counts_the_rest() -> None:
+    errors = [
+        Problem(code="E_CONFIG_SYNTAX", message=f"m{n}", file="/b/g.yaml", line=n + 1, column=2, suggestion="Mend it.")
+        for n in range(7)
+    ]
+    found = [f for f in judge(replace(GOOD, bundle=Bundle(path="/b", errors=errors, dropped=3))) if f.level != "ok"]
+    assert [finding.message for finding in found][-2:] == ["/b/g.yaml:5:2: m4 [E_CONFIG_SYNTAX]", "5 more errors"]
+    assert found[0].fix == "Mend it."
+
+
+anything = st.builds(
+    Facts,
+    versions=st.builds(Versions),
+    host=st.builds(Host, cgroup=st.builds(Cgroup)),
+    limits=st.builds(Limits),
+    variables=st.lists(st.builds(Variable), max_size=3),
+    state=st.builds(Folder),
+    run_dir=st.builds(RunDir),
+    running=st.builds(Running),
+    bundle=st.builds(Bundle, errors=st.lists(st.builds(Problem), max_size=9)),
+    survey=st.none() | st.builds(Survey, findings=st.lists(st.builds(Lack), max_size=2)),
+)
+
+
+@given(anything)
+def test_every_finding_but_the_good_ones_has_a_fix_and_none_steers_the_terminal(facts: Facts) -> None:
+    findings = judge(facts)
+    for finding in findings:
+        assert (finding.fix is None) == (finding.level == "ok")
+        assert finding.message
+    assert all(line.isprintable() for line in render(findings, Style()))
+
+
+def test_the_variables_that_a_bundle_names(tmp_path: Path) -> None:
+    path = tmp_path / "goondan.yaml"
+    path.write_text("""\
+kind: Model
+spec: {apiKey: {valueFrom: {env: MY_KEY}}, model: "${MODEL}-$${NOT_THIS}", params: {env: neither, a: ["${IN_A_LIST}"]}}
+---
+kind: Tool
+spec: {sandbox: {env: [TOKEN, "not a name"]}}
+""")
+    named = wanted_variables(load_documents(str(path), Report()).documents)
+    assert set(named) == {"MY_KEY", "MODEL", "IN_A_LIST", "TOKEN"}
+
+
+def test_membership_of_control_groups_is_read_as_the_kernel_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "_CGROUP_ROOT", "/nonexistent")
+    assert look._cgroup("") == Cgroup("none")
+    assert look._cgroup("0::/user.slice\n") == Cgroup("none")
+    assert look._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b", False)
+
+
+def test_a_delegated_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "_CGROUP_ROOT", str(tmp_path))
+    group = tmp_path / "mine"
+    group.mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    (group / "cgroup.controllers").write_text("cpu memory\n")
+    (group / "cgroup.procs").write_text("")
+    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", False)
+    (group / "cgroup.controllers").write_text("cpu memory pids\n")
+    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", True)
