@@ -1,0 +1,96 @@
+"""Which addresses a rule reaches: the deny table, embedded IPv4, and how far names may lead."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolhost.egress.addresses import is_local_name, reach_of, refusal
+
+#: Addresses that pass for global in Python 3.11's ipaddress, or look like it, and must not.
+_NOT_PUBLIC = [
+    "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.169.254", "172.16.0.1",
+    "172.31.255.255", "192.0.0.8", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.51.100.7",
+    "203.0.113.9", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
+    "::", "::1", "::127.0.0.1", "::8.8.8.8", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::8.8.8.8",
+    "64:ff9b::127.0.0.1", "64:ff9b:1::1", "100::1", "2001::1", "2001:db8::1", "2002:0808:0808::1", "2002:7f00:1::",
+    "3fff::1", "5f00::1", "fc00::1", "fd12::1", "fe80::1", "fe80::1%eth0", "fec0::1", "feff::1", "ff02::1", "4000::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", _NOT_PUBLIC)
+def test_public_means_public(address: str) -> None:
+    assert refusal(address, "public") is not None
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.15.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8"]
+)
+def test_public_addresses_are_reached(address: str) -> None:
+    for reach in ("public", "named", "local"):
+        assert refusal(address, reach) is None
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", "192.168.0.7", "172.20.0.1", "100.64.1.1", "fd00::5"])
+def test_an_exact_name_reaches_a_private_network(address: str) -> None:
+    assert refusal(address, "named") is None
+    assert refusal(address, "public") is not None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "169.254.169.254", "fe80::1", "::ffff:169.254.169.254"])
+def test_an_exact_name_does_not_reach_this_machine_or_its_link(address: str) -> None:
+    assert refusal(address, "named") is not None
+    assert refusal(address, "local") is None
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "224.0.0.1", "255.255.255.255", "ff02::1", "fe80::1%lo", "no", ""])
+def test_nothing_reaches_what_is_no_machine(address: str) -> None:
+    assert refusal(address, "local") is not None
+
+
+def test_an_address_of_this_machine_is_refused_wherever_it_lies() -> None:
+    assert refusal("8.8.8.8", "public", own=True) == "is this machine itself"
+    assert refusal("10.0.0.1", "named", own=True) == "is this machine itself"
+    assert refusal("10.0.0.1", "local", own=True) is None
+
+
+@given(st.ip_addresses())
+def test_public_is_never_more_than_named_and_named_never_more_than_local(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> None:
+    allowed = [refusal(str(address), reach) is None for reach in ("public", "named", "local")]
+    assert allowed == sorted(allowed)
+    if allowed[0]:
+        assert address.is_global
+        assert not address.is_multicast
+
+
+@given(st.ip_addresses(v=4))
+def test_a_mapped_address_is_what_it_carries(address: ipaddress.IPv4Address) -> None:
+    for reach in ("public", "named", "local"):
+        assert refusal(f"::ffff:{address}", reach) == refusal(str(address), reach)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_inside_another_is_not_public(address: ipaddress.IPv4Address) -> None:
+    number = int(address)
+    for carrier in (number, 0x64FF9B << 96 | number, 0x2002 << 112 | number << 80, 0x20010000 << 96 | number):
+        assert refusal(str(ipaddress.IPv6Address(carrier)), "public") is not None
+        assert refusal(str(ipaddress.IPv6Address(carrier)), "named") is not None
+
+
+@pytest.mark.parametrize("name", ["localhost", "db", "a.local", "a.b.internal", "x.test", "y.example", "pi.home.arpa"])
+def test_names_that_no_registry_hands_out(name: str) -> None:
+    assert is_local_name(name)
+    assert reach_of(name, confined=False) == "local"
+    assert reach_of(name, confined=True) == "public"
+
+
+def test_how_far_a_rule_goes() -> None:
+    assert reach_of("api.example.com", confined=False) == "named"
+    assert reach_of("api.example.com", confined=False, in_hosts_file=True) == "local"
+    assert reach_of("169.254.169.254", confined=False) == "local"
+    assert reach_of("localhost.example.com", confined=False) == "named"

@@ -1,0 +1,7 @@
+"""The egress proxy: the only way from a jail to the network, in a process of its own.
+
+`addresses`, `dns`, `heads`, `hello` and `rules` are pure: they parse what jails and resolvers say and decide. `proxy`
+is their shell, `listen` makes listening sockets inside a jail's network namespace, `messages` is how the tool host
+speaks to the proxy. Everything here imports the standard library and schemas.hosts only, so that the process can be
+started without site packages.
+"""
