@@ -153,7 +153,8 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     """One Tool resource as the tool host needs it. `entry` and `root` are absolute paths on the host.
 
     `root` is the tool's own folder: the only part of the bundle that its jail sees. It is the entry file itself when
-    that lies directly in the bundle's root.
+    that lies directly in the bundle's root. `sandbox` is what was granted; `narrowed` is what agents that narrow it
+    leave of that, by the agent's name.
     """
 
     name: str
@@ -163,6 +164,7 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     error_message_limit: int = DEFAULT_ERROR_LIMIT
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     bundled: bool = False
+    narrowed: dict[str, SandboxSpec] = {}
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -34,6 +34,7 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
 
     `import_paths` are folders of modules the tool may import, first first. `output_limit` is how many bytes a result's
     `output` may have. `jailed`: the worker has a pid namespace to itself, so it may end what its calls leave behind.
+    `offline`: no network was granted, so no socket can be made; an error of that kind should say so.
     """
 
     protocol: int
@@ -43,6 +44,7 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
     import_paths: list[str] = []
     output_limit: int = 1 << 20
     jailed: bool = False
+    offline: bool = False
 
 
 class Message(Struct, frozen=True, tag="message", rename="camel"):

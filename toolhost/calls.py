@@ -49,8 +49,9 @@ class Call:
     """
 
     __slots__ = (
-        "agent", "allowed_ms", "args", "attempts", "deadline", "export", "generation", "id", "instance_key", "jail_id",
-        "message_id", "progress_at", "slot", "state", "tool", "tool_call_id", "turn_id", "workdir",
+        "agent", "allowed_ms", "args", "attempts", "deadline", "denied_before", "export", "generation", "id",
+        "instance_key", "jail_id", "message_id", "progress_at", "slot", "state", "tool",
+        "tool_call_id", "turn_id", "workdir",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class Call:
         self.slot: Any = None  # pool.Slot once it is in a jail
         self.jail_id = ""
         self.attempts = 0
+        self.denied_before = 0  # connections of its jail that had been denied when it began
         self.progress_at = 0.0
 
     @property

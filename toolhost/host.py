@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-from schemas.address import build_tool_name
-from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
 from schemas.codec import encode_value, from_raw
 from schemas.errors import GoondanError, error_payload, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolError
-from schemas.launch import DEFAULT_ERROR_LIMIT, ExportSpec, ToolHostSpec, ToolSpec
+from schemas.hosts import read_network
+from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from schemas.worker_frames import (
     WORKER_PROTOCOL,
     Cancel,
@@ -48,14 +46,18 @@ from schemas.worker_frames import (
 )
 from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls import Call, CallBook, Kept
-from toolhost.channel import Violation, check_json
+from toolhost.channel import Violation
+from toolhost.denials import shown, with_denial, without_network
+from toolhost.egress.messages import Denied, Failed
+from toolhost.exports import Exports, Refused, arguments
 from toolhost.facts import look_up
 from toolhost.jail import Jail
 from toolhost.messages import MessageCache
+from toolhost.network import Egress, JailNetwork
 from toolhost.policy import HostFacts, plan
 from toolhost.pool import Action, Assign, Key, Pool, Slot, Start
 from toolhost.results import error_result, output_limit, refusal, shape
-from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, rfc3339
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, rfc3339, sweep
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -67,30 +69,10 @@ EXIT_GRACE_S: Final = 0.3
 LOAD_TIMEOUT_S: Final = 60.0
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
-#: A jail in which strays are still found after so many looks is ended.
-STRAY_LOOKS: Final = 3
 #: Progress frames of one call that are passed on (seconds between two).
 PROGRESS_S: Final = 0.05
 #: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
 CLOSE_S: Final = 3.0
-
-
-class Entry(NamedTuple):
-    """One export of one tool, ready to be called."""
-
-    tool: ToolSpec
-    export: ExportSpec
-    checker: ArgumentChecker
-    isolation: str
-    generation: str
-
-
-class _Refused(Exception):
-    """A call that is not taken on; `error` is its result."""
-
-    def __init__(self, error: ToolError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 class Host:
@@ -118,12 +100,13 @@ class Host:
         self._book = CallBook()
         self._messages = MessageCache()
         self._pool = Pool(spec.max_jails)
+        self._egress = Egress(self._loop, self._network_lost, self._network_news)
+        self._networked: dict[int, Tenancy] = {}
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
         self._tools: dict[str, ToolSpec] = {}
         self._generations: dict[str, str] = {}
         self._generation = 0
-        self._exports: dict[str, Entry] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_at = float("inf")
         self._ticker: asyncio.TimerHandle | None = None
@@ -142,17 +125,7 @@ class Host:
         for name, tool in self._tools.items():
             if before.get(name) != tool:
                 self._generations[name] = str(self._generation)
-        self._exports = {
-            build_tool_name(tool.name, export.name): Entry(
-                tool,
-                export,
-                compile_arguments(export.parameters, export.aliases),
-                tool.sandbox.isolation,
-                self._generations[tool.name],
-            )
-            for tool in spec.tools
-            for export in tool.exports
-        }
+        self._exports = Exports(spec, self._generations)
         self._pool.max_jails = max(1, spec.max_jails)
         changed = {name for name, tool in before.items() if self._tools.get(name) != tool}
         for slot in self._pool.slots():
@@ -180,6 +153,7 @@ class Host:
                 slot.jail.jail.kill("the tool host was stopped")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone, CLOSE_S)
+        self._egress.close()
 
     @property
     def jail_count(self) -> int:
@@ -205,7 +179,7 @@ class Host:
                 return  # the next incarnation of this host answers, or the broker
             try:
                 self._tool_call(frame)
-            except _Refused as refused:
+            except Refused as refused:
                 self._refuse(frame, refused.error)
             except GoondanError as error:
                 self._refuse(frame, refusal(error.info))
@@ -223,11 +197,11 @@ class Host:
         if known is not None:
             self._repeat(known, (agent, instance_key))
             return
-        entry = self._exports.get(frame.tool or "")
+        entry = self._exports.find(frame.tool, frame.from_)
         if entry is None:
             raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no tool {str(frame.tool)[:100]!r} here"))
         payload = from_raw(frame.payload, ToolCallPayload)
-        args = self._arguments(entry, frame, payload.args)
+        args = arguments(entry, str(frame.tool), payload.args)
         tool = entry.tool
         milliseconds = tool.sandbox.limits.wall_seconds * 1000
         if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
@@ -257,20 +231,6 @@ class Host:
             self._set_deadline_timer()
         self._place(call)
 
-    def _arguments(self, entry: Entry, frame: Frame, raw: Raw) -> Raw:
-        """The arguments as the handler gets them. Raises _Refused with the structured error otherwise (HANDLER-06)."""
-        data = bytes(raw)
-        try:
-            check_json(data)
-        except Violation as violation:
-            message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
-            raise _Refused(tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")) from None
-        given = msgspec.msgpack.decode(data)
-        args, issues = entry.checker.apply(given)
-        if issues:
-            raise _Refused(invalid_arguments(str(frame.tool), issues, entry.export.parameters))
-        return raw if args is given else Raw(encode_value(args))
-
     def _repeat(self, known: Call | Kept, owner: tuple[str, str]) -> None:
         """A callId that was here before: attach, or the same result again."""
         if known.owner != owner:
@@ -280,7 +240,7 @@ class Host:
 
     def _refuse(self, frame: Frame, error: ToolError) -> None:
         """Answer a call that was never taken on."""
-        entry = self._exports.get(frame.tool or "")
+        entry = self._exports.find(frame.tool, frame.from_)
         limit = DEFAULT_ERROR_LIMIT if entry is None else entry.tool.error_message_limit
         payload = error_result(error, limit)
         self._send_result(frame.call_id or "", frame.from_, frame.instance_key, payload)
@@ -333,15 +293,21 @@ class Host:
             return
         tenancy = slot.jail = Tenancy(slot, jail)
         jail.tenant = tenancy
+        granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
+        if launch_plan.layout is not None:
+            jail.hold()  # until its sockets are there
+            tenancy.network = JailNetwork(read_network(tool.sandbox.network), launch_plan.layout)
+            granted = {**launch_plan.layout.environment, **granted}
         jail.send(
             Init(
                 protocol=WORKER_PROTOCOL,
                 tool=tool.name,
                 entry=_entry(tool),
-                env={name: self._environment[name] for name in tool.sandbox.env if name in self._environment},
+                env=granted,
                 import_paths=launch_plan.import_paths,
                 output_limit=limit,
                 jailed=True,
+                offline=tenancy.network is None,
             )
         )
         tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
@@ -358,6 +324,7 @@ class Host:
         call.slot = slot
         call.state = "running"
         call.attempts += 1
+        call.denied_before = 0 if tenancy.network is None else tenancy.network.denied_count
         tenancy.clean = False
         message_id = None
         if call.message_id is not None:
@@ -406,6 +373,34 @@ class Host:
 
     # --- from jails
 
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """The namespaces of a jail are there (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        if tenancy.network is not None:
+            self._networked[jail.pid] = tenancy
+            self._egress.attach(jail.pid, pid, tenancy.network, lambda problem: self._network_up(tenancy, problem))
+
+    def _network_up(self, tenancy: Tenancy, problem: str | None) -> None:
+        """The jail has its network, or cannot have it."""
+        if problem is None:
+            tenancy.jail.release()
+            return
+        message = f"the tool {tenancy.jail.name} has a network grant, and its jail has no network: {problem}"
+        self._break(tenancy, tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable"), "has no network")
+
+    def _network_lost(self, number: int) -> None:
+        """The egress proxy has ended. What runs in the jail sees its connections end; new calls get another one."""
+        tenancy = self._networked.get(number)
+        if tenancy is not None:
+            self._perform(self._pool.close(tenancy.slot))
+
+    def _network_news(self, number: int, news: Denied | Failed) -> None:
+        tenancy = self._networked.get(number)
+        if tenancy is not None:
+            what = "was denied" if isinstance(news, Denied) else "could not be reached"
+            line = f"{shown(news.host, news.port)} {what}: {news.reason}"
+            self._on_log(LogLine(time=time.time(), level="warn", message=line, tool=tenancy.jail.name))
+
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         """Frames of a worker (jail.Owner)."""
         tenancy: Tenancy = jail.tenant
@@ -437,6 +432,9 @@ class Host:
         slot = tenancy.slot
         if tenancy.grace is not None:
             tenancy.grace.cancel()
+        if tenancy.network is not None:
+            self._networked.pop(jail.pid, None)
+            self._egress.detach(jail.pid)
         if jail.worker_pid is not None:
             self._on_worker(WorkerNews(op="exit", pid=jail.worker_pid, tool=jail.name, cause=cause))
         again = [call for call in slot.calls.values() if tenancy.rerun and call.export.idempotent]
@@ -465,14 +463,26 @@ class Host:
             if not slot.calls and not tenancy.abandoned and slot.closed:
                 tenancy.jail.kill("not needed any more")
             return
-        limits = call.tool.sandbox.limits
-        payload = shape(result, output_mb=limits.output_mb, message_limit=call.tool.error_message_limit)
+        if result.error is not None and tenancy.network is None:
+            result = msgspec.structs.replace(result, error=without_network(result.error))
+        payload = _shaped(call, result)
         actions = self._pool.leave(slot, result.call_id, self._loop.time())
-        self._finish(call, payload)
+        if result.error is not None and tenancy.network is not None:
+            # Whether it was the sandbox that refused is known once the proxy has said what it saw.
+            self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, result))
+        else:
+            self._finish(call, payload)
         if call.tool.sandbox.isolation == "call":
             actions += self._pool.close(slot)
         if actions:
             self._perform(actions)
+
+    def _explained(self, tenancy: Tenancy, call: Call, result: Result) -> None:
+        """Finish a call that failed in a jail with a network, now that everything denied there is known."""
+        if result.error is not None and tenancy.network is not None:
+            denied = tenancy.network.denied_since(call.denied_before)
+            result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
+        self._finish(call, _shaped(call, result))
 
     def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
         jail = tenancy.jail
@@ -651,25 +661,12 @@ class Host:
         self._book.expire(now)
         for slot in self._pool.idle():
             tenancy: Tenancy | None = slot.jail
-            if tenancy is not None and not tenancy.clean and not tenancy.background and tenancy.jail.live:
-                self._look_for_strays(tenancy)
+            looked_at = tenancy is None or tenancy.clean or tenancy.background or not tenancy.jail.live
+            if tenancy is not None and not looked_at and not sweep(tenancy):
+                self._perform(self._pool.close(slot))
+                tenancy.jail.kill("left processes behind that would not end")
         more = self._pool.slots() or not self._book.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
-
-    def _look_for_strays(self, tenancy: Tenancy) -> None:
-        """The worker sweeps after its calls; a hostile one may not. So look from outside while nothing runs."""
-        strays = tenancy.jail.strays()
-        if not strays:
-            tenancy.clean, tenancy.strays = True, 0
-            return
-        tenancy.strays += 1
-        if tenancy.strays > STRAY_LOOKS:
-            self._perform(self._pool.close(tenancy.slot))
-            tenancy.jail.kill("left processes behind that would not end")
-            return
-        for pid in strays:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def _key(call: Call) -> Key:
@@ -680,6 +677,11 @@ def _key(call: Call) -> Key:
         return (tool.name, call.generation)
     key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
     return (*key, call.id) if isolation == "call" else key
+
+
+def _shaped(call: Call, result: Result) -> Raw:
+    limits = call.tool.sandbox.limits
+    return shape(result, output_mb=limits.output_mb, message_limit=call.tool.error_message_limit)
 
 
 def _entry(tool: ToolSpec) -> str:

@@ -108,6 +108,9 @@ class _Visit:
         self.told: asyncio.Future[WorkerFrame | str] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
 
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """A module is looked at without network (jail.Owner)."""
+
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         for frame in frames:
             if isinstance(frame, Ready | LoadFailed):

@@ -50,6 +50,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class Owner(Protocol):
     """Who a jail reports to, in the loop."""
 
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """The first process of the jail is known: `pid` here on the host. Its namespaces are there."""
+
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         """Frames of the worker, already within the limits."""
 
@@ -90,6 +93,7 @@ class Jail:
         self._status = launched.status
         self._output = launched.output
         self._pending: list[bytes] = []
+        self._held = False
         self._flush_scheduled = False
         self._writing = False
         self._status_data = b""
@@ -117,9 +121,18 @@ class Jail:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    def hold(self) -> None:
+        """Keep what is sent from now on until `release`: the worker must not begin yet."""
+        self._held = True
+
+    def release(self) -> None:
+        """The worker may begin."""
+        self._held = False
+        self._flush()
+
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self._fd < 0 or not self._pending:
+        if self._fd < 0 or not self._pending or self._held:
             return
         data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
         try:
@@ -273,6 +286,8 @@ class Jail:
             self._init_pid, self._init_pidfd = pid, pidfd
             if self._reason is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            else:
+                self._owner.jail_found(self, pid)
 
     def kill(self, reason: str) -> None:
         """End the jail as a whole. Its calls are the caller's affair. Safe to call again."""

@@ -18,7 +18,7 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
-from toolhost.policy import ARGS_FD, BOOT_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -66,6 +66,9 @@ def launch(plan: LaunchPlan) -> Launched:
         given.append(places[FILTER_FD])
         places[BOOT_FD] = _memory_file(msgspec.msgpack.encode({"landlock": plan.landlock}))
         given.append(places[BOOT_FD])
+        for place, text in enumerate(plan.files, FILES_FD):
+            places[place] = _memory_file(text.encode())
+            given.append(places[place])
         if plan.open_workdir is not None:
             places[WORKDIR_FD] = _open_folder(plan.open_workdir)
             given.append(places[WORKDIR_FD])

@@ -20,8 +20,10 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from schemas.errors import fail
+from schemas.hosts import BadHost, read_network
 from schemas.launch import ToolSpec
 from schemas.worker_frames import WORKER_FD
+from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
 from toolhost.seccomp.numbers import Machine
 from toolhost.seccomp.program import program
@@ -32,6 +34,8 @@ ARGS_FD: Final = 5
 WORKDIR_FD: Final = 6
 FILTER_FD: Final = 7
 BOOT_FD: Final = 8
+#: The first of the descriptors that hold LaunchPlan.files, in their order.
+FILES_FD: Final = 10
 
 #: Where this package's `inside` folder stands in a jail; its name is how tools import it.
 JAIL_CODE: Final = "/run/goondan/goondan_tool"
@@ -122,6 +126,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD. `filter`
     is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
     `landlock` goes to the jail's boot stage (BOOT_FD), which puts itself and all that follows under it.
+    `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the inside of the
+    network grant, None when there is none.
     """
 
     bwrap: str
@@ -132,6 +138,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     open_workdir: str | None
     workdir: str
     import_paths: list[str]
+    files: list[str] = []
+    layout: Layout | None = None
 
 
 def within(path: str, folder: str) -> bool:
@@ -183,7 +191,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     for place in [*request.read, *([Place(request.venv, "dir")] if request.venv else [])]:
         check_read_grant(place.path)
         check_read_grant(place.shown)
-    options = [*_walls(host), *_system(host), *_private(), *_interpreter(host)]
+    layout = _layout(tool)
+    files = [] if layout is None else [layout.hosts, RESOLVER]
+    options = [*_walls(host), *_system(host, layout), *_private(), *_interpreter(host)]
     for _, _, mount in sorted(_mounts(request, host), key=lambda item: (item[0], item[1])):
         options += mount
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
@@ -208,12 +218,22 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         open_workdir=request.workdir_real,
         workdir=cwd,
         import_paths=import_paths,
+        files=files,
+        layout=layout,
     )
 
 
 def walls(host: HostFacts) -> list[str]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
     return ["namespaces", "seccomp", *(["landlock"] if host.landlock else [])]
+
+
+def _layout(tool: ToolSpec) -> Layout | None:
+    try:
+        network = read_network(tool.sandbox.network)
+    except BadHost as error:
+        raise fail("E_SANDBOX_DENIED", f"the network of the tool {tool.name} cannot be read: {error}") from None
+    return None if network.none else lay_out(network)
 
 
 def _walls(host: HostFacts) -> list[str]:
@@ -226,14 +246,16 @@ def _walls(host: HostFacts) -> list[str]:
     return [*options, "--disable-userns"] if host.disable_userns else options
 
 
-def _system(host: HostFacts) -> list[str]:
+def _system(host: HostFacts, layout: Layout | None) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
     for folder in host.dirs:
         options += ["--ro-bind", folder, folder]
-    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+    for name in ("passwd", "group", *(() if layout else ("hosts",)), "nsswitch.conf"):
         options += ["--ro-bind", f"{host.inside}/etc/{name}", f"/etc/{name}"]
+    for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
+        options += ["--perms", "0444", "--ro-bind-data", str(FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
         options += ["--ro-bind", path, path]
     # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.
@@ -350,3 +372,4 @@ def _between(outer: str, inner: str) -> list[str]:
 
 
 assert len({WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD, BOOT_FD}) == 6
+assert max(WORKER_FD, STATUS_FD, ARGS_FD, WORKDIR_FD, FILTER_FD, BOOT_FD) < FILES_FD

@@ -128,6 +128,9 @@ class _Visit:
         self.over: asyncio.Future[None] = loop.create_future()
         self.processes: dict[int, dict[str, str]] = {}
 
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        pass  # a probe has no network
+
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         for frame in frames:
             if isinstance(frame, LoadFailed):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -11,7 +15,11 @@ from schemas.errors import tool_error
 from schemas.frames import ToolError
 from toolhost.jail import Jail
 from toolhost.messages import SentMessages
+from toolhost.network import JailNetwork
 from toolhost.pool import Slot
+
+#: A jail in which strays are still found after so many looks is ended.
+STRAY_LOOKS: Final = 3
 
 
 class LogLine(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -41,7 +49,9 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 class Tenancy:
     """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for."""
 
-    __slots__ = ("abandoned", "background", "clean", "grace", "jail", "messages", "reason", "rerun", "slot", "strays")
+    __slots__ = (
+        "abandoned", "background", "clean", "grace", "jail", "messages", "network", "reason", "rerun", "slot", "strays",
+    )  # fmt: skip
 
     def __init__(self, slot: Slot, jail: Jail) -> None:
         self.slot = slot
@@ -54,6 +64,7 @@ class Tenancy:
         self.background = False  # an export that may leave processes behind has run
         self.clean = True  # nothing has run since strays were looked for
         self.strays = 0
+        self.network: JailNetwork | None = None  # None: it was granted none
 
 
 def ending(tenancy: Tenancy, cause: str) -> ToolError:
@@ -67,6 +78,24 @@ def ending(tenancy: Tenancy, cause: str) -> ToolError:
     while_ = "during the call" if jail.live else "while the tool was being loaded"
     said = f"; it said last: {words}" if words else ""
     return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
+
+
+def sweep(tenancy: Tenancy) -> bool:
+    """Kill what calls have left behind in an idle jail. False: it comes back, so the jail must end.
+
+    The worker sweeps after its calls; a hostile one may not. So this looks from outside while nothing runs.
+    """
+    strays = tenancy.jail.strays()
+    if not strays:
+        tenancy.clean, tenancy.strays = True, 0
+        return True
+    tenancy.strays += 1
+    if tenancy.strays > STRAY_LOOKS:
+        return False
+    for pid in strays:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return True
 
 
 def rfc3339(seconds: float) -> str:

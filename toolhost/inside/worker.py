@@ -139,6 +139,7 @@ class Worker:
         self.handlers: dict[str, Callable[[ToolContext, Any], Any]] = {}
         self.messages: dict[str, Any] = {}
         self.output_limit = 1 << 20
+        self.offline = False
         self.lock = allocate_lock()
         self.running: dict[str, Running] = {}
         self.current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
@@ -342,6 +343,7 @@ class Worker:
             self.send(wire.pack({"type": "load_failed", "message": f"this worker speaks protocol {PROTOCOL}"}))
             leave()
         self.output_limit = init.get("outputLimit", self.output_limit)
+        self.offline = init.get("offline", False)
         for name, value in init.get("env", {}).items():
             posix.environ[name.encode()] = value.encode()
             posix.putenv(name.encode(), value.encode())
@@ -469,10 +471,16 @@ class Worker:
             code = errno.errorcode.get(error.errno)
         if isinstance(error, SystemExit):
             code = "E_TOOL"
+        message = describe(error)
+        if self.offline and isinstance(error, Exception):
+            from .refused import OFFLINE, is_offline
+
+            if is_offline(error):
+                code, message = "E_SANDBOX_DENIED", f"{OFFLINE} ({message})"
         return error_frame(
             call_id,
             type(error).__name__,
-            describe(error),
+            message,
             code=code,
             suggestion=getattr(error, "suggestion", None),
             help_url=getattr(error, "help_url", None),

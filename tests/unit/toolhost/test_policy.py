@@ -301,3 +301,18 @@ def test_a_granted_network_opens_sockets_and_leaves_tcp_to_the_grant() -> None:
     assert with_.filter == program("x86_64", sockets=True)
     assert without.landlock is not None and without.landlock.net == 3
     assert with_.landlock is not None and with_.landlock.net == 0
+
+
+def test_a_granted_network_brings_its_own_names_and_nothing_else() -> None:
+    granted = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network={"allow": ["db.example.org:5432"]}))
+    with_, without = plan(Request(tool=granted), HOST), plan(Request(tool=TOOL), HOST)
+    assert without.layout is None
+    assert without.files == []
+    assert with_.layout is not None
+    assert with_.files[0].endswith("127.42.0.2 db.example.org\n")
+    places = [with_.options[at + 2] for at, option in enumerate(with_.options) if option == "--ro-bind-data"]
+    assert places == ["/etc/hosts", "/etc/resolv.conf"]
+    assert "--unshare-net" in with_.options
+    broken = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network={"allow": ["2130706433:80"]}))
+    with pytest.raises(GoondanError):
+        plan(Request(tool=broken), HOST)

@@ -1,0 +1,174 @@
+"""`python listen.py PID FD`: listening sockets inside the network namespace of a process, made from outside.
+
+A short-lived program of its own, because entering a user namespace takes a process with one thread, and because what
+enters one should do nothing else. Nothing of the jail takes part: not its interpreter, not its seccomp filter, and
+ports below 1024 need no privilege inside.
+
+It reads one JSON list of [address, port] from the socket FD, and answers `{"error": null, "made": [true, …]}` with the
+descriptors: the listening sockets that could be made, in that order, then sockets that see each connection that the
+namespace refused. On a machine without IPv6 those for it are not made; everything else that fails is the error.
+Every address is made local to the namespace, so that a connection to any of them ends here, where it can be seen,
+instead of having no route.
+
+Source: sandbox.md section 6.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from typing import Final
+
+#: ioctl on a namespace's descriptor: the user namespace that owns it (linux/nsfs.h).
+_NS_GET_USERNS: Final = 0xB701
+_CLONE_NEWUSER: Final = 0x10000000
+_CLONE_NEWNET: Final = 0x40000000
+_SIOCGIFFLAGS: Final = 0x8913
+_IFF_UP: Final = 1
+#: bubblewrap brings the loopback interface up within a millisecond of naming its process (seconds).
+_UP_S: Final = 5.0
+_UP_POLL_S: Final = 0.0005
+_BACKLOG: Final = 64
+_SO_ATTACH_FILTER: Final = 26
+_RTM_NEWROUTE: Final = 24
+_NLM_F: Final = 0x1 | 0x4 | 0x100 | 0x400  # request, acknowledge, replace, create
+_RT_TABLE_LOCAL: Final = 255
+_RTPROT_BOOT: Final = 3
+_RT_SCOPE_HOST: Final = 254
+_RTN_LOCAL: Final = 2
+_RTA_OIF: Final = 4
+_MAX_REQUEST: Final = 65536
+#: Room for refused connections that nobody has looked at yet (bytes).
+_WATCH_BUFFER: Final = 65536
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one request. 0 even when it failed: the answer says so."""
+    pid, channel = int(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    wanted = json.loads(channel.recv(_MAX_REQUEST))
+    made: list[socket.socket | None] = []
+    watching: list[socket.socket | None] = []
+    error: str | None = None
+    try:
+        _enter(pid)
+        _wait_until_up()
+        _make_everything_local()
+        made = [_listen(str(address), int(port)) for address, port in wanted]
+        watching = [_watch4(), _watch6()]
+    except OSError as problem:
+        error = f"{problem.strerror or problem}"
+    fds = [] if error else [item.detach() for item in made + watching if item is not None]
+    answer = json.dumps({"error": error, "made": [item is not None for item in made]}).encode()
+    channel.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+    return 0
+
+
+def _enter(pid: int) -> None:
+    """Into the network namespace of a process, through the user namespace that owns it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    if os.path.samestat(os.fstat(net), os.stat("/proc/self/ns/net")):
+        raise OSError(0, "the jail has no network namespace of its own")
+    owner = fcntl.ioctl(net, _NS_GET_USERNS)
+    steps = [(net, _CLONE_NEWNET)]
+    if not os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user")):
+        steps.insert(0, (owner, _CLONE_NEWUSER))
+    for fd, kind in steps:
+        if libc.setns(fd, kind) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"entering a namespace of the jail: {os.strerror(number)}")
+
+
+def _wait_until_up() -> None:
+    until = time.monotonic() + _UP_S
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        while True:
+            answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, struct.pack("16sH22x", b"lo", 0))
+            if struct.unpack_from("H", answer, 16)[0] & _IFF_UP:
+                return
+            if time.monotonic() > until:
+                raise OSError(0, "the jail's loopback interface did not come up")
+            time.sleep(_UP_POLL_S)
+
+
+def _make_everything_local() -> None:
+    index = socket.if_nametoindex("lo")
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            route = struct.pack(
+                "BBBBBBBBI", family, 0, 0, 0, _RT_TABLE_LOCAL, _RTPROT_BOOT, _RT_SCOPE_HOST, _RTN_LOCAL, 0
+            )
+            body = route + struct.pack("HHI", 8, _RTA_OIF, index)
+            netlink.send(struct.pack("IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F, 1, 0) + body)
+            problem = -struct.unpack_from("i", netlink.recv(4096), 16)[0]
+            # A machine without IPv6 has nothing to route there.
+            if problem and family == socket.AF_INET:
+                raise OSError(problem, f"a route in the jail: {os.strerror(problem)}")
+
+
+def _listen(address: str, port: int) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address, port))
+    except OSError:
+        if family == socket.AF_INET6:
+            return None
+        raise
+    made.listen(_BACKLOG)
+    return made
+
+
+# Classic BPF: accept segments that refuse a connection (RST and ACK set, sequence number 0), 64 bytes of each.
+_LDXB_IP_LENGTH: Final = (0xB1, 0, 0, 0)
+_LDB_X: Final = 0x50
+_LD_X: Final = 0x40
+_AND: Final = 0x54
+_JEQ: Final = 0x15
+_RET: Final = 0x06
+
+
+def _refusals(prefix: list[tuple[int, int, int, int]]) -> bytes:
+    program = [
+        *prefix,
+        (_LDB_X, 0, 0, 13), (_AND, 0, 0, 0x14), (_JEQ, 0, 3, 0x14),
+        (_LD_X, 0, 0, 4), (_JEQ, 0, 1, 0),
+        (_RET, 0, 0, 64), (_RET, 0, 0, 0),
+    ]  # fmt: skip
+    return b"".join(struct.pack("HBBI", *step) for step in program)
+
+
+def _watch4() -> socket.socket:
+    return _watch(socket.AF_INET, _refusals([_LDXB_IP_LENGTH]))
+
+
+def _watch6() -> socket.socket | None:
+    # IPv6 raw sockets begin with the segment, so the offset is 0.
+    try:
+        return _watch(socket.AF_INET6, _refusals([(0x01, 0, 0, 0)]))
+    except OSError:
+        return None
+
+
+def _watch(family: int, program: bytes) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WATCH_BUFFER)
+    buffer = ctypes.create_string_buffer(program)
+    made.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    )
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,410 @@
+"""The egress proxy's process: accepts on the listening sockets of jails, judges, relays, and says what it saw.
+
+It knows no bus and holds no token. What it may do for a jail comes from the tool host with that jail's sockets; what
+jails and servers send is judged by the pure modules beside this one.
+
+Rules.
+- One request, one connection upstream; what follows the first request is not passed on.
+- A refusal is told to the tool host before the jail sees it, so that it is known when the call's result comes.
+- Everything is bounded: connections of a jail, bytes and time of a connection, what a jail can make us report.
+
+Source: sandbox.md section 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Final
+
+from schemas.hosts import Rule
+from toolhost.egress import dns, heads, hello
+from toolhost.egress.confine import confine
+from toolhost.egress.messages import (
+    MAX_FDS,
+    MAX_MESSAGE,
+    Close,
+    Denied,
+    Failed,
+    Message,
+    Open,
+    Reached,
+    Settle,
+    Settled,
+    decode,
+    encode,
+)
+from toolhost.egress.rules import Listener, judge, unconnected, unheard
+from toolhost.egress.upstream import Refused, Unreachable, connect
+
+#: Connections of one jail at a time; further ones wait in the jail.
+MAX_CONNECTIONS: Final = 64
+#: What one connection may carry, both ways together (bytes): a large download, not a backup.
+MAX_BYTES: Final = 1 << 30
+#: What a client may take for its request's head or ClientHello, and either side to say nothing (seconds).
+HEAD_S: Final = 15.0
+IDLE_S: Final = 120.0
+#: The longest life of a connection (seconds).
+TOTAL_S: Final = 3600.0
+CHUNK: Final = 65536
+#: What one jail can make us report, at once and each second.
+REPORT_BURST: Final = 256
+REPORTS_PER_S: Final = 50.0
+#: Refused connections looked at in one go.
+WATCH_BATCH: Final = 256
+_MARK: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
+
+
+class _Ended(Exception):
+    """The client is gone, or said nothing of use; nobody needs to hear about it."""
+
+
+class JailSide:
+    """What the proxy has of one jail."""
+
+    def __init__(self, control: Control, opened: Open, fds: list[int]) -> None:
+        self.id = opened.jail
+        self.network = opened.network
+        self.addresses = opened.addresses
+        self._control = control
+        self._loop = control.loop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners = [(socket.socket(fileno=fd), what) for fd, what in zip(fds, opened.listeners, strict=False)]
+        self._watches = [socket.socket(fileno=fd) for fd in fds[len(self._listeners) :]]
+        self._reports = float(REPORT_BURST)
+        self._reported_at = self._loop.time()
+        self._paused = False
+        self._listen()
+        for watch in self._watches:
+            self._loop.add_reader(watch.fileno(), self.look, watch)
+
+    def close(self) -> None:
+        """End everything of this jail."""
+        self._unlisten()
+        for sock, _ in self._listeners:
+            sock.close()
+        for watch in self._watches:
+            self._loop.remove_reader(watch.fileno())
+            watch.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def settle(self) -> None:
+        """Report what is known by now."""
+        for watch in self._watches:
+            self.look(watch)
+
+    def report(self, message: Denied | Reached | Failed) -> None:
+        """Tell the tool host, within the budget."""
+        now = self._loop.time()
+        self._reports = min(float(REPORT_BURST), self._reports + (now - self._reported_at) * REPORTS_PER_S)
+        self._reported_at = now
+        if self._reports >= 1:
+            self._reports -= 1
+            self._control.send(message)
+
+    def look(self, watch: socket.socket) -> None:
+        """Connections that found nobody: the jail's kernel has answered them with a reset."""
+        for _ in range(WATCH_BATCH):
+            try:
+                data, source = watch.recvfrom(64)
+            except OSError:
+                return
+            start = 0 if watch.family == socket.AF_INET6 else (data[0] & 15) * 4
+            if len(data) >= start + 2:
+                port = int.from_bytes(data[start : start + 2], "big")
+                address = str(source[0]).partition("%")[0]
+                self.report(Denied(self.id, address, port, unconnected(self.network, address, port)))
+
+    # --- accepting
+
+    def _listen(self) -> None:
+        for sock, what in self._listeners:
+            self._loop.add_reader(sock.fileno(), self._accept, sock, what)
+
+    def _unlisten(self) -> None:
+        for sock, _ in self._listeners:
+            self._loop.remove_reader(sock.fileno())
+
+    def _accept(self, sock: socket.socket, what: Listener) -> None:
+        try:
+            connection, _ = sock.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        serve = {"dns": self._dns, "proxy": self._proxy, "direct": self._direct}[what.kind]
+        task = self._loop.create_task(self._serve(connection, what, serve))
+        self._tasks.add(task)
+        task.add_done_callback(self._served)
+        if len(self._tasks) >= MAX_CONNECTIONS and not self._paused:
+            self._paused = True
+            self._unlisten()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _say(f"a connection broke: {type(error).__name__}: {error}")
+        if self._paused and len(self._tasks) < MAX_CONNECTIONS and self in self._control.jails.values():
+            self._paused = False
+            self._listen()
+
+    async def _serve(
+        self,
+        connection: socket.socket,
+        what: Listener,
+        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter, Listener], Awaitable[None]],
+    ) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
+        try:
+            async with asyncio.timeout(TOTAL_S):
+                await serve(reader, writer, what)
+        except (_Ended, ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    # --- names
+
+    async def _dns(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Listener) -> None:
+        async with asyncio.timeout(HEAD_S):
+            while True:
+                size = int.from_bytes(await reader.readexactly(2), "big")
+                if size > dns.MAX_QUERY:
+                    return
+                answer, refused = dns.answer(await reader.readexactly(size), self.addresses.get)
+                if refused is not None:
+                    self.report(Denied(self.id, refused, 0, unheard(self.network, refused)))
+                writer.write(len(answer).to_bytes(2, "big") + answer)
+                await writer.drain()
+
+    # --- exact grants
+
+    async def _direct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Listener) -> None:
+        rule = Rule(what.host, what.port)
+        try:
+            upstream = await self._connect(rule, what.host, what.port)
+        except (Refused, Unreachable):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _MARK)
+            return
+        await self._relay(reader, writer, upstream, b"", None)
+
+    async def _connect(self, rule: Rule, host: str, port: int) -> socket.socket:
+        """A connection upstream, reported. Raises Refused, Unreachable."""
+        try:
+            made = await connect(rule, host, port)
+        except Refused as error:
+            self.report(Denied(self.id, host, port, str(error)))
+            raise
+        except Unreachable as error:
+            self.report(Failed(self.id, host, port, str(error)))
+            raise
+        self.report(Reached(self.id, host, port))
+        return made
+
+    # --- the HTTP proxy
+
+    async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Listener) -> None:
+        try:
+            head, rest = await self._head(reader)
+        except heads.BadRequest as error:
+            await _answer(writer, 400, "Bad Request", f"the request cannot be passed on: {error}")
+            return
+        rule = judge(self.network, head.host, head.port)
+        shown = str(Rule(head.host, head.port))
+        if isinstance(rule, str):
+            self.report(Denied(self.id, head.host, head.port, rule))
+            await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {rule}")
+            return
+        if head.method == "CONNECT":
+            await self._tunnel(reader, writer, head, rule, rest)
+            return
+        try:
+            upstream = await self._connect(rule, head.host, head.port)
+        except Refused as error:
+            await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {error}")
+        except Unreachable as error:
+            await _answer(writer, 502, "Bad Gateway", f"{shown} could not be reached: {error}")
+        else:
+            body = heads.Body(head.length)
+            await self._relay(reader, writer, upstream, head.forward + body.feed(rest), body)
+
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[heads.Head, bytes]:
+        data = b""
+        async with asyncio.timeout(HEAD_S):
+            while (end := heads.find_end(data)) < 0:
+                chunk = await reader.read(CHUNK)
+                if not chunk:
+                    raise _Ended
+                data += chunk
+        return heads.parse_head(data[:end]), data[end:]
+
+    async def _tunnel(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: heads.Head, rule: Rule, rest: bytes
+    ) -> None:
+        shown = str(Rule(head.host, head.port))
+        try:
+            upstream = await self._connect(rule, head.host, head.port)
+        except Refused as error:
+            await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {error}")
+            return
+        except Unreachable as error:
+            await _answer(writer, 502, "Bad Gateway", f"{shown} could not be reached: {error}")
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        gate = hello.Gate(head.host, must=rule.confined)
+        try:
+            await self._relay(reader, writer, upstream, gate.feed(rest), gate)
+        except hello.NoHello as error:
+            self.report(Denied(self.id, head.host, head.port, str(error)))
+
+    # --- relaying
+
+    async def _relay(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: socket.socket,
+        first: bytes,
+        upwards: heads.Body | hello.Gate | None,
+    ) -> None:
+        """Both directions until both have ended, or a limit is reached.
+
+        `upwards` decides what of the client's bytes goes on; `first` has passed it already. Raises NoHello.
+        """
+        up_reader, up_writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
+        left = MAX_BYTES
+        one_request = isinstance(upwards, heads.Body)
+        try:
+            async with asyncio.timeout(IDLE_S) as limit:
+
+                def count(size: int) -> None:
+                    nonlocal left
+                    left -= size
+                    if left < 0:
+                        raise _Ended
+                    limit.reschedule(self._loop.time() + IDLE_S)
+
+                async def up() -> None:
+                    while not (upwards is not None and upwards.done):
+                        data = await reader.read(CHUNK)
+                        if not data:
+                            break
+                        count(len(data))
+                        up_writer.write(data if upwards is None else upwards.feed(data))
+                        await up_writer.drain()
+                    if not one_request:  # some servers take the end of what is sent for the end of the connection
+                        with suppress(OSError):
+                            up_writer.write_eof()
+
+                async def down() -> None:
+                    while data := await up_reader.read(CHUNK):
+                        count(len(data))
+                        writer.write(data)
+                        await writer.drain()
+                    with suppress(OSError):
+                        writer.write_eof()
+
+                up_writer.write(first)
+                await _both(up(), down(), first_to_end=one_request)
+        except heads.BadRequest:
+            pass
+        finally:
+            up_writer.close()
+
+
+async def _both(up: Coroutine[None, None, None], down: Coroutine[None, None, None], *, first_to_end: bool) -> None:
+    """Run both until both have ended or one has failed; with `first_to_end` until `down` has."""
+    tasks = [asyncio.ensure_future(up), asyncio.ensure_future(down)]
+    try:
+        wanted = set(tasks)
+        while wanted:
+            done, wanted = await asyncio.wait(wanted, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            if first_to_end and tasks[1].done():
+                return
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _answer(writer: asyncio.StreamWriter, status: int, reason: str, text: str) -> None:
+    writer.write(heads.response(status, reason, text))
+    with suppress(ConnectionError):
+        await writer.drain()
+
+
+class Control:
+    """The tool host's end of the proxy, and the jails it serves."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.jails: dict[int, JailSide] = {}
+        self.ended = self.loop.create_future()
+        self._channel = channel
+        channel.setblocking(False)
+        self.loop.add_reader(channel.fileno(), self._readable)
+
+    def send(self, message: Message) -> None:
+        """Tell the tool host; what it does not read in time is lost, except that it has gone."""
+        with suppress(BlockingIOError, ConnectionError):
+            self._channel.send(encode(message))
+
+    def _readable(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self.loop.remove_reader(self._channel.fileno())
+            if not self.ended.done():
+                self.ended.set_result(None)
+            return
+        self._take(decode(data), fds)
+
+    def _take(self, message: Message, fds: list[int]) -> None:
+        if isinstance(message, Open):
+            for fd in fds:
+                os.set_blocking(fd, False)
+            self.jails[message.jail] = JailSide(self, message, fds)
+            self.send(Settled(message.jail, 0))
+        elif isinstance(message, Close):
+            jail = self.jails.pop(message.jail, None)
+            if jail is not None:
+                jail.close()
+        elif isinstance(message, Settle):
+            known = self.jails.get(message.jail)
+            if known is not None:
+                known.settle()
+            self.send(Settled(message.jail, message.number))
+
+
+def _say(text: str) -> None:
+    """One line for the log."""
+    with suppress(OSError):
+        os.write(2, f"egress: {text}\n".encode("utf-8", "replace"))
+
+
+def main(fd: int) -> int:
+    """Serve until the tool host closes its end."""
+    channel = socket.socket(fileno=fd)
+    channel.set_inheritable(False)
+    confine()
+
+    async def live() -> None:
+        await Control(channel).ended
+
+    asyncio.run(live())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(3))

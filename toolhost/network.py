@@ -1,0 +1,306 @@
+"""The tool host's side of the network: starts the egress proxy, gives it the sockets of jails, hears what they reached.
+
+One proxy serves all jails of a tool host. It is started with the first jail that has a network, and again when it has
+ended; what jails of a proxy that ended had is gone with it.
+
+Source: sandbox.md section 6; docs/decisions/024.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from schemas.hosts import Network
+from toolhost.egress import messages
+from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
+from toolhost.egress.rules import Layout
+
+#: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
+ATTACH_S: Final = 10.0
+#: How long the proxy may take to say what it has seen before a result goes without (seconds).
+SETTLE_S: Final = 0.5
+#: Refused and reached hosts that are kept of one jail.
+MAX_KEPT: Final = 256
+_EGRESS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "egress")
+
+
+class JailNetwork:
+    """What is known of one jail's connections. `denied_count` counts all that were denied, kept or not."""
+
+    __slots__ = ("denied", "denied_count", "failed", "layout", "network", "reached")
+
+    def __init__(self, network: Network, layout: Layout) -> None:
+        self.network = network
+        self.layout = layout
+        self.denied: deque[Denied] = deque(maxlen=MAX_KEPT)
+        self.denied_count = 0
+        self.failed: deque[Failed] = deque(maxlen=MAX_KEPT)
+        self.reached: dict[tuple[str, int], int] = {}
+
+    def denied_since(self, count: int) -> list[Denied]:
+        """What was denied after `denied_count` was `count`, as far as it is kept."""
+        new = min(self.denied_count - count, len(self.denied))
+        return list(self.denied)[len(self.denied) - new :]
+
+    def note(self, news: Denied | Reached | Failed) -> None:
+        """Keep what the proxy says."""
+        if isinstance(news, Denied):
+            self.denied.append(news)
+            self.denied_count += 1
+        elif isinstance(news, Failed):
+            self.failed.append(news)
+        elif (news.host, news.port) in self.reached or len(self.reached) < MAX_KEPT:
+            self.reached[news.host, news.port] = self.reached.get((news.host, news.port), 0) + 1
+
+
+class _Jail:
+    """A jail that is, or is being, attached."""
+
+    def __init__(self, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
+        self.known = known
+        self.ready: Callable[[str | None], None] | None = ready
+        self.timer: asyncio.TimerHandle | None = None
+        self.settling: dict[int, tuple[Callable[[], None], asyncio.TimerHandle]] = {}
+
+
+class Egress:
+    """The proxy, seen from the tool host. Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_lost: Callable[[int], None],
+        on_news: Callable[[int, Denied | Failed], None],
+    ) -> None:
+        """`on_lost` is told each jail whose network ended with the proxy, `on_news` what a jail could not reach."""
+        self._loop = loop
+        self._on_lost = on_lost
+        self._on_news = on_news
+        self._channel: socket.socket | None = None
+        self._pidfds: dict[int, int] = {}
+        self._jails: dict[int, _Jail] = {}
+        self._numbers = 0
+        self._closed = False
+
+    def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
+        """Give the jail with the process `pid` its network. `ready` gets None, or why it has none; later, never now."""
+        made = self._jails[jail] = _Jail(known, ready)
+        made.timer = self._loop.call_later(ATTACH_S, self._fail, jail, "its sockets could not be made in time")
+        try:
+            self._start_proxy()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._loop.call_soon(self._fail, jail, f"the egress proxy could not be started: {error.strerror}")
+            return
+        ours.setblocking(False)
+        wanted = [(listener.address, listener.port) for listener in known.layout.listeners]
+        ours.send(json.dumps(wanted).encode())
+        try:
+            self._spawn("listen.py", [str(pid), str(theirs.fileno())], theirs.fileno())
+        except OSError as error:
+            ours.close()
+            self._loop.call_soon(self._fail, jail, f"its sockets could not be made: {error.strerror}")
+            return
+        finally:
+            theirs.close()
+        self._loop.add_reader(ours.fileno(), self._sockets, jail, ours)
+
+    def detach(self, jail: int) -> None:
+        """The jail is gone."""
+        gone = self._jails.pop(jail, None)
+        if gone is None:
+            return
+        if gone.timer is not None:
+            gone.timer.cancel()
+        for done, timer in gone.settling.values():
+            timer.cancel()
+            self._loop.call_soon(done)
+        self._say(Close(jail))
+
+    def settle(self, jail: int, done: Callable[[], None]) -> None:
+        """Call `done` when everything that has happened in the jail so far is known, after SETTLE_S at the latest."""
+        known = self._jails.get(jail)
+        if known is None or self._channel is None:
+            self._loop.call_soon(done)
+            return
+        self._numbers += 1
+        number = self._numbers
+        timer = self._loop.call_later(SETTLE_S, self._settled, Settled(jail, number))
+        known.settling[number] = (done, timer)
+        self._say(Settle(jail, number))
+
+    def close(self) -> None:
+        """End the proxy."""
+        self._closed = True
+        for jail in list(self._jails):
+            self.detach(jail)
+        self._end_channel()
+        for pid in list(self._pidfds):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._reap(pid)
+
+    # --- processes
+
+    def _start_proxy(self) -> None:
+        if self._channel is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._spawn("start.py", [str(theirs.fileno())], theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._channel = ours
+        self._loop.add_reader(ours.fileno(), self._readable)
+
+    def _spawn(self, program: str, arguments: list[str], fd: int) -> None:
+        """Start one of the two programs: no environment, no descriptors of ours but `fd` and the log."""
+        actions: list[tuple[int, int] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        ]
+        for name in os.listdir("/proc/self/fd"):
+            number = int(name)
+            with suppress(OSError):
+                if number > 2 and number != fd and os.get_inheritable(number):
+                    actions.append((os.POSIX_SPAWN_CLOSE, number))
+        os.set_inheritable(fd, True)
+        argv = [sys.executable, "-I", "-S", "-B", f"{_EGRESS}/{program}", *arguments]
+        pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=())
+        os.set_inheritable(fd, False)
+        pidfd = os.pidfd_open(pid)
+        self._pidfds[pid] = pidfd
+        self._loop.add_reader(pidfd, self._reap, pid)
+
+    def _reap(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is None:
+            return
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+    # --- from the two programs
+
+    def _sockets(self, jail: int, channel: socket.socket) -> None:
+        """The sockets that were made in a jail; they go on to the proxy."""
+        try:
+            data, fds, _, _ = socket.recv_fds(channel, messages.MAX_MESSAGE, messages.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        self._loop.remove_reader(channel.fileno())
+        channel.close()
+        try:
+            known = self._jails.get(jail)
+            if known is None:
+                return
+            answer = json.loads(data) if data else {"error": "their maker ended"}
+            if answer["error"] is not None:
+                self._fail(jail, f"its sockets could not be made: {answer['error']}")
+                return
+            layout = known.known.layout
+            made = tuple(
+                listener for listener, is_made in zip(layout.listeners, answer["made"], strict=True) if is_made
+            )
+            self._say(Open(jail, known.known.network, made, layout.addresses), fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _readable(self) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        for _ in range(64):
+            try:
+                data = channel.recv(messages.MAX_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            try:
+                self._take(messages.decode(data))
+            except ValueError:
+                self._lost()
+                return
+
+    def _take(self, message: messages.Message) -> None:
+        if isinstance(message, Settled):
+            self._settled(message)
+        elif isinstance(message, Denied | Reached | Failed):
+            known = self._jails.get(message.jail)
+            if known is not None:
+                known.known.note(message)
+                if not isinstance(message, Reached):
+                    self._on_news(message.jail, message)
+
+    def _settled(self, message: Settled) -> None:
+        jail = self._jails.get(message.jail)
+        if jail is None:
+            return
+        if message.number == 0:
+            ready, jail.ready = jail.ready, None
+            if jail.timer is not None:
+                jail.timer.cancel()
+                jail.timer = None
+            if ready is not None:
+                ready(None)
+            return
+        waiting = jail.settling.pop(message.number, None)
+        if waiting is not None:
+            done, timer = waiting
+            timer.cancel()
+            done()
+
+    def _fail(self, jail: int, reason: str) -> None:
+        known = self._jails.get(jail)
+        if known is None or known.ready is None:
+            return
+        ready = known.ready
+        self.detach(jail)
+        ready(reason)
+
+    def _lost(self) -> None:
+        """The proxy has ended: nothing of its jails' networks is left."""
+        self._end_channel()
+        if self._closed:
+            return
+        for number, jail in list(self._jails.items()):
+            if jail.ready is not None:
+                self._fail(number, "the egress proxy ended")
+            else:
+                self.detach(number)
+                self._on_lost(number)
+
+    def _end_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self._loop.remove_reader(channel.fileno())
+            channel.close()
+
+    def _say(self, message: messages.Message, fds: list[int] | None = None) -> None:
+        if self._channel is None:
+            return
+        try:
+            socket.send_fds(self._channel, [messages.encode(message)], fds or [])
+        except OSError:
+            self._lost()  # it does not read any more, or has ended
