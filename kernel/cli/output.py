@@ -25,6 +25,13 @@ def write(text: str, stream: TextIO | None = None) -> None:
     out.buffer.flush()
 
 
+def write_text(text: str) -> None:
+    """Print a text of a model on stdout: exactly as it is, but nothing that a terminal would obey."""
+    from kernel.cli.plain import flowing
+
+    write(flowing(text) if is_terminal(sys.stdout) else text)
+
+
 def write_json(value: Any) -> None:
     """Print one JSON document on one line."""
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
@@ -60,13 +67,15 @@ def print_error(error: GoondanError, *, as_json: bool) -> None:
 
 
 def error_text(info: ErrorPayload) -> str:
-    """An error for a person: what happened, what to do, where to read more."""
+    """An error for a person: what happened, what to do, where to read more; harmless to a terminal."""
+    from kernel.cli.plain import flowing
+
     text = f"error: {info.message} [{info.code}]"
     if info.suggestion:
         text += f"\n  {info.suggestion}"
     if info.help_url:
         text += f"\n  {info.help_url}"
-    return text
+    return flowing(text)
 
 
 def exit_code(error: GoondanError) -> int:

@@ -2,12 +2,12 @@
 
 The kernel is a child process; this one is a client like any other. Lines of stdin become events, answers are printed
 in the order of the lines. At the end of input the answers to these lines are waited for, then the kernel is stopped.
+On a terminal a person types message after message, and sees each answer while it is made.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import asyncio
 
     from kernel.cli.attach import Kernel
-    from kernel.cli.session import Session
+    from kernel.cli.interrupts import Interrupts
+    from kernel.cli.lines import Line, LineReader
+    from kernel.cli.screen import Screen
+    from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
     from schemas.frames import Answer
 
@@ -29,8 +32,6 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT: Final = 64
 #: The longest line, in bytes: an event must fit one frame.
 MAX_LINE_BYTES: Final = 1 << 20
-#: How long an answer may take before a person is shown that it is worked on (seconds).
-PATIENCE_S: Final = 0.5
 
 
 @click.command()
@@ -113,8 +114,8 @@ class _Talk:
 
         async with Session(self._kernel) as session:
             terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
-            lines = LineReader(0, MAX_LINE_BYTES)
-            work = asyncio.ensure_future(self._interactive(session, lines) if terminal else self._piped(session, lines))
+            talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
+            work = asyncio.ensure_future(talking)
             await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
@@ -122,7 +123,7 @@ class _Talk:
                 raise session.lost_error()
             work.result()
 
-    async def _piped(self, session: Session, lines: Any) -> None:
+    async def _piped(self, session: Session, lines: LineReader) -> None:
         """Lines are sent as they come, answers are printed in their order."""
         import asyncio
 
@@ -150,33 +151,43 @@ class _Talk:
                 if left is not None:
                     left.cancel()
 
-    async def _interactive(self, session: Session, lines: Any) -> None:
-        """One line at a time, with a prompt, and a sign of life while the answer takes long."""
+    async def _interactive(self, session: Session) -> None:
+        """One message at a time, shown while it is answered. Ctrl-C ends the waiting, not the conversation."""
+        from kernel.cli.history import FILE
+        from kernel.cli.interrupts import Interrupts
+        from kernel.cli.output import write
+        from kernel.cli.prompt import open_prompt
+
+        prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
+        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", sys.stderr)
+        if self._kernel.model is not None:
+            write(f"it talks to {self._kernel.model}", sys.stderr)
+        with Interrupts(prompt.interrupted) as interrupts:
+            while (line := await prompt.read()) is not None:
+                await self._turn(session, line, interrupts)
+                interrupts.target = prompt.interrupted
+
+    async def _turn(self, session: Session, line: Line, interrupts: Interrupts) -> None:
         import asyncio
 
         from kernel.cli.output import write
+        from kernel.cli.screen import Screen
 
-        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; end with Ctrl-D", sys.stderr)
-        if self._kernel.model is not None:
-            write(f"it talks to {self._kernel.model}", sys.stderr)
-        _prompt()
-        async for line in lines:
-            asking = asyncio.ensure_future(self._ask(session, line))
-            progress = asyncio.ensure_future(_show_progress())
-            try:
-                told = await asking
-            finally:
-                asking.cancel()
-                progress.cancel()
-                with suppress(asyncio.CancelledError):
-                    await progress
-            self._show(told)
-            _prompt()
-        write("", sys.stderr)
-        if lines.error is not None:
-            raise lines.error
+        screen = Screen(text=not self._as_json)
+        asking = asyncio.ensure_future(self._ask(session, line, screen.hear))
+        interrupts.target, before = asking.cancel, interrupts.count
+        try:
+            self._show(await asking, screen)
+        except asyncio.CancelledError:
+            if interrupts.count == before:
+                raise  # the kernel is lost
+            screen.close()
+            write("\nnot waiting any more; what the agent still does takes its course", sys.stderr)
+        finally:
+            asking.cancel()
+            screen.close()
 
-    async def _ask(self, session: Session, line: Any) -> _Told:
+    async def _ask(self, session: Session, line: Line, listener: Listener | None = None) -> _Told:
         """One line to its answer. Raises only E_KERNEL_LOST."""
         from kernel.cli.options import DEFAULT_INSTANCE
         from kernel.cli.session import USER_MESSAGE
@@ -193,7 +204,13 @@ class _Talk:
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
             answer = await session.ask(
-                agent, DEFAULT_INSTANCE, USER_MESSAGE, text, event_id=event_id, workdir=self._workdir
+                agent,
+                DEFAULT_INSTANCE,
+                USER_MESSAGE,
+                text,
+                event_id=event_id,
+                workdir=self._workdir,
+                listener=listener,
             )
             return event_id, answer, None
         except GoondanError as error:
@@ -201,8 +218,8 @@ class _Talk:
                 raise
             return event_id, None, error
 
-    def _show(self, told: _Told) -> None:
-        from kernel.cli.output import error_text, write
+    def _show(self, told: _Told, screen: Screen | None = None) -> None:
+        from kernel.cli.output import error_text, write, write_text
         from kernel.cli.send import answer_document
 
         event_id, answer, error = told
@@ -211,32 +228,13 @@ class _Talk:
         info = error.info if error is not None else answer.error if answer is not None else None
         failed = answer is None or answer.status != "completed"
         self.failed = self.failed or failed
+        if screen is not None and (failed or self._as_json):
+            screen.close()
         if self._as_json:
             failure = {"eventId": event_id, "status": "failed", "error": info}
             self.documents.append(answer_document(event_id, answer) if answer is not None else failure)
         elif not failed:
-            write((answer.response if answer is not None else None) or "")
+            response = (answer.response if answer is not None else None) or ""
+            write_text(response) if screen is None else screen.end(response)
         elif info is not None:
             write(error_text(info), sys.stderr)
-
-
-def _prompt() -> None:
-    sys.stderr.write("> ")
-    sys.stderr.flush()
-
-
-async def _show_progress() -> None:
-    """Count the seconds on the terminal until cancelled, then leave no trace."""
-    import asyncio
-
-    await asyncio.sleep(PATIENCE_S)
-    seconds = PATIENCE_S
-    try:
-        while True:
-            sys.stderr.write(f"\rworking, {seconds:.0f} s ")
-            sys.stderr.flush()
-            await asyncio.sleep(1.0)
-            seconds += 1.0
-    finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()

@@ -10,6 +10,7 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
+    from kernel.cli.session import Listener
     from schemas.frames import Answer
 
 #: How long `send` waits when nothing is said (seconds): longer than most turns, shorter than a forgotten terminal.
@@ -67,9 +68,8 @@ def command(
         agent = words[0] if len(words) == 2 else kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
-        sent = asyncio.run(
-            _send(kernel, agent, check_instance(instance), text, event_id, not no_wait, timeout, workdir)
-        )
+        key = check_instance(instance)
+        sent = asyncio.run(_send(kernel, agent, key, text, event_id, not no_wait, timeout, workdir, as_json))
     finally:
         kernel.finish()
     known_id, answer = sent
@@ -79,7 +79,7 @@ def command(
     if as_json:
         write_json(answer_document(known_id, answer))
     elif answer.status == "completed":
-        write(answer.response or "")
+        pass  # it stands there already
     elif answer.error is not None:
         import sys
 
@@ -110,7 +110,10 @@ async def _send(
     wait: bool,
     timeout_s: float,
     workdir: str | None,
+    as_json: bool,
 ) -> tuple[str, Answer | None]:
+    """Send it; the event id, and the answer, whose text is printed unless `as_json`."""
+    from kernel.cli.screen import shown
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
@@ -120,6 +123,17 @@ async def _send(
                 agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
             )
             return known_id, None
-        return known_id, await session.ask(
-            agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
-        )
+
+        async def ask(listener: Listener | None) -> Answer:
+            return await session.ask(
+                agent,
+                instance,
+                USER_MESSAGE,
+                text,
+                event_id=known_id,
+                workdir=workdir,
+                timeout_s=timeout_s,
+                listener=listener,
+            )
+
+        return known_id, await (ask(None) if as_json else shown(ask))

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from kernel import rundir
 from kernel.cli.attach import Kernel
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, Frame, ReplyTo
+from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent
 from schemas.link import Link
 from schemas.tokens import SOCKETS
 
@@ -22,6 +24,10 @@ from schemas.tokens import SOCKETS
 USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds): longer than the supervisor bears with one that hangs.
 WELCOME_S: Final = 30.0
+
+
+#: What `Session.ask` tells of a running turn; it must not raise.
+Listener = Callable[[RuntimeEvent], None]
 
 
 class Session:
@@ -33,6 +39,8 @@ class Session:
         self._link: Link | None = None
         self._run = secrets.token_hex(8)
         self._count = 0
+        #: Event id -> who listens while it is worked on.
+        self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
         self.lost: asyncio.Future[None]
 
@@ -48,7 +56,7 @@ class Session:
                 token = source.read()
         except OSError as error:
             raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
-        self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=lambda frame: None)
+        self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=self._on_frame)
         try:
             await self._link.start(self._patience_s)
         except (GoondanError, asyncio.CancelledError) as error:
@@ -65,6 +73,13 @@ class Session:
         if self._link is not None:
             # Acknowledgements of answers are best effort: no linger.
             await self._link.close(0)
+
+    def _on_frame(self, frame: Frame) -> None:
+        listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
+        if listener is None:
+            return
+        with suppress(GoondanError):  # a kind of the future
+            listener(from_raw(frame.payload, RuntimeEvent))
 
     def _gone(self) -> None:
         asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
@@ -88,14 +103,22 @@ class Session:
         event_id: str,
         workdir: str | None = None,
         timeout_s: float | None = None,
+        listener: Listener | None = None,
     ) -> Answer:
-        """Send an event and wait for its answer.
+        """Send an event and wait for its answer. `listener` hears of the turn while it runs; it must not raise.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_LOST.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
         frame.reply_to = ReplyTo("client", event_id)
-        answer = from_raw((await self._wait(self._open.ask(frame), frame, timeout_s)).payload, AgentEvent).answer
+        if listener is not None:
+            frame.live = True
+            self._listeners[event_id] = listener
+        try:
+            answered = await self._wait(self._open.ask(frame), frame, timeout_s)
+        finally:
+            self._listeners.pop(event_id, None)
+        answer = from_raw(answered.payload, AgentEvent).answer
         if answer is None:
             raise fail("E_AGENT_FAILED", "the agent's answer is empty")
         return answer
@@ -132,6 +155,10 @@ class Session:
         except TimeoutError:
             self._open.forget(frame.id)
             raise fail("E_AGENT_TIMEOUT", f"no answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            if self._link is not None:
+                self._link.forget(frame.id)
+            raise
         except GoondanError as error:
             if self.lost.done() or error.info.code == "E_TOKEN_INVALID":
                 raise self.lost_error() from None

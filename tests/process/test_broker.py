@@ -365,3 +365,28 @@ async def test_no_wake_up_is_lost(broker: Broker) -> None:
     finally:
         for link in links:
             await link.close()
+
+
+def test_news_for_a_client_that_does_not_read_cost_nobody_anything(broker: Broker) -> None:
+    """A hostile agent: it floods its asker, and speaks of events that are not its own."""
+    agent, event, client = leased(broker, live=True)
+    assert event.live
+    before = broker.memory()
+    text = to_raw({"kind": "text", "step": 1, "text": "x" * 12_000})
+    foreign = Frame("runtime.event", event_id="e2", epoch=event.epoch, payload=text)
+    for number in range(6_000):
+        agent.send(Frame("runtime.event", event_id="e1", epoch=event.epoch, payload=text) if number % 3 else foreign)
+    assert agent.ask(Frame("ping", id="p")).type == "pong"
+    answer = to_raw({"id": "a", "type": "agent.response", "createdAt": "2026-01-01T00:00:00Z"})
+    done = Frame("ack", id="d", stage="done", event_id="e1", epoch=event.epoch, payload=answer)
+    assert agent.ask(done).stage == "accepted"
+    assert broker.memory() - before < 64 << 20
+    heard = 0
+    while (frame := client.receive()).type == "runtime.event":
+        assert (frame.event_id, frame.in_reply_to, frame.from_) == ("e1", "corr", "coder")
+        heard += 1
+    assert frame.in_reply_to == "corr"
+    stats = from_raw(client.ask(Frame("admin", id="s", payload=to_raw({"op": "stats"}))).payload, dict)["counters"]
+    assert stats["live_refused"] == 2_000
+    assert stats["live"] + stats["live_dropped"] >= 4_000
+    assert heard <= stats["live"] < 4_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
+from tests.process.terminal import Terminal
 
 
 def exec_line(command: str) -> str:
@@ -191,27 +190,15 @@ def test_closed_standard_streams_do_no_harm(kernel: Sandbox) -> None:
     kernel.assert_clean()
 
 
-def test_a_person_gets_a_prompt_and_the_answer(kernel: Sandbox) -> None:
-    leader, terminal = pty.openpty()
-    process = kernel.popen("run", stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True)
-    os.close(terminal)
-    shown = b""
-
-    def read_until(text: bytes) -> None:
-        nonlocal shown
-        until = time.monotonic() + 20
-        while text not in shown:
-            assert time.monotonic() < until, shown
-            if select.select([leader], [], [], 0.1)[0]:
-                shown += os.read(leader, 4096)
-
-    read_until(b"> ")
-    shown = b""
-    os.write(leader, exec_line("sleep 0.8; echo $((6*7))").encode())
-    read_until(b"working")
-    read_until(b"42")
-    read_until(b"> ")
-    os.write(leader, b"\x04")
-    assert process.wait(timeout=10) == 0
-    os.close(leader)
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_person_gets_a_prompt_and_the_answer(kernel: Sandbox, term: str) -> None:
+    with Terminal(kernel, "run", term=term) as terminal:
+        terminal.read_until("> ")
+        terminal.type(exec_line("sleep 0.8; echo $((6*7))"))
+        if term != "dumb":
+            terminal.read_until("working, bash__exec, 1 s")
+        terminal.read_until("42")
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
     kernel.assert_clean()

@@ -1,0 +1,110 @@
+"""The lines that a person has typed, kept between sessions: a file of JSON texts, one a line, mode 0600.
+
+Rules.
+- Bounded: the newest MAX_ENTRIES, at most MAX_BYTES; longer ones are not kept. The file is cut when it is loaded.
+- An entry that begins with a space is not kept, as in a shell: the way to type a secret.
+- Best effort: what cannot be read or written costs the history, not the session. So does a link, a pipe, and a file
+  of somebody else: none of them is followed.
+
+Source: design section 10 (state on disk).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from typing import Final
+
+FILE: Final = "history"
+MAX_ENTRIES: Final = 1000
+#: Of the file (bytes), and of one entry (characters).
+MAX_BYTES: Final = 1 << 20
+MAX_ENTRY: Final = 16 << 10
+#: An entry's line as JSON is at most this many times longer (`\\uXXXX` for a character).
+_ESCAPED: Final = 12
+
+
+def load(path: str) -> list[str]:
+    """The entries, oldest first; a file that has grown too long is written anew."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        size = _size(fd)
+        if size is None:
+            return []
+        os.fchmod(fd, 0o600)
+        entries = parse(os.pread(fd, 2 * MAX_BYTES, max(0, size - 2 * MAX_BYTES)))
+        kept = newest(entries)
+        if len(kept) < len(entries) or size > MAX_BYTES:
+            with suppress(OSError):
+                _replace(path, kept)
+        return kept
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def append(path: str, entry: str) -> None:
+    """Keep an entry, unless it is not to be kept."""
+    if not is_kept(entry):
+        return
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
+        try:
+            if _size(fd) is not None:
+                os.write(fd, line(entry))  # one write: lines of two sessions do not mix
+        finally:
+            os.close(fd)
+
+
+def is_kept(entry: str) -> bool:
+    """Whether an entry is worth keeping, and may be."""
+    return bool(entry.strip()) and not entry.startswith(" ") and len(entry) <= MAX_ENTRY
+
+
+def line(entry: str) -> bytes:
+    """An entry as it is written; lone surrogates and all controls are escaped."""
+    return json.dumps(entry).encode() + b"\n"
+
+
+def parse(data: bytes) -> list[str]:
+    """The entries in a file's bytes; what is no entry (a torn line, another hand's) is left out."""
+    entries = []
+    for text in data.split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            entry = json.loads(text) if len(text) <= MAX_ENTRY * _ESCAPED else None
+            if isinstance(entry, str) and is_kept(entry):
+                entries.append(entry)
+    return entries
+
+
+def newest(entries: list[str]) -> list[str]:
+    """As many of the last entries as are kept."""
+    room = MAX_BYTES
+    kept: list[str] = []
+    for entry in reversed(entries[-MAX_ENTRIES:]):
+        room -= len(line(entry))
+        if room < 0:
+            break
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _size(fd: int) -> int | None:
+    """Of a file that is ours (bytes), None for anything else."""
+    state = os.fstat(fd)
+    return state.st_size if stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid() else None
+
+
+def _replace(path: str, entries: list[str]) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(b"".join(map(line, entries)))
+    os.rename(temporary, path)

@@ -1,0 +1,151 @@
+"""What a person is shown of one turn: events in, things to show out. Pure.
+
+Rules.
+- Text is shown as it comes, and only while nothing of the step is known to be missing. The answer then adds what was
+  not shown, so that at the end exactly the answer stands there as the last step's text.
+- Text that turns out void stays on the screen, and a mark behind it says so: how many lines of a terminal it took
+  cannot be known.
+- What runs right now (step, tools, their progress) is a line of status, made anew whenever it is asked for.
+
+Source: PROTOCOL.md "Live events".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.cli.plain import one_line
+from schemas.frames import RuntimeEvent
+
+#: A tool's name, and its own words, in the status (characters).
+MAX_NAME: Final = 60
+MAX_WORDS: Final = 100
+#: Tools that are known to run; more are not told apart.
+MAX_TOOLS: Final = 1000
+
+
+class Say(Struct, frozen=True):
+    """More of the text."""
+
+    text: str
+
+
+class Break(Struct, frozen=True):
+    """The text so far is over, something else follows."""
+
+
+class Mark(Struct, frozen=True):
+    """A remark of ours about the text, on a line of its own."""
+
+    text: str
+
+
+Shown = Say | Break | Mark
+
+
+class Narration:
+    """One turn as it is heard."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._said: list[str] = []
+        self._length = 0
+        self._whole = True
+        self._tools: dict[str, str] = {}
+        self._progress = ""
+
+    def hear(self, event: RuntimeEvent) -> list[Shown]:
+        """What to show because of an event."""
+        shown: list[Shown] = []
+        if event.kind == "text":
+            return self._hear_text(event)
+        if event.kind == "turn.started":
+            if event.again:
+                shown = self._void()
+            self._tools.clear()
+        elif event.kind == "step.started":
+            shown = self._break()
+            self._begin(event.step)
+            self._tools.clear()
+        elif event.kind == "tool.called":
+            shown = self._break()
+            if len(self._tools) < MAX_TOOLS:
+                self._tools[event.tool_call_id or ""] = one_line(event.tool_name or "", MAX_NAME)
+        elif event.kind == "tool.progress":
+            self._progress = _progress(event)
+        else:
+            self._tools.pop(event.tool_call_id or "", None)
+            self._progress = ""
+        return shown
+
+    def end(self, response: str) -> list[Shown]:
+        """What to show because of the answer: what is missing of it."""
+        if response.startswith("".join(self._said)):
+            rest = response[self._length :]
+            return [Say(rest), Break()] if rest else [Break()]
+        return [*self._void(), Say(response), Break()]
+
+    def status(self, seconds: float) -> str:
+        """The line about what goes on, `seconds` after the beginning."""
+        parts = ["working"]
+        if self._step > 1:
+            parts.append(f"step {self._step}")
+        if self._tools:
+            first = next(iter(self._tools.values()))
+            more = len(self._tools) - 1
+            parts.append(f"{first} and {more} more" if more else first)
+            if self._progress:
+                parts.append(self._progress)
+        return ", ".join([*parts, f"{seconds:.0f} s"])
+
+    # --- inside
+
+    def _hear_text(self, event: RuntimeEvent) -> list[Shown]:
+        shown: list[Shown] = []
+        if event.step != self._step:  # the news of its beginning were lost
+            shown = self._break()
+            self._begin(event.step)
+        if event.again:
+            shown += self._void()
+        piece = event.text or ""
+        if not piece:
+            return shown
+        if not self._whole or event.at != self._length:
+            self._whole = False
+            return shown
+        self._said.append(piece)
+        self._length += len(piece)
+        return [*shown, Say(piece)]
+
+    def _break(self) -> list[Shown]:
+        return [Break()] if self._said else []
+
+    def _begin(self, step: int) -> None:
+        self._step = step
+        self._progress = ""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._said.clear()
+        self._length = 0
+        self._whole = True
+
+    def _void(self) -> list[Shown]:
+        """What was shown of this step does not count any more."""
+        had = bool(self._said)
+        self._forget()
+        return [Break(), Mark("(the answer begins anew)")] if had else []
+
+
+def _progress(event: RuntimeEvent) -> str:
+    """How far a tool is, in its own words and numbers."""
+    done, total = event.done, event.total
+    parts = []
+    if done is not None and total is not None and math.isfinite(done) and math.isfinite(total) and total > 0:
+        parts.append(f"{max(0.0, min(1.0, done / total)):.0%}")
+    if event.message:
+        parts.append(one_line(event.message, MAX_WORDS))
+    return " ".join(parts)

@@ -1,0 +1,160 @@
+"""Where a person types: an editor with history and several lines, or a plain prompt where the terminal can do no more.
+
+In the editor Enter sends; Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears,
+Ctrl-D on an empty line ends. It is drawn on stderr, so that stdout holds nothing but answers.
+
+Source: design section 11; docs/decisions/017.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kernel.cli import history
+from kernel.cli.lines import Line, LineReader
+from kernel.cli.screen import has_cursor
+from kernel.cli.terminal import style_of
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+PROMPT: Final = "> "
+CONTINUED: Final = ". "
+
+
+class Prompt(Protocol):
+    """Asks for one message after another."""
+
+    #: What a person should know of it.
+    hint: str
+
+    async def read(self) -> Line | None:
+        """The next message, or None at the end of input. Raises OSError when the terminal cannot be read."""
+
+    def interrupted(self) -> None:
+        """SIGINT came while a message is read."""
+
+
+def open_prompt(history_path: str, limit: int) -> Prompt:
+    """The best prompt for this terminal; a message has at most `limit` bytes. Call inside the running loop."""
+    return Editor(history_path, limit) if has_cursor() else PlainPrompt(limit)
+
+
+class PlainPrompt:
+    """The terminal's own line editing, one line a message."""
+
+    hint = "end with Ctrl-D"
+
+    def __init__(self, limit: int) -> None:
+        self._reader = LineReader(0, limit)
+        self._lines: AsyncIterator[Line] = aiter(self._reader)
+
+    async def read(self) -> Line | None:
+        """See Prompt."""
+        _show_prompt()
+        line = await anext(self._lines, None)
+        if line is None:
+            sys.stderr.write("\n")
+            if self._reader.error is not None:
+                raise self._reader.error
+        return line
+
+    def interrupted(self) -> None:
+        """The terminal has dropped the line."""
+        sys.stderr.write("\n")
+        _show_prompt()
+
+
+def _show_prompt() -> None:
+    sys.stderr.write(PROMPT)
+    sys.stderr.flush()
+
+
+class Editor:
+    """prompt_toolkit, imported when a person is really there: it takes a tenth of a second."""
+
+    hint = "Alt-Enter for another line, Ctrl-D to end"
+
+    def __init__(self, history_path: str, limit: int) -> None:
+        self._limit = limit
+        self._number = 0
+        self._session = _session(history_path)
+
+    async def read(self) -> Line | None:
+        """See Prompt."""
+        while True:
+            try:
+                text = await self._session.prompt_async(set_exception_handler=False, handle_sigint=False)
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return None
+            self._number += 1
+            data = text.encode("utf-8", "replace")
+            return Line(self._number, data if len(data) <= self._limit else None, len(data))
+
+    def interrupted(self) -> None:
+        """Ctrl-C is a key here; a signal from elsewhere does what it does."""
+        app = self._session.app
+        if app.is_running:
+            app.exit(exception=KeyboardInterrupt())
+
+
+def _session(history_path: str) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.output.color_depth import ColorDepth
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    class Kept(History):
+        """The entries of earlier sessions, and of this one."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            return reversed(history.load(history_path))
+
+        def store_string(self, string: str) -> None:
+            history.append(history_path, string)
+
+    output = Vt100_Output.from_pty(sys.stderr)
+    # The answer to "where is the cursor" comes as typed text, also when it comes late, to whatever reads then.
+    output.enable_cpr = False
+    return PromptSession(
+        [("class:prompt bold ansigreen", PROMPT)],
+        multiline=True,
+        prompt_continuation=lambda width, line, wrapped: CONTINUED,
+        key_bindings=_keys(),
+        history=Kept(),
+        output=output,
+        color_depth=None if style_of(sys.stderr).colour else ColorDepth.DEPTH_1_BIT,
+        complete_while_typing=False,
+        reserve_space_for_menu=0,
+    )
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if continues(buffer.document.text_before_cursor) and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _another_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def continues(text: str) -> bool:
+    """Whether a text ends with a backslash that asks for another line: an odd number of them."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1

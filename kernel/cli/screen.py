@@ -1,0 +1,143 @@
+"""What a turn shows while it runs: its text on stdout, a line of status on stderr, each only on a terminal.
+
+The status stands where the cursor is, so it is there only while no line of text is open. A terminal without cursor
+movement (TERM=dumb) gets text and no status; NO_COLOR takes the colours away.
+
+Source: design section 11 ("Interactive use gets colour, progress"); https://no-color.org.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, TextIO
+
+from kernel.cli.narration import Break, Mark, Narration, Say, Shown
+from kernel.cli.output import is_terminal, write
+from kernel.cli.plain import fit, flowing
+from kernel.cli.session import Listener
+from kernel.cli.terminal import style_of
+from schemas.frames import Answer, RuntimeEvent
+
+#: How long an answer may take before a person is shown that it is worked on (seconds).
+PATIENCE_S: Final = 0.5
+#: How often the status is looked at (seconds).
+TICK_S: Final = 0.2
+#: To the beginning of the line, and erase it.
+_ERASE: Final = "\r\x1b[K"
+
+
+async def shown(ask: Callable[[Listener | None], Awaitable[Answer]]) -> Answer:
+    """Ask, show what is heard meanwhile where a person looks, and print the text of a completed answer.
+
+    Raises what `ask` raises. An answer that failed is not printed.
+    """
+    if not wants_live():
+        answer = await ask(None)
+        if answer.status == "completed":
+            write(answer.response or "")
+        return answer
+    screen = Screen()
+    try:
+        answer = await ask(screen.hear)
+        if answer.status == "completed":
+            screen.end(answer.response or "")
+        return answer
+    finally:
+        screen.close()
+
+
+def has_cursor(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether a terminal here can move its cursor."""
+    return env.get("TERM", "dumb") not in ("", "dumb")
+
+
+def wants_live() -> bool:
+    """Whether anybody would see a turn while it runs."""
+    return is_terminal(sys.stdout) or (is_terminal(sys.stderr) and has_cursor())
+
+
+class Screen:
+    """Shows one turn: `hear` what comes, then `end` with the answer, or `close` without. Inside the running loop.
+
+    `text`: whether its text is to be shown, if stdout is a terminal.
+    """
+
+    def __init__(self, *, text: bool = True) -> None:
+        self._narration = Narration()
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._shows_text = text and is_terminal(sys.stdout)
+        self._shows_status = is_terminal(sys.stderr) and has_cursor()
+        self._line_open = False
+        self._status = ""
+        self._timer: asyncio.TimerHandle | None = None
+        if self._shows_status:
+            self._timer = self._loop.call_later(PATIENCE_S, self._tick)
+
+    def hear(self, event: RuntimeEvent) -> None:
+        """Show an event. A terminal that is gone is found out by whoever prints the answer."""
+        with suppress(OSError, ValueError):
+            self._show(self._narration.hear(event))
+
+    def end(self, response: str) -> None:
+        """Show the rest of the answer, which stands whole on stdout then."""
+        self._stop_status()
+        if self._shows_text:
+            self._show(self._narration.end(response))
+            if not response:
+                write("")
+        else:
+            write(response)
+
+    def close(self) -> None:
+        """There is no answer: leave the cursor at the beginning of a line."""
+        with suppress(OSError, ValueError):
+            self._stop_status()
+            self._show([Break()])
+
+    # --- inside
+
+    def _show(self, shown: list[Shown]) -> None:
+        if not self._shows_text:
+            return
+        for item in shown:
+            self._erase_status()
+            if isinstance(item, Say):
+                _put(sys.stdout, flowing(item.text))
+                self._line_open = not item.text.endswith("\n")
+            elif self._line_open:
+                _put(sys.stdout, "\n")
+                self._line_open = False
+            if isinstance(item, Mark):
+                _put(sys.stdout, style_of(sys.stdout).dim(item.text) + "\n")
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        if self._line_open:
+            return
+        with suppress(OSError, ValueError):
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = fit(self._narration.status(self._loop.time() - self._began), columns - 1)
+            if line != self._status:
+                _put(sys.stderr, _ERASE + style_of(sys.stderr).dim(line))
+                self._status = line
+
+    def _erase_status(self) -> None:
+        if self._status:
+            _put(sys.stderr, _ERASE)
+            self._status = ""
+
+    def _stop_status(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._erase_status()
+
+
+def _put(stream: TextIO, text: str) -> None:
+    stream.buffer.write(text.encode(stream.encoding or "utf-8", "replace"))
+    stream.buffer.flush()

@@ -1,0 +1,210 @@
+"""What a person sees of a turn: whatever is lost or begun anew, the answer stands there, and no terminal obeys it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.cli import history
+from kernel.cli.narration import Break, Mark, Narration, Say, Shown
+from kernel.cli.plain import fit, flowing, one_line
+from kernel.cli.prompt import continues
+from kernel.cli.screen import has_colours, has_cursor
+from schemas.frames import RuntimeEvent
+
+
+def text(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:
+    return RuntimeEvent(kind="text", step=step, at=at, text=piece, again=again)
+
+
+def on_screen(shown: list[Shown]) -> str:
+    """What a terminal would show."""
+    screen = ""
+    for item in shown:
+        if isinstance(item, Say):
+            screen += item.text
+        elif screen and not screen.endswith("\n"):
+            screen += "\n"
+        if isinstance(item, Mark):
+            screen += item.text + "\n"
+    return screen
+
+
+def narrate(*events: RuntimeEvent, response: str) -> str:
+    narration = Narration()
+    shown = [item for event in events for item in narration.hear(event)]
+    return on_screen([*shown, *narration.end(response)])
+
+
+def test_text_as_it_comes_is_the_answer() -> None:
+    assert narrate(text(1, 0, "one "), text(1, 4, "two"), response="one two") == "one two\n"
+
+
+def test_steps_stand_apart_and_only_the_last_is_the_answer() -> None:
+    events = [
+        RuntimeEvent(kind="turn.started"),
+        RuntimeEvent(kind="step.started", step=1),
+        text(1, 0, "let me see"),
+        RuntimeEvent(kind="tool.called", step=1, tool_call_id="a", tool_name="t"),
+        RuntimeEvent(kind="tool.completed", step=1, tool_call_id="a", tool_name="t"),
+        RuntimeEvent(kind="step.started", step=2),
+        text(2, 0, "found"),
+    ]
+    assert narrate(*events, response="found it") == "let me see\nfound it\n"
+
+
+def test_nothing_was_heard() -> None:
+    assert narrate(response="the answer") == "the answer\n"
+    assert narrate(response="") == ""
+
+
+def test_what_is_void_is_marked() -> None:
+    events = [text(1, 0, "half"), text(1, 0, "whole", again=True)]
+    assert narrate(*events, response="whole") == "half\n(the answer begins anew)\nwhole\n"
+    resumed = [text(1, 0, "half"), RuntimeEvent(kind="turn.started", again=True)]
+    assert narrate(*resumed, response="whole") == "half\n(the answer begins anew)\nwhole\n"
+
+
+def test_another_answer_than_was_heard_is_shown_whole() -> None:
+    assert narrate(text(1, 0, "abc"), response="xyz") == "abc\n(the answer begins anew)\nxyz\n"
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1, max_size=8), st.booleans(), st.booleans()), max_size=30),
+    st.booleans(),
+)
+def test_the_answer_stands_there_whatever_is_lost(pieces: list[tuple[str, bool, bool]], tail: bool) -> None:
+    narration, shown, whole, at = Narration(), [], "", 0
+    shown += narration.hear(RuntimeEvent(kind="step.started", step=1))
+    for piece, again, lost in pieces:
+        whole, at = (piece, 0) if again else (whole + piece, at)
+        if not lost:
+            shown += narration.hear(text(1, at, piece, again=again))
+        at += len(piece)
+    response = whole + ("rest" if tail else "")
+    said = [item.text for item in shown if isinstance(item, Say)]
+    screen = on_screen([*shown, *narration.end(response)])
+    assert screen.endswith((response, response + "\n"))
+    assert len("".join(said)) <= sum(len(piece) for piece, _, _ in pieces)
+
+
+def test_the_status_tells_step_tools_and_progress() -> None:
+    narration = Narration()
+    assert narration.status(0.7) == "working, 1 s"
+    narration.hear(RuntimeEvent(kind="step.started", step=2))
+    for call, name in (("a", "bash__exec\x1b[2J\nx"), ("b", "wait__seconds")):
+        narration.hear(RuntimeEvent(kind="tool.called", step=2, tool_call_id=call, tool_name=name))
+    assert narration.status(3) == r"working, step 2, bash__exec\x1b[2J x and 1 more, 3 s"
+    narration.hear(RuntimeEvent(kind="tool.completed", step=2, tool_call_id="a"))
+    narration.hear(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=1, total=4, message="a quarter\n"))
+    assert narration.status(3) == "working, step 2, wait__seconds, 25% a quarter , 3 s"
+    for done, total in ((float("nan"), 1.0), (1.0, float("inf")), (1.0, 0.0), (-5.0, 1.0), (9.0, 1.0)):
+        narration.hear(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=done, total=total))
+        assert "nan" not in narration.status(3)
+    narration.hear(RuntimeEvent(kind="tool.failed", step=2, tool_call_id="b", code="E_TOOL"))
+    assert narration.status(3) == "working, step 2, 3 s"
+
+
+# --- terminals
+
+
+@given(st.text())
+def test_no_control_reaches_a_terminal(raw: str) -> None:
+    for shown in (flowing(raw), one_line(raw, 1000)):
+        left = {c for c in shown if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
+        assert not left
+        assert not {
+            c for c in shown if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI")
+        }
+    assert "\n" not in one_line(raw, 1000)
+    plain = "".join(c for c in raw if c.isprintable() or c in "\n\t")
+    assert flowing(plain) == plain, "what is harmless stays"
+
+
+@given(st.lists(st.text(max_size=6)))
+def test_pieces_are_as_harmless_as_the_whole(pieces: list[str]) -> None:
+    assert "".join(map(flowing, pieces)) == flowing("".join(pieces))
+
+
+def test_a_line_is_cut_to_the_terminal() -> None:
+    assert fit("abcdef", 3) == "abc"
+    assert fit("한국어", 5) == "한국"
+    assert fit("e\u0301e\u0301", 1) == "e\u0301"
+    assert fit("ab", 5) == "ab"
+    assert len(one_line("\x1b" * 500, 60)) == 60
+
+
+@pytest.mark.parametrize(
+    ("env", "cursor", "colours"),
+    [
+        ({"TERM": "xterm-256color"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_what_a_terminal_can(env: dict[str, str], cursor: bool, colours: bool) -> None:
+    assert (has_cursor(env), has_colours(env)) == (cursor, colours)
+
+
+@pytest.mark.parametrize(
+    ("line", "more"), [("a\\", True), ("a\\\\", False), ("a\\\\\\", True), ("", False), ("a", False)]
+)
+def test_a_backslash_at_the_end_asks_for_more(line: str, more: bool) -> None:
+    assert continues(line) is more
+
+
+# --- history
+
+
+def test_history_is_private_and_survives(tmp_path: Path) -> None:
+    path = str(tmp_path / "history")
+    for entry in ("one", "two\nlines", " secret", "", "  ", "세", "\ud800", "x" * (history.MAX_ENTRY + 1)):
+        history.append(path, entry)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert history.load(path) == ["one", "two\nlines", "세", "\ud800"]
+
+
+def test_history_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    path.write_bytes(b"".join(history.line(f"n{n}") for n in range(3 * history.MAX_ENTRIES)))
+    path.chmod(0o644)
+    kept = history.load(str(path))
+    assert kept == [f"n{n}" for n in range(2 * history.MAX_ENTRIES, 3 * history.MAX_ENTRIES)]
+    assert path.read_bytes() == b"".join(map(history.line, kept))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["history"]
+    big = ["y" * history.MAX_ENTRY] * 100
+    path.write_bytes(b"".join(map(history.line, big)))
+    assert history.load(str(path)) == big[: history.MAX_BYTES // len(history.line(big[0]))]
+    assert path.stat().st_size <= history.MAX_BYTES
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_as_some_history(data: bytes) -> None:
+    entries = history.parse(data)
+    assert history.parse(b"".join(map(history.line, entries))) == entries
+
+
+def test_history_follows_no_link_and_blocks_on_no_pipe(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text('"stolen"\n')
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (link, pipe, tmp_path, tmp_path / "no" / "where"):
+        history.append(str(path), "entry")
+        assert history.load(str(path)) == []
+    assert target.read_text() == '"stolen"\n'
+
+
+def test_break_is_no_text() -> None:
+    assert on_screen([Break(), Say("a"), Break(), Break()]) == "a\n"
