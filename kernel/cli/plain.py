@@ -1,4 +1,4 @@
-"""Text from models, tools and errors as a terminal may get it. Pure.
+"""Prose of models and errors as a terminal may get it, in pieces or whole. Pure; terminal.py has names and tables.
 
 A terminal obeys what is printed on it: escape sequences move the cursor, set the title, answer as if a person typed,
 write the clipboard. So no control character reaches one, and none of the marks that turn the order of letters round.
