@@ -1,12 +1,13 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test check format bench requirements clean
+.PHONY: help setup run test test-matrix check format bench requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
 help:
 	@echo "make run           start the swarm of ./goondan.yaml (or the quickstart) and talk to it"
 	@echo "make test          all tests                     ARGS=\"tests/unit -k codec\" for some"
+	@echo "make test-matrix   README and quickstart word by word, then tests, on clean setups (minutes; best as root)"
 	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make bench         benchmarks beside their baselines"
@@ -23,6 +24,10 @@ run:
 test:
 	@scripts/setup dev
 	@exec scripts/test $(ARGS)
+
+test-matrix:
+	@scripts/setup dev
+	@exec .venv/bin/python -m scripts.test_matrix $(ARGS)
 
 check:
 	@scripts/setup dev

@@ -32,7 +32,17 @@ def test_both_languages_show_the_same_files_and_commands() -> None:
     assert commands(english) == commands(korean)
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.ko.md", "CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "README.ko.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/quickstart.md",
+        "docs/quickstart.ko.md",
+    ],
+)
 def test_links_lead_somewhere(page: str) -> None:
     base = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8")):

@@ -1,0 +1,76 @@
+"""docs/quickstart.md and README.md, followed by a newcomer who has nothing but this clone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.walkthrough import Command, File, Walker, fits, steps
+from tests.kernel_fixture import ROOT, Sandbox, sandbox
+
+PAGES = {"README.md": ROOT / "README.md", "quickstart.md": ROOT / "docs" / "quickstart.md"}
+
+
+def clone(kernel: Sandbox) -> Path:
+    """This tree as a folder of its own: what a page writes lands there, and its folders are links."""
+    folder = kernel.home / "clone"
+    folder.mkdir()
+    for entry in ROOT.iterdir():
+        if entry.is_dir():
+            (folder / entry.name).symlink_to(entry)
+        else:
+            shutil.copy(entry, folder)
+    return folder
+
+
+def as_here(page: str) -> str:
+    """The page without what would install packages: test_setup.py and `make test-matrix` are for `make run`."""
+    return page.replace("$ make run", "$ gdn run").replace("path/to/goondan.yaml", "examples/quickstart")
+
+
+@pytest.mark.timeout(240)  # each of some dozen commands is a program, and many of them start a kernel
+@pytest.mark.parametrize("page", PAGES)
+def test_everything_on_the_page_works(page: str) -> None:
+    with sandbox() as kernel:
+        folder = clone(kernel)
+        path = f"{folder}/.venv/bin:{os.environ['PATH']}"
+        walker = Walker(folder, {**kernel.env, "PATH": path, "HOME": str(kernel.home)})
+        outcomes = walker.follow(steps(as_here(PAGES[page].read_text(encoding="utf-8"))))
+        assert len(outcomes) > 5
+        assert [str(outcome) for outcome in outcomes if not outcome.fits] == []
+
+
+def test_both_languages_ask_for_the_same() -> None:
+    for page in PAGES.values():
+        korean = page.with_suffix(".ko.md").read_text(encoding="utf-8")
+        assert steps(korean) == steps(page.read_text(encoding="utf-8"))
+
+
+def test_a_page_is_read_as_it_is_meant() -> None:
+    page = (
+        "# Page\n```console\n$ one  # a remark\nshown\n$ two\n> typed\n```\nand\n```console\nmore\n```\n"
+        "In `a/b.py`:\n\n```python\nx = 1\n```\nSet `THIS`:\n```sh\nrm -rf /\n```\nand\n```yaml\na: 1\n```\n"
+    )
+    assert steps(page) == [
+        Command("one", shown="shown\n"),
+        Command("two", typed="typed\nmore\n"),
+        File("a/b.py", "x = 1\n"),
+    ]
+
+
+def test_what_is_shown_is_compared() -> None:
+    assert fits("", "anything")
+    assert fits("b …d\n", "a\nb c d\ne\n")
+    assert fits("a\n…\nd\n", "a\nb\nc\nd\n")
+    assert not fits("a\nd\n", "a\nb\nd\n")
+    assert not fits("b", "abc\n")
+
+
+def test_commands_that_fail_or_print_something_else_are_noticed(tmp_path: Path) -> None:
+    walker = Walker(tmp_path, {"PATH": os.environ["PATH"]})
+    lines = ["export A=1", "mkdir d", "cd d", "echo $A; pwd\n1\n…/d", "false", "echo no\nyes", "cat\n> in\nin"]
+    page = "```console\n" + "".join(f"$ {line}\n" for line in lines) + "```\n"
+    assert [outcome.fits for outcome in walker.follow(steps(page))] == [True] * 4 + [False, False, True]
