@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, str]] = {
     "stop": "Stop a running swarm.",
     "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
     "validate": "Check a bundle and report everything that is wrong with it.",
+    "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
 }
 

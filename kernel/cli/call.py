@@ -28,10 +28,15 @@ MAX_IN_FLIGHT: Final = 256
 
 
 @click.command(epilog="ARGS_JSON is a JSON object, {} when left out.")
-@click.argument("tool", required=False)
+@click.argument("tool", required=False, shell_complete=options.completed("tools"))
 @click.argument("args_json", metavar="[ARGS_JSON]", required=False)
 @options.bundle
-@click.option("--batch", metavar="FILE", help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".')
+@click.option(
+    "--batch",
+    metavar="FILE",
+    shell_complete=options.completed_path("file"),
+    help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".',
+)
 @options.workdir
 @options.instance
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")

@@ -28,7 +28,7 @@ TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(file_okay=True))
+@click.argument("folder", metavar="[DIR]", default=".", shell_complete=options.completed_path("dir"))
 @click.option(
     "--template", type=click.Choice(list(TEMPLATES)), default="agent", show_default=True, help="What to begin with."
 )

@@ -26,7 +26,10 @@ LOOK_MS: Final = 200
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 @click.option(
-    "--role", metavar="ROLE", help="Only supervisor, broker, toolhost, forkserver, agent (all of them) or agent-NAME."
+    "--role",
+    metavar="ROLE",
+    shell_complete=options.completed("roles"),
+    help="Only supervisor, broker, toolhost, forkserver, agent (all of them) or agent-NAME.",
 )
 @click.option(
     "--lines", type=click.IntRange(0, 1_000_000), default=DEFAULT_LINES, show_default=True, help="How many lines."

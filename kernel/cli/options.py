@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+Completion = Callable[[click.Context, click.Parameter, str], list[Any]]
+
+
+def completed(source: str) -> Completion:
+    """Offers what the function `source` of kernel.cli.words finds, which is imported only for it."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        import importlib
+
+        # By name, as the commands themselves: the pure modules that know these options read no files.
+        words: Any = importlib.import_module("kernel.cli.words")
+        items: list[Any] = words.offer(getattr(words, source), ctx, incomplete)
+        return items
+
+    return complete
+
+
+def completed_path(kind: Literal["file", "dir"]) -> Completion:
+    """Leaves it to the shell, which knows files best."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type=kind)]
+
+    return complete
+
 
 #: Where events and calls go when no instance is named.
 DEFAULT_INSTANCE: Final = "default"
@@ -15,12 +43,21 @@ DEFAULT_INSTANCE: Final = "default"
 bundle: Final[Decorator] = click.option(
     "--bundle",
     metavar="PATH",
+    shell_complete=completed_path("file"),
     help="The bundle: a goondan.yaml or its directory.  [default: ./goondan.yaml, else the quickstart]",
 )
 as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 workdir: Final[Decorator] = click.option(
-    "--workdir", metavar="DIR", help="Tools work in this directory, and may write there, instead of the instance's own."
+    "--workdir",
+    metavar="DIR",
+    shell_complete=completed_path("dir"),
+    help="Tools work in this directory, and may write there, instead of the instance's own.",
 )
 instance: Final[Decorator] = click.option(
-    "--instance", metavar="KEY", default=DEFAULT_INSTANCE, show_default=True, help="The instance of the agent."
+    "--instance",
+    metavar="KEY",
+    default=DEFAULT_INSTANCE,
+    show_default=True,
+    shell_complete=completed("instances"),
+    help="The instance of the agent.",
 )

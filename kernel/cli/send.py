@@ -20,7 +20,9 @@ MAX_EVENT_ID: Final = 256
 
 
 @click.command(epilog="With one argument it is TEXT, and the swarm's entry agent gets it.")
-@click.argument("words", metavar="[AGENT] TEXT", nargs=-1, required=True)
+@click.argument(
+    "words", metavar="[AGENT] TEXT", nargs=-1, required=True, shell_complete=options.completed("first_agent")
+)
 @options.bundle
 @options.instance
 @click.option("--event-id", metavar="ID", help="Send under this id: sent again, it is the same event, answered once.")

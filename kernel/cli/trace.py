@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("turn", required=False, metavar="[TURN]")
 @click.option("--last", is_flag=True, help="The turn that began last (also without TURN).")
-@click.option("--agent", metavar="AGENT", help="Look only at this agent's turns.")
-@click.option("--instance", metavar="KEY", help="Look only at this instance's turns.")
+@click.option(
+    "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Look only at this agent's turns."
+)
+@click.option(
+    "--instance",
+    metavar="KEY",
+    shell_complete=options.completed("instances"),
+    help="Look only at this instance's turns.",
+)
 @options.bundle
 @options.as_json
 def command(

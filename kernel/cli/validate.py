@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kernel.cli import options
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ INVALID: Final = 2
 
 
 @click.command(name="validate")
-@click.argument("bundle", required=False, metavar="[BUNDLE]")
+@click.argument("bundle", required=False, metavar="[BUNDLE]", shell_complete=options.completed_path("file"))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(bundle: str | None, as_json: bool) -> int:
     """Check a bundle: a goondan.yaml or a directory (default: ./goondan.yaml, else the quickstart).

@@ -1,0 +1,141 @@
+"""What the shell offers when a person presses Tab: agents, tools, instances, logs of the bundle that the line names.
+
+Rules.
+- Documents are read, and nothing else: no check, no module of a tool, no kernel is asked. Quick enough for a key press.
+- What a shell puts into a command line is run by the next Enter, and instance keys are anybody's text. So only names
+  that no shell reads anything into are offered.
+- Whatever goes wrong, nothing is offered and nothing is said.
+
+Source: design section 11 ("completion").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from kernel import paths
+from kernel.bundle.base import MANIFEST, base_folder
+from kernel.bundle.load import load_documents
+from kernel.bundle.positions import Mapping, Scalar, Sequence
+from kernel.bundle.problems import Report
+from kernel.bundle.shape import Document
+from kernel.bundle.tools import BUNDLED_EXPORTS
+from schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
+from schemas.frames import OPERATOR_AGENT
+
+#: Without a special meaning in any shell, anywhere in a word.
+SAFE: Final = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*\Z")
+#: More would not be read (items).
+MAX_ITEMS: Final = 200
+
+Items = list[CompletionItem[str]]
+
+
+def offer(source: Callable[[click.Context], Iterable[tuple[str, str]]], ctx: click.Context, incomplete: str) -> Items:
+    """(value, help) pairs of `source` that begin with what is typed. Never raises."""
+    items: Items = []
+    try:
+        for value, text in source(ctx):
+            if value.startswith(incomplete) and SAFE.match(value):
+                # fish's script takes what follows a comma for something else.
+                items.append(CompletionItem(value, help=text.replace(",", ";") or None))
+                if len(items) == MAX_ITEMS:
+                    break
+    except Exception:
+        return []  # nobody asked for an error while typing
+    return items
+
+
+def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """The agents of the bundle."""
+    for document in _documents(_bundle(ctx)):
+        if _text(document.node, "kind") == "Agent" and is_resource_name(
+            name := _text(document.node, "metadata", "name")
+        ):
+            yield name, ""
+
+
+def first_agent(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """The agents, for the first of several words; behind it comes free text."""
+    return iter(()) if ctx.params.get("words") else agents(ctx)
+
+
+def tools(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """Every tool that `gdn call` can call: the bundle's and the bundled ones, each with its description."""
+    own: set[str] = set()
+    for document in _documents(_bundle(ctx)):
+        own.add(_text(document.node, "metadata", "name"))
+        yield from _exports(document)
+    folder = base_folder()
+    for name in sorted(os.listdir(folder)) if folder is not None else ():
+        for document in _documents(os.path.join(folder or "", name, MANIFEST)):
+            if _text(document.node, "metadata", "name") not in own:
+                yield from _exports(document)
+
+
+def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """Instances with a state: of the agent that the line names, else of all. `call` has an agent of its own."""
+    root = os.path.join(paths.state_dir(_bundle(ctx)), "instances")
+    words: Any = ctx.params.get("words") or ()
+    named = ctx.params.get("agent") or (words[0] if words and words[0] in os.listdir(root) else None)
+    if ctx.info_name == "call":
+        named = OPERATOR_AGENT
+    seen: set[str] = set()
+    for agent in [named] if named else sorted(os.listdir(root)):
+        for folder in sorted(os.listdir(os.path.join(root, agent))):
+            key = segment_key(folder)
+            if key is not None and key not in seen:
+                seen.add(key)
+                yield key, ""
+
+
+def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """Processes that have a log."""
+    from kernel.logs import AGENT, ROLES, role_of
+
+    names = os.listdir(os.path.join(paths.state_dir(_bundle(ctx)), "logs"))
+    found = {role for name in names if (role := role_of(name)) is not None}
+    yield from ((role, "") for role in sorted(found & set(ROLES)))
+    yield AGENT, "all agents"
+    yield from ((role, "") for role in sorted(found - set(ROLES)))
+
+
+def _bundle(ctx: click.Context) -> str:
+    given: Any = ctx.params.get("bundle")
+    return paths.find_bundle(given if isinstance(given, str) else None)
+
+
+def _documents(path: str) -> list[Document]:
+    return load_documents(path, Report()).documents
+
+
+def _exports(document: Document) -> Iterator[tuple[str, str]]:
+    node = document.node
+    tool = _text(node, "metadata", "name")
+    listed = _value(node, "spec", "exports")
+    if _text(node, "kind") != "Tool" or not is_resource_name(tool) or not isinstance(listed, Sequence):
+        return
+    for item in listed.items:
+        export = _text(item, "name")
+        if is_export_name(export) or export in BUNDLED_EXPORTS:
+            yield build_tool_name(tool, export), _text(item, "description").partition("\n")[0]
+
+
+def _value(node: Any, *path: str) -> Any:
+    for key in path:
+        entry = node.entries.get(key) if isinstance(node, Mapping) else None
+        if entry is None:
+            return None
+        node = entry.value
+    return node
+
+
+def _text(node: Any, *path: str) -> str:
+    value = _value(node, *path)
+    return value.text if isinstance(value, Scalar) else ""
