@@ -156,12 +156,13 @@ class _Talk:
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
         from kernel.cli.output import write
+        from kernel.cli.plain import flowing
         from kernel.cli.prompt import open_prompt
 
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", sys.stderr)
         if self._kernel.model is not None:
-            write(f"it talks to {self._kernel.model}", sys.stderr)
+            write(f"it talks to {flowing(self._kernel.model)}", sys.stderr)
         with Interrupts(prompt.interrupted) as interrupts:
             while (line := await prompt.read()) is not None:
                 await self._turn(session, line, interrupts)

@@ -10,6 +10,7 @@ import termios
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,43 @@ def test_run_shows_steps_tools_and_text_as_they_come(stopped: Sandbox, model: Mo
         terminal.type("\x04")
         assert terminal.wait() == 0
     stopped.assert_clean()
+
+
+SLOW = """\
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: slow}
+spec:
+  entry: ./slow.py
+  exports: [{name: walk, description: Walk., parameters: {type: object}}]
+"""
+SLOW_MODULE = """\
+import os, time
+
+def walk(ctx, input):
+    ctx.progress(1, 4, "a quarter")
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return "there"
+
+handlers = {"walk": walk}
+"""
+
+
+def test_what_a_tool_says_of_its_work_is_seen_while_it_works(stopped: Sandbox, tmp_path: Path) -> None:
+    text = stopped.bundle.read_text().replace("tools: [Tool/bash]", "tools: [Tool/slow]")
+    stopped.bundle.write_text(text + SLOW)
+    (stopped.home / "slow.py").write_text(SLOW_MODULE)
+    with Terminal(stopped, "run", "--workdir", str(tmp_path)) as terminal:
+        terminal.read_until("> ")
+        terminal.type("call slow__walk {}|arrived\r")
+        terminal.read_until("working, slow__walk, 25% a quarter, ")
+        (tmp_path / "go").touch()
+        terminal.read_until("arrived\n")
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
 
 
 def test_what_is_streamed_is_the_answer_and_pipes_get_it_once(running: Sandbox, model: Model) -> None:
