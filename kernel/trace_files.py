@@ -106,24 +106,33 @@ def _children(folder: Path) -> list[Path]:
 
 def _read(place: Place, wanted: str | None) -> Trace | None:
     """The turn in one file. Raises GoondanError E_STATE."""
-    log = place.path + "-wal"
+    before = _untouched(place.path)
     try:
-        if os.path.exists(log):
+        if before is None:
             return _query(place, wanted, "mode=ro")
         # Nobody has it open. Opened in the usual way it would get a log and an index, which a reader cannot remove.
         try:
             trace = _query(place, wanted, "mode=ro&immutable=1")
         except sqlite3.Error:
-            if not os.path.exists(log):
+            if _untouched(place.path) == before:
                 raise
         else:
-            if not os.path.exists(log):
+            if _untouched(place.path) == before:
                 return trace
         return _query(place, wanted, "mode=ro")  # an agent opened it meanwhile
     except sqlite3.Error as error:
         if not os.path.exists(place.path):
             return None  # the instance was deleted in this moment
         raise fail("E_STATE", f"{place.path}: {error}") from None
+
+
+def _untouched(path: str) -> tuple[int, int] | None:
+    """What tells whether a closed file stays as it is; None for one that somebody has open."""
+    try:
+        state = os.stat(path)
+        return None if os.path.exists(path + "-wal") else (state.st_mtime_ns, state.st_size)
+    except OSError:
+        return None
 
 
 def _query(place: Place, wanted: str | None, options: str) -> Trace | None:

@@ -79,6 +79,8 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:
     """The table, one line a process; columns as wide as their content."""
+    from kernel.cli.terminal import printable
+
     cells = [
         (
             row.role,
@@ -92,16 +94,12 @@ def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:
         )
         for row in rows
     ]
-    table = [[_printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
+    # Instance keys are anybody's text.
+    table = [[printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
     )
-
-
-def _printable(text: str) -> str:
-    """Instance keys are anybody's text: nothing in them may steer the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _age(since: str, now: datetime.datetime) -> str:

@@ -62,6 +62,9 @@ def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
     assert rows["broker", "broker"]["pid"] == broker.pid
     assert rows["toolhost", "1"]["pid"] == host.pid
 
+    seen = {finding["check"]: finding["message"] for finding in kernel.gdn("doctor", "--json").json["findings"]}
+    assert f"by hand serves this bundle (pid {broker.pid})" in seen["running"]
+
     refused = kernel.gdn("stop", "--json")
     assert (refused.status, refused.json["error"]["code"]) == (1, "E_KERNEL_RUNNING")
     second = kernel.gdn("run", "--json", input="")

@@ -157,10 +157,10 @@ def test_the_table_of_ps() -> None:
         info(instance_key="a\x1b[31mb", since="not a time"),
     ]
     assert render(rows, now).splitlines() == [
-        "ROLE        NAME        INSTANCE  PID  STATUS   SINCE  RESTARTS  LAST EXIT",
-        "supervisor  supervisor  -         12   running  1d     0         -",
-        "agent       coder       u1        -    waiting  1s     3         signal SIGKILL",
-        "agent       coder       a?[31mb   12   running  -      0         -",
+        "ROLE        NAME        INSTANCE    PID  STATUS   SINCE  RESTARTS  LAST EXIT",
+        "supervisor  supervisor  -           12   running  1d     0         -",
+        "agent       coder       u1          -    waiting  1s     3         signal SIGKILL",
+        "agent       coder       a\\x1b[31mb  12   running  -      0         -",
     ]
 
 
