@@ -134,7 +134,10 @@ def try_out(setup: Setup, arguments: list[str]) -> None:
         used = walker.run(Command(f'python -c "{FIND_BWRAP}"'))
         note(setup, "bwrap in use", [used], " ".join(used.out.replace(f"{folder}/clone/", "").split()))
         for name in ("README.md", "docs/quickstart.md"):
-            page = (ROOT / name).read_text(encoding="utf-8").replace("path/to/goondan.yaml", "examples/quickstart")
+            page = (walker.folder / name).read_text(encoding="utf-8")
+            page = page.replace(
+                "path/to/goondan.yaml", "examples/quickstart"
+            )  # the one thing that stands for something
             follower = Walker(folder / "clone", walker.environment, uid, gid)
             outcomes = follower.follow(steps(page))
             good = sum(outcome.fits for outcome in outcomes)

@@ -115,6 +115,7 @@ def test_a_workdir_in_the_kernels_own_state_is_refused_before_anything_starts(al
     assert not list(alone.home.glob("state/workspaces/*"))
 
 
+@pytest.mark.requirement("CONTEXT-04")
 def test_a_workdir_belongs_to_a_message(alone: Sandbox) -> None:
     assert alone.gdn("run", "--detach", "--workdir", ".", "--json").json["error"]["code"] == "E_USAGE"
     alone.detach()
