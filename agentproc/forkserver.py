@@ -236,13 +236,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when requests can be sent")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
+    parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
     options = parser.parse_args(argv)
     die_with_parent(options.parent_pid)
     set_process_name("gdn-forksrv")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
-        warm_up()
+        warm_up(options.provider)
         gc.collect()
         gc.disable()  # a collection would touch, and so unshare, every page that holds objects
         gc.freeze()

@@ -3,8 +3,8 @@
 In the fork server (`warm_up`): imports; a few turns that lead nowhere, because CPython 3.11 writes into code objects
 until it has specialised them and libraries build caches at their first use; mapping the libraries' files, because a
 page that only one process maps counts as its own. Measured together: private memory of an idle agent from 4.8 to
-3.9 MiB, after its first turn from 6.6 to 5.1. Nothing is left of it but memory: the loop is asyncio's own and closed,
-the folder is removed, no socket was opened, no thread was started.
+3.9 MiB, after its first turn from 6.6 to 5.1, with a real model from 9.5 to 6.4. Nothing is left of it but memory: the
+loop is asyncio's own and closed, the folder is removed, no socket was opened, no thread was started.
 
 In an agent that waits for its request (`rehearse_start`): a link that leads nowhere, which halves the time of the real
 one.
@@ -16,6 +16,7 @@ import asyncio
 import ctypes
 import mmap
 import tempfile
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -23,6 +24,7 @@ from msgspec import Raw
 
 from agentproc.app import AgentApp, configure_log
 from agentproc.loop import TurnRunner
+from agentproc.providers.base import Provider
 from agentproc.store import ConversationStore
 from schemas.codec import FrameError, decode, encode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
@@ -33,6 +35,8 @@ from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
+#: Turns played with each real model; a turn asks it twice, and all else is warm by then.
+MODEL_ROUNDS: Final = 6
 
 _MADV_DONTNEED: Final = 4
 _MADV_POPULATE_READ: Final = 22
@@ -46,8 +50,11 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 
-def warm_up() -> None:
-    """Make the fork server worth forking from. It has one thread, no loop and no open file of its own afterwards."""
+def warm_up(providers: Collection[str] = ()) -> None:
+    """Make the fork server worth forking from. It has one thread, no loop and no open file of its own afterwards.
+
+    `providers` are those of the agents to come beside `embedded`; unknown names are skipped.
+    """
     import uvloop  # noqa: F401
 
     if hasattr(_libc, "mallopt"):
@@ -61,7 +68,7 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
         loop = asyncio.SelectorEventLoop()
         try:
-            loop.run_until_complete(_play_turns(folder))
+            loop.run_until_complete(_play_turns(folder, providers))
         finally:
             loop.close()
     _map_libraries()
@@ -107,24 +114,44 @@ def _map_libraries() -> None:
 _TOOL: Final = CatalogItem(name="warm__up", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 
 
-async def _play_turns(folder: str) -> None:
+async def _play_turns(folder: str, providers: Collection[str]) -> None:
+    await _play(folder, ROUNDS, ModelSpec(provider="embedded"))
+    for name in ("anthropic", "openai"):
+        if name in providers:
+            from agentproc import warm_models
+
+            await _play(folder, MODEL_ROUNDS, warm_models.model(name), warm_models.provider(name, _TOOL.name))
+
+
+async def _play(folder: str, rounds: int, model: ModelSpec, provider: Provider | None = None) -> None:
     spec = AgentSpec(
         name="warm-up",
-        model=ModelSpec(provider="embedded"),
+        model=model,
         registry=[_TOOL],
         catalog=[_TOOL.name],
         state_dir=folder,
         revision="",
         durability="process",
     )
-    for number in range(ROUNDS):
+    for number in range(rounds):
         link = _Nowhere()
-        runner = TurnRunner(link.connect(spec), "k", link, ConversationStore(folder, durability="process"))
-        event = AgentEvent(id=f"e{number}", type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
+        store = ConversationStore(folder, durability="process")
+        runner = TurnRunner(link.connect(spec), "k", link, store, provider=provider)
+        name = f"{model.provider}-{number}"
+        event = AgentEvent(id=name, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
         await runner.run(link.deliver(Frame("event", event_id=event.id, epoch=1, payload=to_raw(event))))
+        if number == 0:
+            _check(store, name)
         await runner.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asyncio.get_running_loop().create_future()), 0.0001)
+
+
+def _check(store: ConversationStore, event_key: str) -> None:
+    """What fails at its first step warms nothing, and nobody would notice."""
+    turn = store.find_turn(event_key)
+    if turn is None or turn.status != "completed":
+        raise RuntimeError(f"the warm-up turn {event_key} failed: {turn}")
 
 
 class _Nowhere:

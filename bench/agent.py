@@ -114,7 +114,7 @@ def private_mib(pid: int) -> float:
 def measure(start: Start, folder: str, model: ModelSpec) -> Mapping[str, float]:
     """Start agents one after the other: medians of time, memory when idle, memory after a turn. Then many at once."""
     broker = Broker(folder, model)
-    times, idle, after = [], [], []
+    times, turns, idle, after = [], [], [], []
     for number in range(AGENTS + 1):
         before = time.perf_counter()
         pid = start(number, broker.endpoint)
@@ -122,7 +122,9 @@ def measure(start: Start, folder: str, model: ModelSpec) -> Mapping[str, float]:
         times.append((time.perf_counter() - before) * 1000)
         time.sleep(0.05)  # until it has settled into waiting
         idle.append(private_mib(pid))
+        before = time.perf_counter()
         broker.turn(ident, number)
+        turns.append((time.perf_counter() - before) * 1000)
         time.sleep(0.05)
         after.append(private_mib(pid))
         kill(pid)
@@ -137,6 +139,7 @@ def measure(start: Start, folder: str, model: ModelSpec) -> Mapping[str, float]:
     return {
         "start": statistics.median(times[1:]),
         f"each of {BURST} at once": burst,
+        "first turn": statistics.median(turns[1:]),
         "idle": statistics.median(idle[1:]),
         "after a turn": statistics.median(after[1:]),
     }
@@ -170,7 +173,7 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
             raise SystemExit(f"no agent: {reply.error}")
         return reply.pid
 
-    with ours, running("agentproc.forkserver", "--socket-fd", str(fd), keep=[fd]):
+    with ours, running("agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]):
         return measure(start, folder, model)
 
 
@@ -209,7 +212,7 @@ def main(how: str, provider: str) -> None:
 
 BENCHMARK = Benchmark(
     name="agent",
-    what="one agent process: request to welcome, and private memory before and after its first turn",
+    what="one agent process: request to welcome, its first turn, and private memory before and after that",
     sides={
         "fork server": partial(in_a_process_of_its_own, "fork", "embedded"),
         "with anthropic": partial(in_a_process_of_its_own, "fork", "anthropic"),
@@ -219,6 +222,7 @@ BENCHMARK = Benchmark(
     metrics=[
         Metric("start", "ms", "lower", Goal(6)),
         Metric(f"each of {BURST} at once", "ms", "lower"),
+        Metric("first turn", "ms", "lower"),
         Metric("idle", "MiB", "lower", Goal(4)),
         Metric("after a turn", "MiB", "lower", Goal(9)),
     ],

@@ -335,9 +335,14 @@ class Supervisor:
         ours.setblocking(False)
         self._fork_channel = ours
         keep = [] if self._locks is None else ["--keep-fd", str(self._locks.alive_fd)]
+        providers = {agent.model.provider for agent in plan.agents.values()}
         return Launch(
             module="agentproc.forkserver",
-            arguments=["--socket-fd", str(theirs.fileno()), *keep],
+            arguments=[
+                *("--socket-fd", str(theirs.fileno())),
+                *keep,
+                *(f"--provider={name}" for name in sorted(providers)),
+            ],
             env=environment(os.environ, AGENT_ENVIRONMENT),
             pass_fds=[theirs.detach()],
         )

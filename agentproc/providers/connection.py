@@ -81,8 +81,19 @@ class Client:
             except Fault:
                 if not response.unheard:
                     raise
-        connection = await self._connect(route, patience.connect_s)
+        connection = await self.connect(route, patience.connect_s)
         return await self._answered(connection.send(request, patience.silence_s))
+
+    async def connect(self, route: Route, limit_s: float) -> Connection:
+        """A new connection, through the proxy if there is one. Raises Fault."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._open(route)
+        except TimeoutError:
+            raise Fault("busy", f"no connection within {limit_s:g} s") from None
+        except (OSError, ssl.CertificateError) as error:
+            reason, certificate = _cause(error)
+            raise Fault("final" if certificate else "busy", f"no connection: {reason}") from None
 
     def close(self) -> None:
         """Close the kept connection."""
@@ -104,17 +115,6 @@ class Client:
     def _keep(self, connection: Connection) -> None:
         self.close()
         self._kept = connection
-
-    async def _connect(self, route: Route, limit_s: float) -> Connection:
-        """Through the proxy, if there is one. Raises Fault."""
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._open(route)
-        except TimeoutError:
-            raise Fault("busy", f"no connection within {limit_s:g} s") from None
-        except (OSError, ssl.CertificateError) as error:
-            reason, certificate = _cause(error)
-            raise Fault("final" if certificate else "busy", f"no connection: {reason}") from None
 
     async def _open(self, route: Route) -> Connection:
         loop = asyncio.get_running_loop()

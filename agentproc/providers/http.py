@@ -62,7 +62,8 @@ log = logging.getLogger("agentproc.model")
 class HttpProvider:
     """A vendor's model behind the provider's interface.
 
-    `sleep`, `chance` (in [0, 1)) and `now` (Unix time) are what retries need; tests give their own.
+    `client` holds the connection. `sleep`, `chance` (in [0, 1)) and `now` (Unix time) are what retries need; tests give
+    their own.
     """
 
     needs_history = True
@@ -71,6 +72,7 @@ class HttpProvider:
         self,
         vendor: Vendor,
         *,
+        client: Client | None = None,
         patience: Patience = Patience(),  # noqa: B008  it is frozen
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
@@ -81,7 +83,7 @@ class HttpProvider:
         self._sleep = sleep
         self._chance = chance
         self._now = now
-        self._client = Client()
+        self._client = client or Client()
         #: The model that was taken from the server's list.
         self._listed = ""
 

@@ -255,12 +255,18 @@ async def test_retries_are_logged_without_the_key(ask: Ask, base: str, caplog: p
     assert KEY not in "".join(record.getMessage() for record in caplog.records if record.name == "agentproc.model")
 
 
-def test_nothing_of_it_is_loaded_before_the_first_call() -> None:
+@pytest.mark.parametrize(("providers", "loaded"), [([], []), (["anthropic", "openai"], ["httptools"])])
+def test_agents_share_the_model_code_that_they_will_use(providers: list[str], loaded: list[str]) -> None:
+    """Loaded and warm in the fork server when an agent has such a model, and then still fit to be forked."""
     code = (
-        "import sys, agentproc.forkserver\n"
-        "from agentproc.providers.choose import make_provider\n"
-        "print([name for name in sys.modules if name.split('.')[0] in ('httpx', 'certifi')"
-        " or name.startswith('agentproc.providers.http')])\n"
+        "import os, sys, agentproc.forkserver\n"
+        "from agentproc.warmup import warm_up\n"
+        f"warm_up({providers})\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'httptools', 'certifi'}))\n"
+        "print(len(os.listdir('/proc/self/task')), [path for n in os.listdir('/proc/self/fd')"
+        " if 'socket' in (path := os.path.realpath(f'/proc/self/fd/{n}'))])\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    assert result.stdout == f"{loaded}\n1 []\n"
