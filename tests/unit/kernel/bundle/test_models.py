@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel.bundle.models import AUTO_MODEL, ModelFault, model_text, resolve_model
 from schemas.launch import ModelSpec
@@ -88,6 +90,33 @@ def test_auto_never_guesses(body: ModelBody, env: dict[str, str], code: str, pat
     assert isinstance(fault, ModelFault)
     assert (fault.code, fault.path) == (code, ("spec", path))
     assert words in fault.message
+
+
+VALUES = {
+    "ANTHROPIC_API_KEY": ["", "key-a"],
+    "OPENAI_API_KEY": ["", "key-o"],
+    "ANTHROPIC_BASE_URL": ["", "http://a"],
+    "OPENAI_BASE_URL": ["", "http://o", "nonsense"],
+    "GOONDAN_PROVIDER": ["", "anthropic", "openai", "embedded", "other"],
+    "GOONDAN_MODEL": ["", "m"],
+}
+
+
+@given(st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in VALUES.items()}))
+def test_whatever_the_environment_says_a_key_goes_to_its_own_vendor_only(env: dict[str, str]) -> None:
+    model = resolve_model(ModelBody("auto"), {}, env)
+    if isinstance(model, ModelFault):
+        assert env.get("GOONDAN_PROVIDER") or env.get("OPENAI_BASE_URL") == "nonsense"
+        return
+    wanted = env.get("GOONDAN_PROVIDER")
+    assert not wanted or model.provider == wanted
+    if model.provider == "embedded":
+        assert (model.api_key, model.endpoint) == (None, None)
+        return
+    own = model.provider[0]
+    assert model.api_key in (None, f"key-{own}")
+    assert model.endpoint in (None, f"http://{own}")
+    assert model.api_key or (model.endpoint and model.model == env.get("GOONDAN_MODEL", ""))
 
 
 def test_a_model_that_the_bundle_names_was_chosen_by_nobody() -> None:
