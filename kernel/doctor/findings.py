@@ -243,7 +243,8 @@ def _run_dir(run_dir: RunDir) -> Iterator[Finding]:
         message = (
             f"XDG_RUNTIME_DIR {run_dir.unused_xdg} is not used: it must be a short path, yours, and closed to others"
         )
-        yield _warning("paths", "xdgRuntimeDir", message, f"chmod 700 {shlex.quote(run_dir.unused_xdg)}")
+        fix = "unset XDG_RUNTIME_DIR   # or name a directory of yours with mode 0700"
+        yield _warning("paths", "xdgRuntimeDir", message, fix)
     if run_dir.problem is not None:
         fix = 'export XDG_RUNTIME_DIR="$(mktemp -d /tmp/run.XXXXXX)"'
         yield _problem("paths", "runDir", f"sockets cannot be made: {run_dir.problem}", fix)

@@ -193,7 +193,7 @@ def _run_dir(bundle: str) -> RunDir:
         return RunDir(problem=error.info.message)
     longest = len(os.fsencode(os.path.join(path, paths.LONGEST_SOCKET)))
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
-    unused = xdg if xdg and not path.startswith(os.path.join(xdg, "")) else ""
+    unused = xdg if xdg and os.path.dirname(path) != os.path.join(xdg, "goondan") else ""
     return RunDir(path=path, socket_bytes=longest, problem=_run_dir_problem(path), unused_xdg=unused)
 
 

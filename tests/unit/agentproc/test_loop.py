@@ -73,6 +73,12 @@ def last_results(messages: list[Message]) -> list[tuple[str, str]]:
     ]
 
 
+def noted(folder: Path, *kinds: str) -> list[str]:
+    """The kinds of notes that traces are told from, in their order; only those asked for."""
+    with closing(sqlite3.connect(next(folder.rglob("conversation.db")))) as db:
+        return [kind for (kind,) in db.execute("SELECT type FROM runtime_events ORDER BY seq") if kind in kinds]
+
+
 def code_of(answer: Answer) -> str | None:
     return None if answer.error is None else answer.error.code
 
@@ -257,7 +263,7 @@ async def test_a_payload_that_is_no_event_fails(make: Make) -> None:
 
 @pytest.mark.parametrize("error", [fail("E_MODEL_FAILED", "key sk-secret refused"), KeyError("sk-secret")])
 async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
-    make: Make, error: Exception, caplog: pytest.LogCaptureFixture
+    make: Make, error: Exception, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     link = FakeLink()
     model = ModelSpec(provider="openai", api_key="sk-secret")
@@ -271,6 +277,8 @@ async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
     assert "***" in failed.error.message
     assert "sk-secret" not in caplog.text
     assert completed.response == "better"
+    ends = ("model.failed", "model.answered", "turn.failed", "turn.completed")
+    assert noted(tmp_path, *ends) == ["model.failed", "turn.failed", "model.answered", "turn.completed"]
 
 
 async def test_a_model_that_cannot_be_asked_is_a_failed_turn(make: Make) -> None:
@@ -434,7 +442,7 @@ async def test_a_stored_result_is_not_asked_for_again_but_acknowledged(make: Mak
     assert sorted(after.acked()) == [f"{turn}/a", f"{turn}/b"]
 
 
-async def test_a_crash_before_the_model_answered_asks_it_again(make: Make) -> None:
+async def test_a_crash_before_the_model_answered_asks_it_again(make: Make, tmp_path: Path) -> None:
     class Slow(FakeModel):
         async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
             self.requests.append(request)
@@ -447,6 +455,8 @@ async def test_a_crash_before_the_model_answered_asks_it_again(make: Make) -> No
     await make(link, model).run(event_frame("e1", "go", epoch=2))
     assert (the_answer(link).response, the_answer(link).steps) == ("done", 1)
     assert len(model.requests[0].messages) == 1
+    story = ["step.started", "turn.resumed", "model.answered"]
+    assert noted(tmp_path, *story) == story
 
 
 async def test_an_operator_call_goes_on_under_its_callid(make: Make) -> None:

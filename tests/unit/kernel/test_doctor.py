@@ -118,7 +118,7 @@ NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo
         (with_variable(is_set=False, wanted_by="Model/m"), "ANTHROPIC_API_KEY", "warning", "export"),
         (with_run_dir(problem="too long"), "runDir", "problem", "XDG_RUNTIME_DIR"),
         (with_run_dir(socket_bytes=105), "runDir", "warning", "XDG_RUNTIME_DIR"),
-        (with_run_dir(unused_xdg="/run/me"), "xdgRuntimeDir", "warning", "chmod 700 /run/me"),
+        (with_run_dir(unused_xdg="/run/me"), "xdgRuntimeDir", "warning", "unset XDG_RUNTIME_DIR"),
         (with_state(problem="read-only"), "stateDir", "problem", "GOONDAN_STATE_ROOT"),
         (with_state(filesystem="nfs4"), "stateDir", "problem", "local disk"),
         (with_state(free_bytes=5 << 20), "diskSpace", "problem", "GOONDAN_STATE_ROOT"),
@@ -215,3 +215,26 @@ def test_a_delegated_group_of_version_2(tmp_path: Path, monkeypatch: pytest.Monk
     assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", False)
     (group / "cgroup.controllers").write_text("cpu memory pids\n")
     assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", True)
+
+
+def test_a_runtime_directory_that_is_not_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
+    for unusable in ("/tmp", str(tmp_path / "missing"), str(tmp_path / ("x" * 100))):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        found = look._run_dir("/b")
+        assert (found.unused_xdg, found.problem) == (unusable, None)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert look._run_dir("/b").unused_xdg == ""
+
+
+def test_a_state_that_cannot_be_written_is_told_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
+    fresh = look._state("/b")
+    assert (fresh.problem, fresh.path.startswith(str(tmp_path))) == (None, True)
+    assert fresh.filesystem
+    assert not (tmp_path / "state").exists()  # looking makes nothing
+    (tmp_path / "state").write_text("")
+    assert "no directory" in str(look._state("/b").problem)
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", "/proc/1/state")
+    assert look._state("/b").problem
