@@ -49,6 +49,8 @@ _LANDLOCK_VERSION: Final = 1
 BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 #: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
 STORES: Final = ("/nix/store", "/gnu/store")
+#: What the launcher may cover as root: folders that every system has and no jail shows, the first that is there.
+STAGES: Final = ("/run", "/mnt", "/srv")
 #: A folder with one of these is a bundle's root, which can hold keys: no jail sees it as a whole.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 
@@ -118,6 +120,21 @@ def machine() -> Machine:
     raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
 
 
+def _around(bwrap: str) -> str | None:
+    """The folder that bubblewrap's program needs to find its libraries; None for the system's."""
+    path = os.path.realpath(bwrap)
+    if within(path, "/usr"):
+        return None
+    for store in STORES:
+        if within(path, store):
+            return store
+    # The wheel has its libraries beside the package, other builds beside their `bin`.
+    levels = 3 if os.path.basename(os.path.dirname(path)) == "_bin" else 2
+    for _ in range(levels):
+        path = os.path.dirname(path)
+    return path
+
+
 def landlock_abi() -> int:
     """The version of Landlock that this kernel has; 0 without it, or when it is switched off."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -149,11 +166,13 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
     code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
     return HostFacts(
-        bwrap=bwrap,
+        bwrap=os.path.realpath(bwrap),
         python=python,
         inside=f"{package}/inside",
         machine=machine(),
         landlock=landlock_abi(),
+        stage=next((path for path in STAGES if os.path.isdir(path)), None) if os.geteuid() == 0 else None,
+        bwrap_root=_around(bwrap),
         prefix=None if prefix is None or within(prefix, "/usr") else prefix,
         links=links,
         dirs=folders,

@@ -41,8 +41,8 @@ MAX_MESSAGE: Final = 500
 MAX_JAILS: Final = 8
 #: A worker that only loads a module sends next to nothing (bytes).
 OUTPUT_LIMIT: Final = 1 << 20
-#: How bubblewrap's own complaints begin; then there is no jail on this machine, whatever the module is like.
-_NO_JAIL: Final = "bwrap: "
+#: How the complaints of what makes a jail begin; then there is none on this machine, whatever the module is like.
+_NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 #: Where in our own code a worker was when a module failed; of no use to the module's author.
 _OURS: Final = re.compile(r" at (?:<frozen |/run/goondan/)")
 NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"

@@ -26,7 +26,7 @@ import msgspec
 from schemas.codec import DECODE_ERRORS
 from schemas.worker_frames import HostFrame, WorkerFrame
 from toolhost.channel import Channel, Violation
-from toolhost.launch import Launched, launch
+from toolhost.launch import UIDS, Launched, launch
 from toolhost.policy import LaunchPlan
 
 #: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
@@ -85,6 +85,7 @@ class Jail:
         self._channel = Channel(output_limit, loop.time())
         launched: Launched = launch(plan)
         self.pid = launched.pid
+        self.uid = launched.uid
         self._pidfd = launched.pidfd
         self._init_pid = 0
         self._init_pidfd = -1
@@ -340,6 +341,8 @@ class Jail:
         if self.gone:
             return
         self.gone = True
+        if self.uid is not None:
+            UIDS.give_back(self.uid)
         for timer in (self._kill_timer, self._stray_timer):
             if timer is not None:
                 timer.cancel()

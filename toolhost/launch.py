@@ -1,36 +1,48 @@
-"""Executes one launch plan: bubblewrap with exactly the plan's options, and the descriptors that belong to it.
+"""The tool host's end of the launcher: a plan becomes a request with the descriptors that belong to it.
 
-It chooses nothing. Spawn only from the main thread: bubblewrap dies with the thread that started it.
+It chooses nothing but which user number is free. Use from the main thread only: bubblewrap dies with the thread whose
+child it is.
 
 Source: sandbox.md section 3; delivery.md section 8.
 """
 
 from __future__ import annotations
 
+import array
 import fcntl
+import json
 import os
 import signal
 import socket
+import sys
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
+from toolhost.launcher.request import Launch
 from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.uids import Uids
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
-#: Handlers of ours must not reach the jail: what is ignored stays ignored through exec.
+#: Where the launcher finds its socket.
+_LAUNCHER_FD: Final = 3
+#: The launcher answers within a millisecond once it runs; starting it takes some 50 ms on an idle machine (seconds).
+_ANSWER_S: Final = 10.0
+_MAX_ANSWER: Final = 4096
+#: Handlers of ours must not reach it: what is ignored stays ignored through exec.
 _DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 class Launched(NamedTuple):
-    """A jail that has just been started. The caller owns every descriptor, and reaps `pid`.
+    """A jail that has just been started. The caller owns every descriptor, reaps `pid`, and gives `uid` back.
 
     `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
-    yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error.
+    yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
+    jail's user on this host, None when that is our own.
     """
 
     pid: int
@@ -38,6 +50,81 @@ class Launched(NamedTuple):
     channel: socket.socket
     status: int
     output: int
+    uid: int | None
+
+
+class Launcher:
+    """The launcher process of this process: started when it is needed, and again should it be gone."""
+
+    def __init__(self) -> None:
+        self._channel: socket.socket | None = None
+        self._pid = 0
+
+    def start(self) -> None:
+        """See to it that it runs. Raises OSError."""
+        if self._channel is not None:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = os.path.join(os.path.dirname(os.path.realpath(__file__)), "launcher", "__main__.py")
+        argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD)]
+        with theirs:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                self._pid = _spawn(argv, {0: null, 1: null, 2: 2, _LAUNCHER_FD: theirs.fileno()})
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                os.close(null)
+        ours.settimeout(_ANSWER_S)
+        self._channel = ours
+
+    def launch(self, request: Launch, fds: list[int]) -> int:
+        """The process id of what was started. Raises GoondanError E_SANDBOX_UNAVAILABLE with the cause."""
+        for attempt in (1, 2):
+            try:
+                self.start()
+                answer = self._ask(request, fds)
+                break
+            except OSError as error:
+                self.close()
+                if attempt == 2:
+                    raise fail("E_SANDBOX_UNAVAILABLE", f"the launcher does not answer: {error}") from None
+        if "error" in answer:
+            raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {answer['error']}")
+        return int(answer["pid"])
+
+    def _ask(self, request: Launch, fds: list[int]) -> dict[str, Any]:
+        assert self._channel is not None
+        self._send(request, fds)
+        data = self._channel.recv(_MAX_ANSWER)
+        if not data:
+            raise ConnectionResetError("it has ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+    def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
+        """Let it make what the next jail of that user will need, while nobody waits for it."""
+        with suppress(OSError):
+            self._send({"prepare": [owner_uid, owner_gid, uid]}, [])
+
+    def _send(self, message: Any, fds: list[int]) -> None:
+        assert self._channel is not None
+        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._channel.sendmsg([json.dumps(message).encode()], extra)
+
+    def close(self) -> None:
+        """End it and wait for its end, which is at once."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+
+#: One for the whole process: it costs some megabytes and does nothing between two jails.
+LAUNCHER: Final = Launcher()
+UIDS: Final = Uids(os.getpid())
 
 
 def launch(plan: LaunchPlan) -> Launched:
@@ -45,6 +132,7 @@ def launch(plan: LaunchPlan) -> Launched:
     given: list[int] = []  # descriptors of ours that are only for the jail
     kept: list[int] = []  # ours, closed only when the start fails
     channel: socket.socket | None = None
+    uid: int | None = None
     try:
         channel, theirs = socket.socketpair()
         places = {WORKER_FD: theirs.detach()}
@@ -64,34 +152,54 @@ def launch(plan: LaunchPlan) -> Launched:
         given.append(places[ARGS_FD])
         places[FILTER_FD] = _memory_file(plan.filter)
         given.append(places[FILTER_FD])
-        places[BOOT_FD] = _memory_file(msgspec.msgpack.encode({"landlock": plan.landlock}))
+        places[BOOT_FD] = _memory_file(msgspec.msgpack.encode({"landlock": plan.landlock, "limits": plan.limits}))
         given.append(places[BOOT_FD])
         for place, text in enumerate(plan.files, FILES_FD):
             places[place] = _memory_file(text.encode())
             given.append(places[place])
         if plan.open_workdir is not None:
-            places[WORKDIR_FD] = _open_folder(plan.open_workdir)
+            places[WORKDIR_FD] = _open_place(plan.open_workdir, "dir")
             given.append(places[WORKDIR_FD])
+        staged = [_open_place(stage.source, stage.kind, given) for stage in plan.stages]
+        if plan.stage is not None:
+            uid = UIDS.take()
+            if uid is None:
+                raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
         os.set_blocking(status, False)
         os.set_blocking(output, False)
-        pid = _spawn([plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command], places)
+        pid = LAUNCHER.launch(_request(plan, list(places), uid), [*places.values(), *staged])
         pidfd = os.pidfd_open(pid)
-    except OSError as error:
+    except BaseException as error:
         for fd in kept:
             os.close(fd)
         if channel is not None:
             channel.close()
-        raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}") from None
-    except BaseException:
-        for fd in kept:
-            os.close(fd)
-        if channel is not None:
-            channel.close()
+        if uid is not None:
+            UIDS.give_back(uid)
+        if isinstance(error, OSError):
+            cause = error.strerror or str(error)
+            raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {cause}") from None
         raise
     finally:
         for fd in given:
             os.close(fd)
-    return Launched(pid, pidfd, channel, status, output)
+    if uid is not None and (following := UIDS.next()) is not None:
+        LAUNCHER.prepare(os.geteuid(), os.getegid(), following)
+    return Launched(pid, pidfd, channel, status, output, uid)
+
+
+def _request(plan: LaunchPlan, places: list[int], uid: int | None) -> Launch:
+    return {
+        "argv": [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
+        "env": {},
+        "places": places,
+        "stage": plan.stage,
+        "stages": [
+            {"at": stage.at, "readOnly": stage.read_only, "owned": True, "folder": stage.kind == "dir"}
+            for stage in plan.stages
+        ],
+        "uid": uid,
+    }
 
 
 def _memory_file(data: bytes) -> int:
@@ -106,22 +214,25 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _open_folder(path: str) -> int:
-    """The folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
+def _open_place(path: str, kind: str, opened: list[int] | None = None) -> int:
+    """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
     try:
-        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, flags)
     except OSError as error:
-        raise fail("E_SANDBOX_DENIED", f"the workdir {path} cannot be opened: {error.strerror}") from None
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be opened: {error.strerror}") from None
     if os.readlink(f"/proc/self/fd/{fd}") != path:
         os.close(fd)
-        raise fail("E_SANDBOX_DENIED", f"the workdir {path} was replaced while a jail was being started")
+        raise fail("E_SANDBOX_DENIED", f"{path} was replaced while a jail was being started")
+    if opened is not None:
+        opened.append(fd)
     return fd
 
 
 def _spawn(argv: list[str], places: dict[int, int]) -> int:
     """posix_spawn with `places` (descriptor there -> descriptor here) and nothing else, not even an environment."""
     moved: list[int] = []
-    # Whatever this process was given to inherit (tokens, status descriptors, a shell's leftovers) is not the jail's.
+    # Whatever this process was given to inherit (tokens, status descriptors, a shell's leftovers) is not for it.
     actions: list[tuple[int, int] | tuple[int, int, int]] = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()]
     try:
         for place, fd in places.items():

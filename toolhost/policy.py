@@ -8,7 +8,9 @@ Rules.
   mounted onto themselves, because a folder that is a mount point cannot be renamed away.
 - The state root and the runtime directory never show, not even in a workdir that contains them.
 - Mounts are made from the outermost to the innermost path, so that no later mount hides an earlier one by accident.
-- The plan is all of it: launch.py executes it and chooses nothing.
+- As root, every place that bubblewrap takes something from is staged first: copied into a mount namespace where the
+  jail's own user can reach it. What the system shows to everybody is taken from where it is.
+- The plan is all of it: the launcher executes it and chooses nothing.
 
 Source: sandbox.md sections 1 to 3; design section 12a.
 """
@@ -21,7 +23,7 @@ from msgspec import Struct
 
 from schemas.errors import fail
 from schemas.hosts import BadHost, read_network
-from schemas.launch import ToolSpec
+from schemas.launch import Limits, ToolSpec
 from schemas.worker_frames import WORKER_FD
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
@@ -50,6 +52,8 @@ JAIL_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 TMP_BYTES: Final = 256 << 20
 HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
+# include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
+_RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
 #: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
 GUARDED_NAMES: Final = (".git", ".venv")
 #: Folders that are the system's, or that a jail makes itself; nothing in them can be a workdir or a grant to write.
@@ -83,12 +87,17 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
     `code` are folders of ours that stay read-only, `hidden` folders that never show. `landlock` is the version of the
     kernel's interface, 0 without it.
+
+    `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
+    what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
     """
 
     bwrap: str
     python: str
     inside: str
     machine: Machine
+    stage: str | None = None
+    bwrap_root: str | None = None
     prefix: str | None = None
     links: list[tuple[str, str]] = []
     dirs: list[str] = []
@@ -120,26 +129,39 @@ class Request(Struct, frozen=True, kw_only=True):
     venv_site: str | None = None
 
 
+class Stage(Struct, frozen=True):
+    """A place that the launcher mounts at `at` before bubblewrap starts, its owner shown as the jail's user."""
+
+    source: str
+    at: str
+    kind: Literal["dir", "file"]
+    read_only: bool
+
+
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
 
-    `open_workdir` is opened by the launcher, must still be that very path, and is handed over as WORKDIR_FD. `filter`
+    `open_workdir` and the sources of `stages` are opened by us and must still be those very paths. Without a `stage`
+    the former is handed over as WORKDIR_FD; with one, the jail has a user of its own, whichever is free. `filter`
     is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
-    `landlock` goes to the jail's boot stage (BOOT_FD), which puts itself and all that follows under it.
-    `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the inside of the
-    network grant, None when there is none.
+    `landlock` and `limits` (resource, value) go to the jail's boot stage (BOOT_FD), which puts itself and all that
+    follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
+    inside of the network grant, None when there is none.
     """
 
     bwrap: str
     options: list[str]
     filter: bytes
     landlock: Ruleset | None
+    limits: list[tuple[int, int]]
     command: list[str]
     open_workdir: str | None
     workdir: str
     import_paths: list[str]
     files: list[str] = []
     layout: Layout | None = None
+    stage: str | None = None
+    stages: list[Stage] = []
 
 
 def within(path: str, folder: str) -> bool:
@@ -193,8 +215,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         check_read_grant(place.shown)
     layout = _layout(tool)
     files = [] if layout is None else [layout.hosts, RESOLVER]
-    options = [*_walls(host), *_system(host, layout), *_private(), *_interpreter(host)]
-    for _, _, mount in sorted(_mounts(request, host), key=lambda item: (item[0], item[1])):
+    sources = Sources(request, host)
+    options = [*_walls(host), *_system(host, sources, layout), *_private(), *_interpreter(host, sources)]
+    for _, _, mount in sorted(_mounts(request, host, sources), key=lambda item: (item[0], item[1])):
         options += mount
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
@@ -210,22 +233,70 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     if request.venv_site is not None:
         import_paths.append(request.venv_site)
     return LaunchPlan(
-        bwrap=host.bwrap,
+        bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root else host.bwrap,
         options=options,
         filter=program(host.machine, sockets=network),
+        limits=resource_limits(tool.sandbox.limits),
         landlock=ruleset(host.landlock, _rights(request, host), network=network),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
-        open_workdir=request.workdir_real,
+        open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
         import_paths=import_paths,
         files=files,
         layout=layout,
+        stage=host.stage,
+        stages=sources.stages,
     )
+
+
+class Sources:
+    """Where bubblewrap finds what it mounts: at its place, or staged."""
+
+    def __init__(self, request: Request, host: HostFacts) -> None:
+        self.stages: list[Stage] = []
+        self._at: dict[str, str] = {}
+        if host.stage is None:
+            return
+        for path, _ in _writable(request):
+            self._add(host.stage, Place(path, "file" if _is_file(request.write, path) else "dir"), read_only=False)
+        for folder in (host.prefix, host.inside, host.bwrap_root):
+            if folder is not None:
+                self._add(host.stage, Place(folder, "dir"), read_only=True)
+        for place in _shown(request):
+            self._add(host.stage, place, read_only=True)
+
+    def _add(self, stage: str, place: Place, *, read_only: bool) -> None:
+        if place.path not in self._at and not within(place.path, "/usr"):
+            at = self._at[place.path] = f"{stage}/{len(self.stages)}"
+            self.stages.append(Stage(place.path, at, place.kind, read_only))
+
+    def of(self, path: str, root: str) -> str:
+        """Where `path`, which is or lies in the staged place `root`, can be taken from."""
+        return self._at[root] + path[len(root) :] if root in self._at else path
+
+
+def _is_file(places: list[Place], path: str) -> bool:
+    return any(place.path == path and place.kind == "file" for place in places)
+
+
+def resource_limits(limits: Limits) -> list[tuple[int, int]]:
+    """The limits of each process of a jail, and of its processes in all: (resource, value), the kernel's numbers.
+
+    RLIMIT_DATA and not RLIMIT_AS: address space that nobody writes to is free, and threads and Node take much of it.
+    """
+    return [
+        (_RLIMIT_CORE, 0),
+        (_RLIMIT_DATA, limits.memory_mb << 20),
+        (_RLIMIT_FSIZE, limits.file_mb << 20),
+        (_RLIMIT_NOFILE, limits.open_files),
+        (_RLIMIT_NPROC, limits.processes),
+    ]
 
 
 def walls(host: HostFacts) -> list[str]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
-    return ["namespaces", "seccomp", *(["landlock"] if host.landlock else [])]
+    own = ["uid"] if host.stage else []
+    return ["namespaces", "seccomp", *(["landlock"] if host.landlock else []), *own, "limits"]
 
 
 def _layout(tool: ToolSpec) -> Layout | None:
@@ -246,14 +317,14 @@ def _walls(host: HostFacts) -> list[str]:
     return [*options, "--disable-userns"] if host.disable_userns else options
 
 
-def _system(host: HostFacts, layout: Layout | None) -> list[str]:
+def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
     for folder in host.dirs:
         options += ["--ro-bind", folder, folder]
     for name in ("passwd", "group", *(() if layout else ("hosts",)), "nsswitch.conf"):
-        options += ["--ro-bind", f"{host.inside}/etc/{name}", f"/etc/{name}"]
+        options += ["--ro-bind", sources.of(f"{host.inside}/etc/{name}", host.inside), f"/etc/{name}"]
     for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
         options += ["--perms", "0444", "--ro-bind-data", str(FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
@@ -271,9 +342,9 @@ def _private() -> list[str]:
     ]  # fmt: skip
 
 
-def _interpreter(host: HostFacts) -> list[str]:
-    prefix = ["--ro-bind", host.prefix, host.prefix] if host.prefix else []
-    return [*prefix, "--ro-bind", host.inside, JAIL_CODE]
+def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
+    prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
+    return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
 
 
 # A mount sorts by its path, as a list of names so that what is inside comes later, then by rank.
@@ -281,7 +352,7 @@ _Mount = tuple[list[str], int, list[str]]
 _SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
 
 
-def _mounts(request: Request, host: HostFacts) -> list[_Mount]:
+def _mounts(request: Request, host: HostFacts, sources: Sources) -> list[_Mount]:
     mounts: dict[tuple[str, int], list[str]] = {}
 
     def mount(path: str, rank: int, *options: str) -> None:
@@ -290,19 +361,21 @@ def _mounts(request: Request, host: HostFacts) -> list[_Mount]:
     writable = _writable(request)
     for place in _shown(request):
         if not any(within(place.path, real) for real, _ in writable):
-            mount(place.shown, _SHOWN, "--ro-bind", place.path, place.shown)
+            mount(place.shown, _SHOWN, "--ro-bind", sources.of(place.path, place.path), place.shown)
     for real, shown in writable:
-        if shown == request.workdir:
+        if shown == request.workdir and host.stage is None:
             mount(shown, _WRITABLE, "--bind-fd", str(WORKDIR_FD), shown)
         else:
-            mount(shown, _WRITABLE, "--bind", real, shown)
+            mount(shown, _WRITABLE, "--bind", sources.of(real, real), shown)
         for place in _outermost(request.guarded):
             if place.path == real or not within(place.path, real):
                 continue
             for above in _between(real, place.path):
-                mount(shown + above[len(real) :], _WRITABLE, "--bind", above, shown + above[len(real) :])
+                mount(
+                    shown + above[len(real) :], _WRITABLE, "--bind", sources.of(above, real), shown + above[len(real) :]
+                )
             at = shown + place.path[len(real) :]
-            mount(at, _GUARDED, "--ro-bind", place.path, at)
+            mount(at, _GUARDED, "--ro-bind", sources.of(place.path, real), at)
     for place in request.masked:
         at = _seen(place.path, writable)
         if place.kind == "file":

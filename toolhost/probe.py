@@ -68,7 +68,7 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
         await visit.over
     if isinstance(told, str):
         return told
-    problems = judge(told) + judge_processes(visit.processes, os.geteuid())
+    problems = judge(told) + judge_processes(visit.processes, os.geteuid() if jail.uid is None else jail.uid)
     return "the probe jail is none: " + "; ".join(problems) if problems else None
 
 

@@ -73,7 +73,7 @@ def ending(tenancy: Tenancy, cause: str) -> ToolError:
         return tenancy.reason
     jail = tenancy.jail
     words = jail.last_words
-    if not jail.live and words.startswith("bwrap:"):
+    if not jail.live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
         return tool_error("E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable")
     while_ = "during the call" if jail.live else "while the tool was being loaded"
     said = f"; it said last: {words}" if words else ""

@@ -3,13 +3,17 @@
 The plan for it comes on a descriptor, one msgpack map, and is closed again. A wall that cannot be put up ends the
 process: a jail without it is none.
 
-Source: sandbox.md section 3, item 5; toolhost/landlock.py computes the rules.
+Limits come here and not before bubblewrap, because a limit of processes that is set inside a user namespace counts only
+the processes there.
+
+Source: sandbox.md section 3, items 5 and 6; toolhost/landlock.py and policy.py compute what is in the plan.
 """
 
 from __future__ import annotations
 
 import _ctypes
 import posix
+import resource
 
 from . import wire
 
@@ -35,6 +39,8 @@ def confine() -> None:
     """Put up what the plan says. Returns only with all of it in place."""
     try:
         plan = _read_plan()
+        for number, value in plan["limits"]:
+            _limit(number, value)
         if plan["landlock"] is not None:
             _landlock(plan["landlock"], _system_call())
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -51,6 +57,13 @@ def _read_plan() -> dict[str, Any]:
     posix.close(PLAN_FD)
     plan: dict[str, Any] = wire.unpack(data)
     return plan
+
+
+def _limit(number: int, value: int) -> None:
+    """Lower a resource limit for good; what is lower already stays."""
+    _, hard = resource.getrlimit(number)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(number, (value, value))
 
 
 def _landlock(ruleset: dict[str, Any], call: Callable[..., int]) -> None:

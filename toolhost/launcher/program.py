@@ -1,0 +1,121 @@
+"""The launcher's loop: a request comes in, a process goes out.
+
+Rules.
+- The new process is the tool host's child, not ours: it waits for it, and is the parent that bubblewrap dies with.
+- The answer is sent as soon as that process exists. What fails in it afterwards is one line on its standard error,
+  beginning with `launcher: `, and status 125.
+- Nothing of ours reaches the new program: not a descriptor beyond `places`, no signal setting, no session keyring.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from toolhost.launcher import calls, staging
+from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch
+
+#: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
+_ABOVE: Final = 64
+FAILED: Final = 125
+
+
+def main(fd: int) -> NoReturn:
+    """Serve requests until the tool host is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the tool host's affair
+    os.set_inheritable(fd, False)
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as name:
+        name.write("gdn-launcher")
+    channel = socket.socket(fileno=fd)
+    namespaces = staging.UserNamespaces()
+    while True:
+        data, fds = _receive(channel)
+        if not data:
+            os._exit(0)
+        request = json.loads(data)
+        if "prepare" in request:
+            with suppress(OSError):  # then the launch that needs it says why
+                namespaces.get(*request["prepare"])
+            continue
+        channel.send(json.dumps(_launch(request, fds, namespaces)).encode())
+        for given in fds:
+            os.close(given)
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    fds = array.array("i")
+    data, extra, flags, _ = channel.recvmsg(MAX_REQUEST, socket.CMSG_SPACE(MAX_DESCRIPTORS * fds.itemsize))
+    for level, kind, content in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        sys.exit("launcher: a request is too large")
+    return data, list(fds)
+
+
+def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces) -> dict[str, Any]:
+    places, uid = request["places"], request["uid"]
+    trees: list[int] = []
+    try:
+        if uid is not None:
+            trees = staging.copy(request["stages"], fds[len(places) :], uid, namespaces)
+        pid = calls.sibling()
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    if pid == 0:
+        try:
+            _become(request, fds[: len(places)], trees)
+        except BaseException as error:
+            _fail(places, fds, f"{type(error).__name__}: {error}")
+    for tree in trees:
+        os.close(tree)
+    return {"pid": pid}
+
+
+def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
+    """Everything between fork and exec."""
+    os.setsid()
+    calls.fresh_session_keyring()
+    high = [_moved(fd) for fd in fds]
+    uid = request["uid"]
+    if uid is not None:
+        if request["stage"] is not None:
+            staging.attach(request["stage"], request["stages"], trees)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for place, fd in zip(request["places"], high, strict=True):
+        os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
+    _close_others(set(request["places"]))
+    os.execve(request["argv"][0], request["argv"], request["env"])
+
+
+def _moved(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+
+
+def _close_others(places: set[int]) -> None:
+    """Whatever else would survive exec, were it not marked: the interpreter's own, a debugger's."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd not in places:
+            with suppress(OSError):  # the listing's own
+                os.set_inheritable(fd, False)
+
+
+def _fail(places: list[int], fds: list[int], reason: str) -> NoReturn:
+    with suppress(OSError, ValueError, IndexError):
+        os.write(fds[places.index(2)], f"launcher: {reason}\n".encode("utf-8", "replace"))
+    os._exit(FAILED)

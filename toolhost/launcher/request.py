@@ -1,0 +1,43 @@
+"""What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, descriptors beside it.
+
+    launch:   {"argv", "env", "places", "stage", "stages", "uid"}   -> {"pid"} or {"error"}
+    prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
+
+The descriptors of a launch are those of `places`, in its order, then those of `stages`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypedDict
+
+#: A request: arguments, places and stages of one jail, some kilobytes (bytes).
+MAX_REQUEST: Final = 1 << 17
+#: Descriptors in one message; the kernel's own limit is 253.
+MAX_DESCRIPTORS: Final = 200
+
+
+class Stage(TypedDict):
+    """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor.
+
+    `owned`: its owner on disk is shown as the jail's user, and what the jail's user makes there is the owner's.
+    """
+
+    at: str
+    readOnly: bool
+    owned: bool
+    folder: bool
+
+
+class Launch(TypedDict):
+    """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there).
+
+    `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
+    None to stay who we are.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    places: list[int]
+    stage: str | None
+    stages: list[Stage]
+    uid: int | None

@@ -1,0 +1,40 @@
+"""Which user each jail of a root-run tool host is: numbers that nobody else has, each for one jail at a time. Pure.
+
+They lie where systemd's table of user ids has nothing assigned (0x70000000 to 0x7FFFFFFE), so no file, service or
+container has one of them by accident, and a process that escaped would own nothing.
+
+Source: sandbox.md section 3, item 2; https://systemd.io/UIDS-GIDS/.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_FIRST: Final = 0x70000000
+#: Numbers for each tool host; more jails than that are not alive at once.
+BLOCK: Final = 4096
+_BLOCKS: Final = 65535
+
+
+class Uids:
+    """The numbers of one tool host. The lowest free one comes first, because what the kernel keeps for it is kept."""
+
+    def __init__(self, host_pid: int) -> None:
+        """Tool hosts that run side by side have different process ids, and so different numbers, mostly."""
+        self._base = _FIRST + host_pid % _BLOCKS * BLOCK
+        self._taken: set[int] = set()
+
+    def next(self) -> int | None:
+        """The number that `take` would give; None when all are taken."""
+        return next((n for n in range(self._base, self._base + BLOCK) if n not in self._taken), None)
+
+    def take(self) -> int | None:
+        """A number for a new jail, or None."""
+        found = self.next()
+        if found is not None:
+            self._taken.add(found)
+        return found
+
+    def give_back(self, uid: int) -> None:
+        """The jail's last process is gone."""
+        self._taken.discard(uid)
