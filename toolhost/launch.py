@@ -60,10 +60,10 @@ class Launcher:
         self._channel: socket.socket | None = None
         self._pid = 0
 
-    def start(self) -> None:
-        """See to it that it runs. Raises OSError."""
+    def start(self) -> socket.socket:
+        """See to it that it runs: our end of its socket. Raises OSError."""
         if self._channel is not None:
-            return
+            return self._channel
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = os.path.join(os.path.dirname(os.path.realpath(__file__)), "launcher", "__main__.py")
         argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD)]
@@ -78,26 +78,27 @@ class Launcher:
                 os.close(null)
         ours.settimeout(_ANSWER_S)
         self._channel = ours
+        return ours
 
     def launch(self, request: Launch, fds: list[int]) -> int:
         """The process id of what was started. Raises GoondanError E_SANDBOX_UNAVAILABLE with the cause."""
-        for attempt in (1, 2):
+        try:
             try:
-                self.start()
                 answer = self._ask(request, fds)
-                break
-            except OSError as error:
+            except OSError:  # it has ended, by whoever's hand; a new one does the same
                 self.close()
-                if attempt == 2:
-                    raise fail("E_SANDBOX_UNAVAILABLE", f"the launcher does not answer: {error}") from None
+                answer = self._ask(request, fds)
+        except OSError as error:
+            self.close()
+            raise fail("E_SANDBOX_UNAVAILABLE", f"the launcher does not answer: {error}") from None
         if "error" in answer:
             raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {answer['error']}")
         return int(answer["pid"])
 
     def _ask(self, request: Launch, fds: list[int]) -> dict[str, Any]:
-        assert self._channel is not None
-        self._send(request, fds)
-        data = self._channel.recv(_MAX_ANSWER)
+        channel = self.start()
+        self._send(channel, request, fds)
+        data = channel.recv(_MAX_ANSWER)
         if not data:
             raise ConnectionResetError("it has ended")
         answer: dict[str, Any] = json.loads(data)
@@ -106,12 +107,11 @@ class Launcher:
     def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
         """Let it make what the next jail of that user will need, while nobody waits for it."""
         with suppress(OSError):
-            self._send({"prepare": [owner_uid, owner_gid, uid]}, [])
+            self._send(self.start(), {"prepare": [owner_uid, owner_gid, uid]}, [])
 
-    def _send(self, message: Any, fds: list[int]) -> None:
-        assert self._channel is not None
+    def _send(self, channel: socket.socket, message: Any, fds: list[int]) -> None:
         extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._channel.sendmsg([json.dumps(message).encode()], extra)
+        channel.sendmsg([json.dumps(message).encode()], extra)
 
     def close(self) -> None:
         """End it and wait for its end, which is at once."""

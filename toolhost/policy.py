@@ -272,7 +272,7 @@ class Sources:
 
     def of(self, path: str, root: str) -> str:
         """Where `path`, which is or lies in the staged place `root`, can be taken from."""
-        return self._at[root] + path[len(root) :] if root in self._at else path
+        return self._at[root] + path[len(root) :] if root in self._at and within(path, root) else path
 
 
 def _is_file(places: list[Place], path: str) -> bool:

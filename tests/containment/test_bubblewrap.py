@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import GoondanError
-from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec
+from schemas.launch import Filesystem, Limits, SandboxSpec, ToolHostSpec
 from tests.toolhost_fixture import bench, bwrap, make_tool
 from toolhost.facts import host_facts, look_up
 from toolhost.launch import launch
@@ -296,7 +296,8 @@ def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: Path, 
 
 
 async def test_memory_file_systems_are_private_and_sized(place: Path) -> None:
-    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+    sandbox = SandboxSpec(limits=Limits(file_mb=1024))  # the file systems are what is full first
+    async with bench(make_tool(place, SOURCE, *NAMES, sandbox=sandbox)) as made:
         for key in ("k1", "k2"):
             first = (await made.call("t__private", workdir=place / "work", instance_key=key))["output"]
             assert first[1:] == [[], []]

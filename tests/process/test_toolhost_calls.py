@@ -256,7 +256,7 @@ async def test_a_bubblewrap_that_fails_is_named_with_its_words(short_tmp: Path, 
     broken.chmod(0o755)
     spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
     made = Bench(spec)
-    made.host.open(msgspec.structs.replace(made.facts, bwrap=str(broken)))
+    made.host.open(msgspec.structs.replace(made.facts, bwrap=str(broken), bwrap_root=str(short_tmp)))
     result = await made.call("t__bump", workdir=workdir)
     assert code(result) == "E_SANDBOX_UNAVAILABLE"
     assert "No permissions to create a new namespace" in result["error"]["message"]

@@ -1,4 +1,4 @@
-"""What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, descriptors beside it.
+"""What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
     launch:   {"argv", "env", "places", "stage", "stages", "uid"}   -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing

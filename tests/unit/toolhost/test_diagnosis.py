@@ -36,6 +36,19 @@ def test_a_container_without_a_fresh_procfs() -> None:
     assert "systempaths=unconfined" in found.fix
 
 
+@pytest.mark.parametrize(
+    ("cause", "fix"),
+    [
+        ("launcher: PermissionError: [Errno 1] unshare: Operation not permitted", "as an ordinary user"),
+        ("a jail could not be started: open_tree: Operation not permitted", "as an ordinary user"),
+        ("a jail could not be started: /w: mount_setattr: Invalid argument", "idmapped"),
+    ],
+)
+def test_root_that_is_none(cause: str, fix: str) -> None:
+    found = explain(cause, Signs(root=True))
+    assert found.what == "root" and fix in found.fix
+
+
 def test_wsl_2_is_not_wsl_1() -> None:
     found = explain(CLONE, Signs(release="5.15.153.1-microsoft-standard-WSL2", apparmor_userns="1"))
     assert "AppArmor" in found.fix

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+
 import msgspec
 import pytest
 
 from schemas.errors import GoondanError
-from schemas.launch import ExportSpec, SandboxSpec, ToolSpec
+from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from toolhost.landlock import LIST, READ, RUN, WRITE, for_file
 from toolhost.policy import HostFacts, LaunchPlan, Place, Request, guard_candidates, plan, within
 from toolhost.seccomp.program import program
@@ -316,3 +318,66 @@ def test_a_granted_network_brings_its_own_names_and_nothing_else() -> None:
     broken = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network={"allow": ["2130706433:80"]}))
     with pytest.raises(GoondanError):
         plan(Request(tool=broken), HOST)
+
+
+def test_as_root_everything_is_staged_that_a_jails_user_could_not_reach() -> None:
+    host = msgspec.structs.replace(HOST, stage="/run", bwrap="/opt/venv/site/b/_bin/bwrap", bwrap_root="/opt/venv/site")
+    request = Request(
+        tool=ToolSpec(name="t", entry="/w/tools/t/h.py", root="/w/tools/t", exports=[]),
+        workdir="/link/w",
+        workdir_real="/w",
+        guarded=[Place("/w/.git", "dir"), Place("/w/sub/tools/x", "dir"), Place("/w/tools/t", "dir")],
+        read=[Place("/data/file", "file", "/shown"), Place("/usr/share/x", "dir")],
+        write=[Place("/out", "dir"), Place("/log", "file")],
+    )
+    made = plan(request, host)
+    assert made.stage == "/run"
+    assert made.open_workdir is None
+    assert [(stage.source, stage.at, stage.kind, stage.read_only) for stage in made.stages] == [
+        ("/out", "/run/0", "dir", False),
+        ("/log", "/run/1", "file", False),
+        ("/w", "/run/2", "dir", False),
+        ("/root/py", "/run/3", "dir", True),
+        ("/opt/app/toolhost/inside", "/run/4", "dir", True),
+        ("/opt/venv/site", "/run/5", "dir", True),
+        ("/w/tools/t", "/run/6", "dir", True),
+        ("/data/file", "/run/7", "file", True),
+    ]
+    assert made.bwrap == "/run/5/b/_bin/bwrap"
+    binds = bind_sources(made)
+    assert binds["/link/w"] == "/run/2"
+    assert binds["/link/w/.git"] == "/run/2/.git"
+    assert binds["/link/w/sub"] == "/run/2/sub"
+    assert binds["/link/w/sub/tools/x"] == "/run/2/sub/tools/x"
+    assert binds["/shown"] == "/run/7"
+    assert binds["/usr/share/x"] == "/usr/share/x"
+    assert (binds["/out"], binds["/log"]) == ("/run/0", "/run/1")
+    assert binds["/root/py"] == "/run/3"
+    assert binds["/etc/passwd"] == "/run/4/etc/passwd"
+    assert binds["/etc/alternatives"] == "/etc/alternatives"
+    shown_anyway = ("/usr", "/lib32", "/etc/alternatives")
+    hidden = {at: source for at, source in binds.items() if not source.startswith(("/run/", *shown_anyway))}
+    assert hidden == {}
+
+
+def test_what_is_not_around_its_program_is_not_taken_from_there() -> None:
+    host = msgspec.structs.replace(HOST, stage="/run", bwrap="/elsewhere/bwrap", bwrap_root="/opt/venv/site")
+    assert plan(Request(tool=TOOL), host).bwrap == "/elsewhere/bwrap"
+
+
+def bind_sources(made: LaunchPlan) -> dict[str, str]:
+    """Destination -> source of every bind mount."""
+    options = made.options
+    return {options[at + 2]: options[at + 1] for at, option in enumerate(options) if option in ("--bind", "--ro-bind")}
+
+
+def test_limits_of_a_tool_become_those_of_its_processes() -> None:
+    limits = Limits(memory_mb=3, file_mb=5, open_files=7, processes=9)
+    made = plan(Request(tool=msgspec.structs.replace(TOOL, sandbox=SandboxSpec(limits=limits))), HOST)
+    assert made.limits == [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_DATA, 3 << 20),
+        (resource.RLIMIT_FSIZE, 5 << 20),
+        (resource.RLIMIT_NOFILE, 7),
+        (resource.RLIMIT_NPROC, 9),
+    ]

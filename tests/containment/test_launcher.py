@@ -1,0 +1,182 @@
+"""The launcher: as root every jail is a user of its own, and nothing on disk changes hands; limits of each jail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.launch import Filesystem, Limits, SandboxSpec
+from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.jail import process_status
+from toolhost.launch import LAUNCHER, UIDS
+from toolhost.launcher import calls, staging
+from toolhost.launcher.request import Stage
+
+SOURCE = """
+import os, resource, subprocess, threading, time
+def write(ctx, input):
+    os.makedirs("d/e"); open("d/e/f", "w").write("x"); os.symlink("f", "d/e/l"); os.chmod("d", 0o700)
+    return [os.getuid(), os.stat(".").st_uid, os.stat("d/e/f").st_uid, open(input["read"]).read()]
+def set_id(ctx, input):
+    import shutil; shutil.copy("/bin/sh", "sh"); out = []
+    attempts = [lambda: os.chmod("sh", 0o4755), lambda: os.chmod("sh", 0o2755),
+                lambda: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, 0o4755)),
+                lambda: os.mknod("node", 0o104755), lambda: subprocess.run(["chmod", "u+s", "sh"], check=True),
+                lambda: subprocess.run(["cp", "--preserve=mode", "/usr/bin/passwd", "p"], check=True)]
+    for attempt in attempts:
+        try: attempt(); out.append("done")
+        except (OSError, subprocess.CalledProcessError): out.append("refused")
+    return out
+def limits(ctx, input):
+    return {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in input["names"]}
+def forks(ctx, input):
+    pids = []
+    try:
+        for _ in range(200):
+            pid = os.fork()
+            if pid == 0: time.sleep(30); os._exit(0)
+            pids.append(pid)
+    except BlockingIOError: return len(pids)
+    return len(pids)
+def memory(ctx, input):
+    try: return len(bytearray(input["bytes"]))
+    except MemoryError: return "refused"
+def big(ctx, input):
+    try:
+        with open("big", "wb") as f:
+            for _ in range(input["mb"]): f.write(bytes(1 << 20))
+    except OSError as error: return [error.errno, os.stat("big").st_size]
+def keys(ctx, input): return [open("/proc/keys").read(), os.getsid(0), os.getpgid(0)]
+def leave(ctx, input):
+    try: os.setsid()
+    except PermissionError: pass
+    pid = os.fork()
+    if pid == 0:
+        try: os.setsid(); os._exit(1)
+        except PermissionError: os._exit(0)
+    return os.waitpid(pid, 0)[1]
+handlers = {k: v for k, v in list(globals().items()) if callable(v)}
+"""
+NAMES = ("write", "set_id", "limits", "forks", "memory", "big", "keys", "leave")
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give jails users of their own")
+
+
+@pytest.fixture
+def place(short_tmp: Path) -> Path:
+    (short_tmp / "work").mkdir(mode=0o700)
+    (short_tmp / "secret").write_text("read grant")
+    (short_tmp / "secret").chmod(0o600)
+    return short_tmp
+
+
+def jail_status(made: Bench) -> list[dict[str, str]]:
+    """/proc/PID/status of every process of the only jail."""
+    (slot,) = made.host._pool.slots()
+    return [process_status(pid) for pid in slot.jail.jail.processes()]
+
+
+@root_only
+async def test_a_jail_is_a_user_of_its_own_and_its_files_are_the_owners(place: Path) -> None:
+    """Every folder above is closed to others, and so are the tool's files and the grant."""
+    tool = make_tool(place, SOURCE, *NAMES, sandbox=SandboxSpec(filesystem=Filesystem(read=[str(place / "secret")])))
+    (place / "tool-t").chmod(0o700)
+    (place / "tool-t" / "handler.py").chmod(0o600)
+    async with bench(tool) as made:
+        result = await made.call("t__write", {"read": str(place / "secret")}, workdir=place / "work")
+        assert result["output"] == [1000, 1000, 1000, "read grant"]
+        statuses = jail_status(made)
+        uids = {int(uid) for status in statuses for uid in status["Uid"].split()}
+        gids = {int(gid) for status in statuses for gid in status["Gid"].split()}
+        assert len(statuses) == 2 and len(uids) == 1 and uids == gids
+        assert min(uids) >= 0x70000000
+        assert {status["Groups"] for status in statuses} == {""}
+    for path in (place / "work" / "d", place / "work" / "d" / "e" / "f", place / "work" / "d" / "e" / "l"):
+        assert (path.lstat().st_uid, path.lstat().st_gid) == (0, 0)
+
+
+@root_only
+async def test_a_workdir_stays_its_owners(place: Path) -> None:
+    os.chown(place / "work", 4242, 4343)
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        result = await made.call("t__write", {"read": "/etc/passwd"}, workdir=place / "work")
+        assert result["output"][:3] == [1000, 1000, 1000]
+    made_file = (place / "work" / "d" / "e" / "f").stat()
+    assert (made_file.st_uid, made_file.st_gid) == (4242, 4343)
+
+
+@root_only
+async def test_jails_side_by_side_are_different_users(place: Path) -> None:
+    one, two = (make_tool(place, SOURCE, *NAMES, name=name) for name in "ab")
+    async with bench(one, two) as made:
+        for name in "ab":
+            assert (await made.call(f"{name}__keys", workdir=place / "work"))["status"] == "ok"
+        uids = [slot.jail.jail.uid for slot in made.host._pool.slots()]
+        assert len(set(uids)) == 2
+    assert not set(uids) & UIDS._taken
+
+
+async def test_no_set_id_file_can_be_left(place: Path) -> None:
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        found = (await made.call("t__set_id", workdir=place / "work"))["output"]
+    assert found[:5] == ["refused"] * 5
+    left = {path.name: path.stat().st_mode for path in (place / "work").iterdir()}
+    assert "sh" in left
+    assert [name for name, mode in left.items() if mode & (stat.S_ISUID | stat.S_ISGID)] == []
+
+
+async def test_limits(place: Path) -> None:
+    limits = Limits(memory_mb=200, processes=20, open_files=99, file_mb=3)
+    async with bench(make_tool(place, SOURCE, *NAMES, sandbox=SandboxSpec(limits=limits))) as made:
+
+        async def call(name: str, **args: Any) -> Any:
+            return (await made.call(f"t__{name}", args, workdir=place / "work"))["output"]
+
+        names = ["CORE", "DATA", "FSIZE", "NOFILE", "NPROC"]
+        wanted = dict(zip(names, (0, 200 << 20, 3 << 20, 99, 20), strict=True))
+        assert await call("limits", names=names) == {name: [value, value] for name, value in wanted.items()}
+        assert await call("big", mb=10) == [27, 3 << 20]  # EFBIG
+        assert await call("memory", bytes=300 << 20) == "refused"
+        assert await call("memory", bytes=50 << 20) == 50 << 20
+        assert 5 < await call("forks") < 20
+        assert await call("memory", bytes=1) == 1  # swept, and working
+
+
+async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> None:
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        text, session, _ = (await made.call("t__keys", workdir=place / "work"))["output"]
+        assert text == ""
+        assert session in (0, 1)  # begun outside of the jail's pid namespace, or by its first process
+        assert (await made.call("t__leave", workdir=place / "work"))["output"] == 0
+
+
+async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
+        before = LAUNCHER._pid
+        os.kill(before, signal.SIGKILL)
+        assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
+        assert LAUNCHER._pid != before
+        assert not Path(f"/proc/{before}").exists()
+
+
+@root_only
+def test_a_place_that_cannot_be_mapped_is_named() -> None:
+    """/proc cannot have its owners mapped, like some network file systems."""
+    fd = os.open("/proc/sys", os.O_PATH)
+    stage: Stage = {"at": "/run/0", "readOnly": True, "owned": True, "folder": True}
+    with pytest.raises(OSError, match="/proc/sys: mount_setattr"):
+        staging.copy([stage], [fd], 0x70000000, staging.UserNamespaces())
+    os.close(fd)
+
+
+def test_the_calls_that_python_has_no_name_for_say_what_failed() -> None:
+    with pytest.raises(OSError, match="open_tree"):
+        calls.copy_tree(-5, recursive=False)
+    with pytest.raises(OSError, match="move_mount"):
+        calls.attach(-5, "/nonexistent")
