@@ -9,6 +9,7 @@ Source: sandbox.md section 3; delivery.md section 8.
 from __future__ import annotations
 
 import array
+import atexit
 import fcntl
 import json
 import os
@@ -59,6 +60,7 @@ class Launcher:
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
         self._pid = 0
+        self._registered = False
 
     def start(self) -> socket.socket:
         """See to it that it runs: our end of its socket. Raises OSError."""
@@ -78,6 +80,9 @@ class Launcher:
                 os.close(null)
         ours.settimeout(_ANSWER_S)
         self._channel = ours
+        if not self._registered:
+            self._registered = True
+            atexit.register(self.close)  # it would end by itself, but perhaps after us
         return ours
 
     def launch(self, request: Launch, fds: list[int]) -> int:
