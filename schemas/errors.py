@@ -20,7 +20,7 @@ CODES: Final[dict[str, str]] = {
     # tools
     "E_TOOL": "Read the message, correct the arguments or the environment, and call the tool again.",
     "E_TOOL_NOT_IN_CATALOG": "Add the tool to the Agent's spec.tools, or register it dynamically in step middleware.",
-    "E_TOOL_NOT_FOUND": "Check the tool's name; `gdn validate` lists the tools of the bundle.",
+    "E_TOOL_NOT_FOUND": "Check the tool's name; `gdn tool list` has every tool.",
     "E_TOOL_INVALID_ARGS": "Check the input schema and write the arguments again.",
     "E_TOOL_TIMEOUT": "Give the call more time, or split the work into smaller calls.",
     "E_TOOL_CRASHED": "The tool's process ended during the call; check its code, then call it again.",

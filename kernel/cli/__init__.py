@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from kernel.cli.lazy import LazyGroup
+
 #: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
 COMMANDS: Final[dict[str, str]] = {
     "init": "Write a new bundle to begin with.",
@@ -27,6 +29,7 @@ COMMANDS: Final[dict[str, str]] = {
     "trace": "Show what a turn did and how long it took.",
     "stop": "Stop a running swarm.",
     "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
+    "tool": "List, show, make and test tools.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
@@ -43,19 +46,8 @@ class _ReaderGone(Exception):
     """Nobody reads our output any more."""
 
 
-class _Commands(click.Group):
-    """Knows the names and the short helps without importing a command."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        import importlib
-
-        command: click.Command = importlib.import_module(f"kernel.cli.{cmd_name}").command
-        return command
+class _Commands(LazyGroup):
+    """The commands of `gdn`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -63,12 +55,13 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise _ReaderGone from None  # click would end the process with 1
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
 
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    commands_of=COMMANDS,
+    prefix="kernel.cli.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="goondan-kernel", prog_name="gdn", message="%(prog)s %(version)s")
 def group() -> None:
     """Goondan: swarms of agents in separate processes, their tools in a sandbox."""

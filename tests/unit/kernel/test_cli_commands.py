@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernel.cli import run
+from kernel.cli import run, tool
 from kernel.cli.call import check_grant, error_result, tool_result
 from kernel.cli.ps import render
 from kernel.cli.send import answer_document
@@ -36,6 +36,15 @@ def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str
     assert "--json" in text
 
 
+def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tool"]) == 2
+    listed = capsys.readouterr().err
+    for name, words in tool.COMMANDS.items():
+        assert words in listed
+        assert run(["tool", name, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -55,6 +64,10 @@ def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str
         ["call", "bash__exec", "{}", "--instance", ""],
         ["call", "bash__exec", "{}", "--allow-net", "everything"],
         ["call", "--batch", "/nonexistent/file"],
+        ["tool", "frobnicate"],
+        ["tool", "show"],
+        ["tool", "test", "./tool.yaml", "--bundle", "."],
+        ["tool", "test", "--allow-net", "everything"],
     ],
 )
 def test_bad_usage_is_one_structured_error_and_status_2(

@@ -1,0 +1,80 @@
+"""What an example of a manifest promises, and where an output does not keep it. Pure.
+
+An object in the example need not show every key: what it does not show is not compared, so that a duration or a path
+can be left out. Lists and everything else must be equal; a number is equal to the same number of another type, never
+to a boolean.
+
+Source: design section 7 (`examples: [{input, output?}]`); docs/decisions/026.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from kernel.bundle.problems import Path, spell
+
+#: Differences of one example that are worth reading.
+MAX_DIFFERENCES: Final = 5
+#: Characters of a value in a difference.
+MAX_VALUE: Final = 200
+
+
+def differences(expected: Any, got: Any) -> list[str]:
+    """Where `got` is not what the example shows, at most MAX_DIFFERENCES lines; empty when it is."""
+    return list(islice(_differences(expected, got, ("output",)), MAX_DIFFERENCES))
+
+
+def _differences(expected: Any, got: Any, at: Path) -> Iterator[str]:
+    if isinstance(expected, dict) and isinstance(got, dict):
+        for key, value in expected.items():
+            if key in got:
+                yield from _differences(value, got[key], (*at, key))
+            else:
+                yield f"{spell((*at, key))}: missing, expected {short(value)}"
+    elif isinstance(expected, list) and isinstance(got, list):
+        for index, (left, right) in enumerate(zip(expected, got, strict=False)):
+            yield from _differences(left, right, (*at, index))
+        if len(expected) != len(got):
+            yield f"{spell(at)}: expected {len(expected)} items, got {len(got)}"
+    elif expected != got or isinstance(expected, bool) != isinstance(got, bool):
+        yield f"{spell(at)}: expected {short(expected)}, got {short(got)}"
+
+
+def short(value: Any) -> str:
+    """A value as JSON on one line, cut to MAX_VALUE characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 1] + "…"
+
+
+class Outcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What became of one example. `index` counts from 0, `line` is where its input stands in the manifest.
+
+    `differences` say why it failed; `output` and `error` are what the call answered, `reason` why it was not made.
+    """
+
+    tool: str
+    index: int
+    file: str
+    line: int
+    status: Literal["passed", "failed", "skipped"]
+    input: dict[str, Any]
+    duration_ms: float = 0.0
+    differences: list[str] = []
+    output: Any = None
+    error: Any = None
+    reason: str = ""
+
+
+def judge(result: dict[str, Any], expected: Any, *, compares: bool) -> list[str]:
+    """Why a ToolResult is not what the example promises; empty when it is. `compares`: the example shows an output."""
+    if result["status"] == "error":
+        error = result.get("error") or {}
+        return [f"the call failed: {error.get('message', '')} [{error.get('code', 'E_TOOL')}]"]
+    if compares and result["status"] != "ok":
+        return [f"the result is {result['status']}, and the example shows an output"]
+    return differences(expected, result.get("output")) if compares else []

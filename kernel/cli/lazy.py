@@ -1,0 +1,37 @@
+"""Groups of commands that know the names and one-line helps, and import a command only when it is used.
+
+Source: design section 11 (`gdn --help` starts quickly).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """`commands_of`: name -> one line of help. The command of `name` is `<prefix><name>.command`, a module."""
+
+    def __init__(self, *args: Any, commands_of: Mapping[str, str], prefix: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._commands_of = commands_of
+        self._prefix = prefix
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order given."""
+        return list(self._commands_of)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None when there is none of this name."""
+        if cmd_name not in self._commands_of:
+            return None
+        command: click.Command = importlib.import_module(self._prefix + cmd_name).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of `--help`."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._commands_of.items()))

@@ -1,0 +1,60 @@
+"""The tools that a bundle has, and finding one of them by the name that a person gives.
+
+Source: design sections 7 and 8; requirements NAME-01, NAME-13, BASE-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kernel.bundle.opening import inspect_bundle
+from kernel.bundle.problems import BundleError, did_you_mean, shown
+from kernel.bundle.tools import CheckedTool
+from kernel.paths import find_bundle
+from schemas.address import SEPARATOR, build_tool_name, parse_tool_name
+from schemas.errors import fail
+from schemas.resources import BASE_PACKAGE, ToolExport
+
+if TYPE_CHECKING:
+    from kernel.bundle.opening import Inspected
+
+
+def look(bundle: str | None) -> Inspected:
+    """The bundle that a command means, without looking into modules. Raises BundleError, GoondanError E_CONFIG_…"""
+    inspected = inspect_bundle(find_bundle(bundle), state_dir=None, handlers=False)
+    if inspected.errors:
+        raise BundleError(inspected.errors, inspected.dropped)
+    return inspected
+
+
+def find(tools: Mapping[str, CheckedTool], name: str) -> tuple[CheckedTool, ToolExport | None]:
+    """The Tool of a name, and the export if the name is a full one (`bash__exec`); `Tool/bash` is `bash`.
+
+    Raises GoondanError E_TOOL_NOT_FOUND, with the closest name.
+    """
+    plain = name.removeprefix("Tool/")
+    parsed = parse_tool_name(plain)
+    if parsed is None:
+        if plain in tools:
+            return tools[plain], None
+    else:
+        tool = tools.get(parsed[0])
+        for export in tool.body.exports if tool is not None else []:
+            if tool is not None and export.name == parsed[1]:
+                return tool, export
+    names = full_names(tools)
+    hint = did_you_mean(plain, names if SEPARATOR in plain else tools) or did_you_mean(plain, [*tools, *names])
+    raise fail(
+        "E_TOOL_NOT_FOUND", f"there is no tool {shown(name)}", suggestion=hint or "`gdn tool list` has them all."
+    )
+
+
+def full_names(tools: Mapping[str, CheckedTool]) -> list[str]:
+    """Every name that can be called."""
+    return [build_tool_name(tool.name, export.name) for tool in tools.values() for export in tool.body.exports]
+
+
+def source(tool: CheckedTool) -> str:
+    """Where a tool comes from: the bundled package's name, or `bundle`."""
+    return BASE_PACKAGE if tool.bundled else "bundle"

@@ -1,0 +1,162 @@
+"""`gdn tool show NAME`: what a tool takes, what it may do, and how it is called. Nothing is started.
+
+NAME is a Tool (`bash`, `Tool/bash`) or one of its functions (`bash__exec`). With --json one document: {name, source,
+file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in.
+
+Source: design sections 7 and 11; sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.bundle.parameters import Parameter
+    from kernel.bundle.tools import CheckedTool
+    from kernel.cli.terminal import Style
+    from schemas.resources import ToolExport
+
+
+@click.command(name="show")
+@click.argument("name")
+@options.bundle
+@options.as_json
+def command(name: str, bundle: str | None, as_json: bool) -> int:
+    """Show a tool: its parameters, aliases, limits, sandbox and examples."""
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import style_of
+    from kernel.cli.tool_catalog import find, look
+
+    tool, export = find(look(bundle).checked.tools, name)
+    exports = tool.body.exports if export is None else [export]
+    if as_json:
+        write_json(describe(tool, exports))
+    else:
+        write("\n".join(render(tool, exports, style_of(sys.stdout))))
+    return 0
+
+
+def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]:
+    """The document of --json."""
+    from kernel.cli.tool_catalog import source
+    from schemas.address import build_tool_name, tool_identity
+
+    place = tool.document.place("metadata", "name")
+    return {
+        "name": tool_identity(tool.name),
+        "source": source(tool),
+        "file": place.file,
+        "line": place.line,
+        "entry": tool.entry,
+        "errorMessageLimit": tool.body.error_message_limit,
+        "sandbox": whole(tool.body.sandbox),
+        "exports": [
+            {**whole(export), "name": build_tool_name(tool.name, export.name), "examples": export.examples}
+            for export in exports
+        ],
+    }
+
+
+def whole(value: Any) -> Any:
+    """A struct as JSON with every field in it: those that have their default are left out on the wire only."""
+    from msgspec import Struct
+
+    if isinstance(value, Struct):
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        return {key: whole(getattr(value, name)) for name, key in names}
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return value
+
+
+def _says(value: Any) -> bool:
+    """Whether a request asks for anything."""
+    return any(map(_says, value.values())) if isinstance(value, dict) else bool(value)
+
+
+def render(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> list[str]:
+    """The page for a person."""
+    from kernel.bundle.text import short_path
+    from kernel.cli.terminal import printable
+    from kernel.cli.tool_catalog import source
+    from schemas.address import build_tool_name, tool_identity
+
+    place = tool.document.place("metadata", "name")
+    where = f"{short_path(place.file, os.getcwd())}:{place.line}"
+    lines = [f"{style.bold(tool_identity(tool.name))}  {style.dim(printable(f'{source(tool)}, {where}'))}"]
+    for export in exports:
+        lines += ["", style.bold(build_tool_name(tool.name, export.name))]
+        if export.description:
+            lines.append(f"  {printable(' '.join(export.description.split()))}")
+        lines += [f"  {line}".rstrip() for line in [*_parameters(export, style), *_remarks(export), *_examples(export)]]
+    lines += ["", style.bold("limits and sandbox"), *[f"  {line}" for line in _sandbox(tool)]]
+    return lines
+
+
+def _parameters(export: ToolExport, style: Style) -> list[str]:
+    from kernel.bundle.parameters import parameter_rows
+
+    if export.parameters is None:
+        return ["", "no parameters are declared: arguments are not checked"]
+    rows = parameter_rows(export.parameters)
+    if not rows:
+        return ["", "no parameters"]
+    heads = ("parameter", "type", "", "default", "what it is")
+    cells = [_cells(row) for row in rows]
+    kept = [column for column in range(len(heads)) if column < 2 or any(row[column] for row in cells)]
+    widths = {column: max(len(row[column]) for row in [heads, *cells]) for column in kept}
+
+    def line(row: tuple[str, ...]) -> str:
+        return "  ".join(f"{row[column]:<{widths[column]}}" for column in kept).rstrip()
+
+    return ["", style.dim(line(heads)), *[line(row) for row in cells]]
+
+
+def _cells(row: Parameter) -> tuple[str, ...]:
+    from kernel.cli.terminal import printable
+
+    words = " ".join(row.description.split())
+    required = "required" if row.required else ""
+    return tuple(printable(text) for text in (row.name, row.type, required, row.default, words))
+
+
+def _remarks(export: ToolExport) -> list[str]:
+    from kernel.cli.terminal import printable
+
+    found = [f"also called {printable(alias)}: {printable(name)}" for alias, name in export.aliases.items()]
+    if export.idempotent:
+        found.append("idempotent: it is called once more when its outcome is unknown")
+    if export.background:
+        found.append("background: processes that it leaves behind live until the jail retires")
+    return ["", *found] if found else []
+
+
+def _examples(export: ToolExport) -> list[str]:
+    from kernel.bundle.examples import short
+    from kernel.cli.terminal import printable
+
+    lines = []
+    for example in export.examples:
+        answer = "" if example.output is None else f"  → {printable(short(example.output))}"
+        lines.append(f"example: {printable(short(example.input))}{answer}")
+    return ["", *lines] if lines else []
+
+
+def _sandbox(tool: CheckedTool) -> list[str]:
+    from kernel.bundle.examples import short
+    from kernel.cli.terminal import printable
+
+    asked = whole(tool.body.sandbox)
+    limits = asked.pop("limits")
+    rows = {"error messages": f"at most {tool.body.error_message_limit} characters", "entry": tool.entry}
+    rows |= {key: value if isinstance(value, str) else short(value) for key, value in asked.items() if _says(value)}
+    rows["limits"] = ", ".join(f"{key} {value}" for key, value in limits.items())
+    width = max(map(len, rows))
+    return [f"{key:<{width}}  {printable(value)}" for key, value in rows.items()]

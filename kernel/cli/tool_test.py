@@ -1,0 +1,282 @@
+"""`gdn tool test [PATH|NAME]`: the manifest's checks, then every example as a real call in the sandbox.
+
+The checks are those of `gdn validate`: schema, entry file, handlers, a handler for each export, names, parameters. An
+example is one call as `gdn call` makes it, through agent, broker and jail, in a workdir of its own that is empty but
+for what the folder `examples` beside the tool's entry holds. Tools that ask for the network are called only with
+--network: their examples reach real services.
+
+Exit status 0 when all is well, 1 when an example failed, 2 when the manifest is wrong. With --json one document:
+{valid, errors, warnings, passed, failed, skipped, examples, withoutExamples}.
+
+Source: design sections 7 and 11; spec 001 section 15; docs/decisions/026; requirement VALIDATE-04.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kernel.bundle.examples import Outcome
+    from kernel.bundle.opening import Inspected
+    from kernel.bundle.problems import Problem
+    from kernel.bundle.tools import CheckedTool
+    from kernel.cli.attach import Place
+    from kernel.cli.session import Session
+    from kernel.cli.terminal import Style
+    from schemas.resources import Example, ToolExport
+
+#: The folder beside a tool's entry whose files every example finds in its workdir.
+FILES: Final = "examples"
+#: The instance of the operator's agent that makes the calls.
+INSTANCE: Final = "tool-test"
+#: Exit status for a manifest that cannot be used.
+INVALID: Final = 2
+
+
+class Subject(msgspec.Struct):
+    """What is tested: Tools, and the exports of each."""
+
+    tool: CheckedTool
+    exports: list[ToolExport]
+
+
+class Report(msgspec.Struct, rename="camel", omit_defaults=False):
+    """The document of --json."""
+
+    valid: bool
+    bundle: str
+    errors: list[Problem]
+    warnings: list[Problem]
+    examples: list[Outcome] = []
+    without_examples: list[str] = []
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+@click.command(name="test", epilog="NAME is a Tool (words), one of its functions (words__count), or @goondan/base.")
+@click.argument("target", required=False, metavar="[PATH|NAME]")
+@options.bundle
+@click.option("--network", is_flag=True, help="Also run examples of tools that ask for the network.")
+@click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
+@options.as_json
+def command(target: str | None, bundle: str | None, network: bool, allow_net: tuple[str, ...], as_json: bool) -> int:
+    """Check tools and run their examples: of a manifest or bundle (PATH), or of one tool (NAME).
+
+    Without either, every tool of the bundle.
+    """
+    from kernel.cli.attach import locate
+    from kernel.cli.call import check_grant
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import style_of
+
+    for grant in allow_net:
+        check_grant(grant)
+    path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
+    if path is not bundle and bundle is not None:
+        from schemas.errors import fail
+
+        raise fail("E_USAGE", "give a PATH or --bundle, not both")
+    place = locate(path)
+    inspected, subjects = examine(place, name)
+    report = Report(not inspected.errors, place.bundle, inspected.errors, inspected.warnings)
+    if report.valid:
+        plan = list(planned(subjects, network or bool(allow_net)))
+        report.examples = run_all(place, plan, allow_net)
+        report.passed, report.failed, report.skipped = (
+            sum(outcome.status == status for outcome in report.examples) for status in ("passed", "failed", "skipped")
+        )
+        report.without_examples = [full for full, export in _exports(subjects) if not export.examples]
+    if as_json:
+        write_json(report)
+    else:
+        write("\n".join(render(report, style_of(sys.stdout))))
+    return INVALID if not report.valid else int(report.failed > 0)
+
+
+def is_path(target: str) -> bool:
+    """Whether a target is meant as a path: it looks like one, and is no name of a Tool or of the package."""
+    from schemas.resources import BASE_PACKAGE
+
+    if target == BASE_PACKAGE or target.startswith("Tool/"):
+        return False
+    return "/" in target or target in (".", "..") or target.endswith((".yaml", ".yml"))
+
+
+def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
+    """Check the whole bundle, and the modules of bundled tools that are named; what is to be tested.
+
+    `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
+    """
+    from kernel.bundle.handlers import inspect, judge
+    from kernel.bundle.inspector import Inspector
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.problems import Report as Problems
+    from kernel.cli.tool_catalog import find
+    from schemas.resources import BASE_PACKAGE
+
+    inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
+    tools = inspected.checked.tools
+    if name is None:
+        subjects = [Subject(tool, tool.body.exports) for tool in tools.values() if not tool.bundled]
+    elif name == BASE_PACKAGE:
+        subjects = [Subject(tool, tool.body.exports) for tool in tools.values() if tool.bundled]
+    elif inspected.errors:
+        subjects = []  # the Tool may be missing only because its document is wrong
+    else:
+        tool, export = find(tools, name)
+        subjects = [Subject(tool, tool.body.exports if export is None else [export])]
+    bundled = [subject.tool for subject in subjects if subject.tool.bundled]
+    if bundled:  # the bundle's own were looked at above
+        problems = Problems()
+        with Inspector(place.state_dir) as inspector:
+            findings = inspect(bundled, [], inspector)
+        for tool in bundled:
+            if tool.name in findings:
+                judge(tool, findings[tool.name], problems)
+        inspected.errors += problems.errors
+        inspected.warnings += problems.warnings
+    return inspected, subjects
+
+
+class Run(msgspec.Struct):
+    """One example that may be run. `reason` says why it is not."""
+
+    full_name: str
+    index: int
+    subject: CheckedTool
+    example: Example
+    compares: bool
+    reason: str = ""
+
+
+def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
+    """Every example, in the order of the manifest."""
+    from schemas.address import build_tool_name
+
+    for subject in subjects:
+        tool = subject.tool
+        closed = tool.body.sandbox.network != "none" and not network
+        for export in subject.exports:
+            at = ("spec", "exports", tool.body.exports.index(export), "examples")
+            for index, example in enumerate(export.examples):
+                yield Run(
+                    build_tool_name(tool.name, export.name),
+                    index,
+                    tool,
+                    example,
+                    compares=tool.document.has(*at, index, "output"),
+                    reason="it needs the network: give --network" if closed else "",
+                )
+
+
+def run_all(place: Place, plan: list[Run], allow_net: tuple[str, ...]) -> list[Outcome]:
+    """Run the examples that may be, one after the other, with the bundle's kernel or one that ends with this."""
+    import asyncio
+
+    from kernel.cli.attach import attach_or_start
+    from kernel.cli.session import Session
+
+    if not any(not run.reason for run in plan):
+        return [outcome_of(run, "skipped", reason=run.reason) for run in plan]
+    kernel = attach_or_start(place, allow_net)
+
+    async def go() -> list[Outcome]:
+        async with Session(kernel) as session:
+            return [await run_one(session, run) for run in plan]
+
+    try:
+        return asyncio.run(go())
+    finally:
+        kernel.finish()
+
+
+async def run_one(session: Session, run: Run) -> Outcome:
+    """One example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
+    from kernel.bundle.examples import judge
+    from kernel.cli.batch import ToolCall
+    from kernel.cli.call import perform
+
+    if run.reason:
+        return outcome_of(run, "skipped", reason=run.reason)
+    with workdir(run.subject) as folder:
+        began = time.monotonic()
+        call = ToolCall(tool=run.full_name, args=run.example.input, instance=INSTANCE, workdir=folder)
+        result = await perform(session, call)
+        took = round((time.monotonic() - began) * 1000, 1)
+    found = judge(result, run.example.output, compares=run.compares)
+    answered = {key: result[key] for key in ("output", "error") if key in result}
+    return outcome_of(run, "failed" if found else "passed", duration_ms=took, differences=found, **answered)
+
+
+def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
+    """What became of an example, with its place in the manifest."""
+    from kernel.bundle.examples import Outcome
+
+    names = [export.name for export in run.subject.body.exports]
+    export = names.index(run.full_name.partition("__")[2])
+    place = run.subject.document.key("spec", "exports", export, "examples", run.index, "input")
+    known |= {"tool": run.full_name, "index": run.index, "file": place.file, "line": place.line}
+    return Outcome(status=status, input=run.example.input, **known)  # type: ignore[arg-type]  # one of its three
+
+
+@contextmanager
+def workdir(tool: CheckedTool) -> Iterator[str]:
+    """A fresh folder with the files that the tool's examples expect; gone afterwards."""
+    from schemas.errors import fail
+
+    folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
+    try:
+        files = os.path.join(os.path.dirname(tool.entry), FILES)
+        if os.path.isdir(files):
+            compiled = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(files, folder, symlinks=True, ignore=compiled, dirs_exist_ok=True)
+        yield folder
+    except shutil.Error as error:
+        raise fail("E_STATE", f"the files of the examples cannot be copied: {error}"[:400]) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
+    from schemas.address import build_tool_name
+
+    for subject in subjects:
+        for export in subject.exports:
+            yield build_tool_name(subject.tool.name, export.name), export
+
+
+def render(report: Report, style: Style) -> list[str]:
+    """The report for a person: problems with their places, a line for each example, the sum."""
+    from kernel.bundle.examples import short
+    from kernel.bundle.text import counts, problem_lines, short_path
+    from kernel.cli.terminal import printable
+
+    cwd = os.getcwd()
+    lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)
+    if not report.valid:
+        return [*lines, f"{short_path(report.bundle, cwd)}: {counts(len(report.errors), len(report.warnings))}"]
+    lines.append("manifest: schema, entry, handlers, exports, names and parameters are in order")
+    paint: Mapping[str, Any] = {"passed": style.good, "failed": style.bad, "skipped": style.warning}
+    for outcome in report.examples:
+        words = f"{outcome.tool} {short(outcome.input)}"
+        lines.append(f"{paint[outcome.status](f'{outcome.status:<7}')} {printable(words)}")
+        if outcome.status == "failed":
+            lines.append(f"        {printable(short_path(outcome.file, cwd))}:{outcome.line}")
+        lines += [f"        {printable(text)}" for text in [*outcome.differences, outcome.reason] if text]
+    lines += [f"{style.dim('none   ')} {name} has no examples" for name in report.without_examples]
+    numbers = [(report.passed, "passed"), (report.failed, "failed"), (report.skipped, "skipped")]
+    return [*lines, ", ".join(f"{count} {what}" for count, what in numbers if count) or "no examples to run"]

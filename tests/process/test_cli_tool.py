@@ -1,0 +1,285 @@
+"""`gdn tool`: what it lists and shows, what it makes, and what it finds wrong, with real calls in real jails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel.bundle.base import base_tools
+from kernel.cli import run
+from kernel.cli.tool_new import module_name
+from schemas.address import build_tool_name
+from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+
+#: A tool whose examples are right, wrong, and unable to be right; and one that nobody can test without the network.
+TOOLS = """\
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: words}
+spec:
+  entry: ./tools/words.py
+  exports:
+    - name: count
+      description: Count the words of a text. Then stop.
+      parameters: {type: object, properties: {text: {type: string}}, required: [text]}
+      aliases: {txt: text}
+      examples:
+        - {input: {text: a b}, output: {words: 2}}
+        - {input: {txt: ""}, output: {words: 1}}
+        - input: {text: boom}
+        - {input: {text: a}, output: null}
+    - name: keep
+      examples:
+        - {input: {}, output: {found: [given.txt]}}
+        - {input: {}, output: {found: [given.txt]}}
+    - {name: bare}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: far}
+spec:
+  entry: ./tools/far.py
+  sandbox: {network: public}
+  exports:
+    - {name: get, examples: [{input: {}}]}
+---
+"""
+WORDS = """\
+import os
+
+def count(ctx, input):
+    if input["text"] == "boom":
+        raise ValueError("no")
+    return {"words": len(input["text"].split())}
+
+def keep(ctx, input):
+    found = sorted(os.listdir(ctx.workdir))
+    open(os.path.join(ctx.workdir, "made"), "w").close()
+    return {"found": found}
+
+handlers = {"count": count, "keep": keep, "bare": lambda ctx, input: 1}
+"""
+
+
+@pytest.fixture
+def home() -> Any:
+    with sandbox(TOOLS + BUNDLE) as made:
+        tools = made.home / "tools"
+        (tools / "examples").mkdir(parents=True)
+        (tools / "examples" / "given.txt").write_text("x")
+        (tools / "words.py").write_text(WORDS)
+        (tools / "far.py").write_text("handlers = {'get': lambda ctx, input: 1}\n")
+        yield made
+
+
+@pytest.mark.requirement("BASE-01", "NAME-01", "NAME-06")
+def test_list_has_every_tool_and_its_source(home: Sandbox) -> None:
+    listed = home.gdn("tool", "list", "--json").json["tools"]
+    bundled = [
+        build_tool_name(tool.name, export.name) for tool in base_tools().values() for export in tool.body.exports
+    ]
+    assert [row["name"] for row in listed] == ["words__count", "words__keep", "words__bare", "far__get", *bundled]
+    assert {row["source"] for row in listed[4:]} == {"@goondan/base"}
+    assert listed[0] == {
+        "name": "words__count",
+        "tool": "Tool/words",
+        "source": "bundle",
+        "description": "Count the words of a text. Then stop.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        "idempotent": False,
+    }
+    assert "words__count " in home.gdn("tool", "list").out
+    # What is listed is what can be called.
+    assert home.gdn("call", "words__bare", "--json").json == {"status": "ok", "output": 1}
+
+
+def test_show_explains_a_tool_or_one_of_its_functions(home: Sandbox) -> None:
+    whole = home.gdn("tool", "show", "Tool/words", "--json").json
+    assert [export["name"] for export in whole["exports"]] == ["words__count", "words__keep", "words__bare"]
+    assert (whole["line"], whole["errorMessageLimit"]) == (3, 1000)
+    assert whole["sandbox"]["limits"]["wallSeconds"] == 120
+    page = home.gdn("tool", "show", "words__count").out
+    for words in (
+        "text       string  required",
+        "also called txt: text",
+        '{"text": "a b"}  → {"words": 2}',
+        "isolation",
+    ):
+        assert words in page
+    assert "words__keep" not in page
+
+
+@pytest.mark.parametrize("what", ["show", "test"])
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [("bash__excc", "Did you mean 'bash__exec'?"), ("Tool/bsh", "Did you mean 'bash'?"), ("qq__qq", "`gdn tool list`")],
+)
+def test_a_name_that_is_no_tool_gets_the_closest_one(
+    capsys: pytest.CaptureFixture[str], what: str, wrong: str, hint: str
+) -> None:
+    assert run(["tool", what, wrong, "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "E_TOOL_NOT_FOUND"
+    assert error["suggestion"].startswith(hint)
+
+
+def test_examples_are_real_calls_and_what_is_wrong_is_said(home: Sandbox) -> None:
+    result = home.gdn("tool", "test", "--json")
+    assert result.status == 1
+    report = result.json
+    assert (report["valid"], report["passed"], report["failed"], report["skipped"]) == (True, 3, 3, 1)
+    assert report["withoutExamples"] == ["words__bare"]
+    outcomes = [(row["tool"], row["index"], row["status"], row.get("differences")) for row in report["examples"]]
+    assert outcomes == [
+        ("words__count", 0, "passed", None),
+        ("words__count", 1, "failed", ["output.words: expected 1, got 0"]),
+        ("words__count", 2, "failed", ["the call failed: no [E_TOOL]"]),
+        ("words__count", 3, "failed", ['output: expected null, got {"words": 1}']),
+        ("words__keep", 0, "passed", None),  # each finds the files given, and not what the one before it made
+        ("words__keep", 1, "passed", None),
+        ("far__get", 0, "skipped", None),
+    ]
+    assert report["examples"][1]["line"] == 13
+    one = home.gdn("tool", "test", "words__keep")
+    assert (one.status, one.err) == (0, "")
+    assert one.out.endswith("2 passed\n")
+    assert not list(Path("/tmp").glob("gdn-tool-test-*/given.txt"))
+
+
+#: Each row of the checklist: what is changed in a Tool that is right, the code, where it is reported.
+CHECKLIST = [
+    ("  entry: ./tools/words.py\n", "", "E_CONFIG_MISSING_FIELD", "spec.entry"),
+    ("./tools/words.py", "./tools/gone.py", "E_CONFIG_ENTRY", "spec.entry"),
+    ("./tools/words.py", "./tools/plain.py", "E_CONFIG_ENTRY", "spec.entry"),
+    ("{name: bare}", "{name: naked}", "E_CONFIG_ENTRY", "spec.exports[1].name"),
+    ("{name: bare}", "{name: ba__re}", "E_CONFIG_INVALID_NAME", "spec.exports[1].name"),
+    ("{name: right}", "{name: wro__ng}", "E_CONFIG_INVALID_NAME", "metadata.name"),
+    ("type: string", "type: strng", "E_CONFIG_SCHEMA", "spec.exports[0].parameters.properties.text.type"),
+    ("{text: a b}", "{text: 3}", "E_CONFIG_INVALID_VALUE", "spec.exports[0].examples[0].input"),
+    ("exports: [", "exports: []\n  # [", "E_CONFIG_INVALID_VALUE", "spec.exports"),
+]
+RIGHT = """\
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: right}
+spec:
+  entry: ./tools/words.py
+  exports: [
+    {name: count, parameters: {type: object, properties: {text: {type: string}}}, examples: [{input: {text: a b}}]},
+    {name: bare}]
+"""
+
+
+@pytest.mark.requirement("VALIDATE-01", "VALIDATE-02", "VALIDATE-03", "VALIDATE-04", "SCHEMA-02", "SCHEMA-03")
+def test_every_row_of_the_checklist_is_reported_with_its_place_and_nothing_runs(home: Sandbox) -> None:
+    (home.home / "tools" / "plain.py").write_text("x = 1\n")
+    documents = []
+    for number, (before, after, _, _) in enumerate(CHECKLIST):
+        assert before in RIGHT
+        changed = RIGHT.replace(before, after, 1)
+        if after.endswith("# ["):
+            changed = changed[: changed.index("  # [")]
+        documents.append(changed.replace("{name: right}", f"{{name: right-{number}}}"))
+    home.bundle.write_text("---\n".join([RIGHT, *documents]) + "---\n" + BUNDLE)
+    report = home.gdn("tool", "test", "--json")
+    assert report.status == 2
+    errors = report.json["errors"]
+    for number, (_, _, code, path) in enumerate(CHECKLIST):
+        resource = (
+            "Tool/wro__ng" if code == "E_CONFIG_INVALID_NAME" and path == "metadata.name" else f"Tool/right-{number}"
+        )
+        (error,) = [one for one in errors if (one["resource"], one["code"], one["path"]) == (resource, code, path)]
+        assert error["line"] > 0 and error["suggestion"] and error["file"] == str(home.bundle)
+    assert {error["resource"] for error in errors} & {"Tool/right"} == set()
+    assert (report.json["valid"], report.json["examples"]) == (False, [])
+    person = home.gdn("tool", "test")
+    assert person.status == 2
+    assert person.out.count("goondan.yaml:") >= len(CHECKLIST)
+    assert not list(home.home.glob("state/workspaces/*/logs/supervisor.log")), "a kernel was started"
+
+
+def test_every_example_of_the_bundled_tools_holds(kernel: Sandbox) -> None:
+    """What the documentation of the bundled tools shows is what they do."""
+    result = kernel.gdn("tool", "test", "@goondan/base", "--json", timeout=60)
+    report = result.json
+    assert [row for row in report["examples"] if row["status"] == "failed"] == []
+    assert (result.status, report["withoutExamples"]) == (0, [])
+    closed = {row["tool"].partition("__")[0] for row in report["examples"] if row["status"] == "skipped"}
+    assert closed == {name for name, tool in base_tools().items() if tool.body.sandbox.network != "none"}
+    passed = {row["tool"].partition("__")[0] for row in report["examples"] if row["status"] == "passed"}
+    assert passed == base_tools().keys() - closed
+
+
+def test_a_manifest_of_its_own_can_be_tested(kernel: Sandbox) -> None:
+    folder = kernel.home / "alone"
+    folder.mkdir()
+    (folder / "words.py").write_text(WORDS)
+    manifest = TOOLS.partition("---\n")[0].replace("./tools/", "./").replace("found: [given.txt]", "found: []")
+    (folder / "tool.yaml").write_text(manifest)
+    report = kernel.gdn("tool", "test", "alone/tool.yaml", "--json").json
+    assert (report["passed"], report["failed"]) == (3, 3)
+    assert [warning["code"] for warning in report["warnings"]] == ["W_CONFIG_NO_AGENT"]
+
+
+# --- gdn tool new
+
+
+def test_a_new_tool_is_valid_works_and_has_a_test_that_passes(kernel: Sandbox) -> None:
+    before = kernel.bundle.read_text()
+    made = kernel.gdn("tool", "new", "word-count", "--json")
+    assert made.json["files"] == ["tests/test_word_count.py", "tools/word_count.py"]
+    assert kernel.bundle.read_text().startswith(before + "---\n")
+    assert kernel.gdn("validate", "--json").json["valid"]
+    assert kernel.gdn("tool", "test", "word-count").out.endswith("1 passed\n")
+    command = [sys.executable, "-B", "-m", "unittest", "discover", "-s", "tests"]
+    passed = subprocess.run(command, cwd=kernel.home, capture_output=True, text=True, timeout=30, check=False)
+    assert passed.returncode == 0, passed.stderr
+    again = kernel.gdn("tool", "new", "word-count", "--json")
+    assert (again.status, again.json["error"]["code"]) == (1, "E_INIT")
+    shell = [step["command"] for step in made.json["next"] if step["command"].startswith("gdn call")]
+    (arguments,) = [line.split("'")[1] for line in shell]
+    assert kernel.gdn("call", "word-count__run", arguments).json["output"] == {"words": 1}
+
+
+def test_a_new_tool_in_a_folder_without_a_bundle(kernel: Sandbox) -> None:
+    result = kernel.gdn("tool", "new", "9-lives", "--dir", "fresh")
+    assert result.status == 0, result.err
+    assert sorted(str(path.relative_to(kernel.home / "fresh")) for path in (kernel.home / "fresh").rglob("*.*")) == [
+        "goondan.yaml",
+        "tests/test_tool_9_lives.py",
+        "tools/tool_9_lives.py",
+    ]
+    assert kernel.gdn("tool", "test", "fresh/").out.endswith("1 passed\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "bundle", "code", "status"),
+    [
+        ("Bad", BUNDLE, "E_USAGE", 2),
+        ("a__b", BUNDLE, "E_USAGE", 2),
+        ("x" * 64, BUNDLE, "E_USAGE", 2),
+        ("bash", BUNDLE, "E_INIT", 1),
+        ("taken", BUNDLE, "E_INIT", 1),
+        ("fine", "a: [1\n", "E_CONFIG_SYNTAX", 2),
+        ("main", TOOLS.replace("name: words", "name: main") + BUNDLE, "E_INIT", 1),
+    ],
+)
+def test_nothing_is_overwritten_and_a_refusal_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, bundle: str, code: str, status: int
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "taken.py").write_text("mine")
+    (tmp_path / "goondan.yaml").write_text(bundle)
+    before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run(["tool", "new", name, "--dir", str(tmp_path), "--json"]) == status
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == code
+    assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_module_names_can_be_imported() -> None:
+    assert [module_name(name) for name in ("a", "a-b", "9a")] == ["a", "a_b", "tool_9a"]
