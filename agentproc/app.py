@@ -161,6 +161,9 @@ class AgentApp:
             elif frame.type == "tool.progress":
                 if self._runner is not None:
                     self._runner.progress(frame)
+            elif frame.type == "tool.completed":
+                if self._runner is not None:
+                    self._runner.completed(frame)
             elif frame.type == "shutdown":
                 grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
                 self._shutdown = frame

@@ -20,17 +20,18 @@ from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
+from agentproc.completions import read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.load import load_extensions
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.providers.base import Provider
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
-from agentproc.turn import Begin, BeginCall, Pause
+from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, AgentEvent, Frame, Lease, OperatorCall
+from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, TOOL_COMPLETED, AgentEvent, Frame, Lease, OperatorCall
 from schemas.launch import AgentSpec
 
 log = logging.getLogger("agentproc")
@@ -135,6 +136,11 @@ class TurnRunner:
         finally:
             self._lease = None
 
+    def completed(self, frame: Frame) -> None:
+        """A `tool.completed` frame: for the turn that runs. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
+        if self._run is not None:
+            self._run.completed(read_completion(frame, from_raw(frame.payload, AgentEvent)))
+
     async def close(self) -> None:
         """Stop timers, give back the file and the model's connections."""
         self.acks.close()
@@ -151,6 +157,10 @@ class TurnRunner:
         try:
             first = self._first_input(frame)
             self.store.adopt(epoch)
+            if isinstance(first, Begin) and first.source.type == "tool" and self.store.has_message(event_id):
+                # The turn that ran when the work ended has told the model already.
+                told = End(status="completed", steps=0, response="", finish_reason="stop")
+                return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
             row = self.store.find_turn(event_id)
             if row is not None and row.answer is not None:
                 return done_frame(event_id, epoch, row.status, row.answer)
@@ -184,6 +194,9 @@ class TurnRunner:
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)
         is_operator = self.spec.name == OPERATOR_AGENT
+        if event.type == TOOL_COMPLETED:
+            ended = read_completion(frame, event)
+            return Begin(ended.text, ended.source)
         if event.type != OPERATOR_CALL:
             if is_operator:
                 raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")

@@ -238,6 +238,12 @@ class ConversationStore:
             rows = self._open().execute("SELECT message FROM base ORDER BY seq").fetchall()
             return [decode_message(row[0]) for row in rows]
 
+    def has_message(self, message_id: str) -> bool:
+        """Whether a message with this id is in the conversation that finished turns left."""
+        with self._errors():
+            row = self._open().execute("SELECT 1 FROM base WHERE id = ?", (message_id,)).fetchone()
+        return row is not None
+
     def note(self, turn_id: str, kind: NoteKind, at: str, detail: str | None = None) -> None:
         """Store a runtime event, for traces only (inside `write`). `detail` is of schemas/traces.py."""
         self._execute(

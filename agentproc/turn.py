@@ -65,9 +65,10 @@ class AskedCall(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """A new event with this text."""
+    """A new event with this text; `source` is whose words they are."""
 
     text: str
+    source: MessageSource = MessageSource("user")
 
 
 class BeginCall(Struct, frozen=True):
@@ -277,8 +278,8 @@ class Turn:
         match self.phase, event:
             case "over", _:
                 return []
-            case "new", Begin(text):
-                return [self._store(UserData(text), MessageSource("user"), at), *self._open_turn()]
+            case "new", Begin(text, source):
+                return [self._store(UserData(text), source, at), *self._open_turn()]
             case "new", BeginCall(tool, args):
                 self._operator = True
                 return self._answer(ModelAnswered("", [AskedCall("", tool, args)]), at)

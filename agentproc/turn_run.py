@@ -18,9 +18,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from agentproc.answers import answer_payload, done_frame, turn_id
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
+from agentproc.completions import Ended
 from agentproc.conversation import Append, encode_message, error_result, presentable
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
@@ -117,6 +120,7 @@ class TurnRun:
         self._lost = False
         self._model: asyncio.Task[None] | None = None
         self._catalog: StepCatalog = runner.catalog.for_step()
+        self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
         self._shown_message = ""
         self._first_sent: dict[str, int] = {}
@@ -354,8 +358,20 @@ class TurnRun:
             case LeaveStep():
                 stages.leave_step(action)
 
+    def completed(self, ended: Ended) -> None:
+        """Pending work has ended: the next model call of this turn will know, if there is one."""
+        self._completed[ended.event_id] = ended
+
+    def _tell_completed(self) -> None:
+        completed, self._completed = self._completed, {}
+        for ended in completed.values():
+            data = {"role": "user", "content": ended.text}
+            message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
+            self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
+
     def _ask_model(self, action: AskModel) -> None:
         runner = self._runner
+        self._tell_completed()
         if not self._wraps_steps:
             self._catalog = runner.catalog.for_step()
         provider = runner.provider

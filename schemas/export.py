@@ -35,6 +35,7 @@ _PAYLOADS: Final = (
     frames.Shutdown,
     frames.RuntimeEvent,
     frames.ToolProgress,
+    frames.Completion,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

@@ -32,6 +32,9 @@ OPERATOR_AGENT: Final = "_operator"
 #: The event type by which an operator asks the operator agent to make one tool call (input: OperatorCall).
 OPERATOR_CALL: Final = "operator.call"
 
+#: The event type by which a tool host tells an agent instance what pending work came to (input: Completion).
+TOOL_COMPLETED: Final = "tool.completed"
+
 FrameType = Literal[
     "hello",
     "welcome",
@@ -46,6 +49,7 @@ FrameType = Literal[
     "tool.call",
     "tool.result",
     "tool.progress",
+    "tool.completed",
     "tool.cancel",
     "agents.spawn",
     "agents.list",
@@ -73,7 +77,7 @@ class ReplyTo(Struct, frozen=True, rename="camel"):
 class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Who caused an event: set by the broker, never believed from a sender."""
 
-    kind: Literal["agent", "connector", "client"]
+    kind: Literal["agent", "connector", "client", "tool"]
     name: str
     instance_key: str | None = None
 
@@ -242,6 +246,18 @@ class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
     output: OptionalRaw = None
     handle: str | None = None
     error: ToolError | None = None
+
+
+class Completion(Struct, frozen=True, rename="camel", kw_only=True):
+    """`input` of a `tool.completed` event (RESULT-04): the pending work `handle` of the call `tool_call_id`, of an
+    earlier step or turn, has ended with `result`, a ToolResult with `ok` or `error`.
+    """
+
+    handle: str
+    tool_name: str
+    tool_call_id: str
+    turn_id: str
+    result: Raw
 
 
 class Shutdown(Struct, frozen=True, rename="camel"):

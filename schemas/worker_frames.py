@@ -114,12 +114,13 @@ class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
 
 class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=True, kw_only=True):
-    """The one result of a call."""
+    """The one result of a call. When it is `pending` and `continues`, a second one tells what the work came to."""
 
     call_id: str
     status: Literal["ok", "error", "pending"]
     output: OptionalRaw = None
     handle: str | None = None
+    continues: bool = False
     error: WorkerError | None = None
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from schemas.link import Link
 from schemas.startup import report_ready
 from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
+from toolhost.promises import PromiseFile
 from toolhost.survey import survey
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -58,6 +60,7 @@ class App:
         if settings.status_fd is not None:
             os.set_blocking(settings.status_fd, False)  # a supervisor that does not read must not stop us
         self._shutdown: Frame | None = None
+        self._announcing: set[asyncio.Task[None]] = set()
         self._link = Link(
             settings.endpoint,
             settings.token,
@@ -82,7 +85,17 @@ class App:
             await probing
             return
         spec = _spec(welcome)
-        host = self._host = Host(spec, None, send=self._send, on_log=_log, on_worker=self._report)
+        promises = PromiseFile(spec.state_dir)
+        host = self._host = Host(
+            spec,
+            None,
+            send=self._send,
+            on_log=_log,
+            on_worker=self._report,
+            announce=self._announce,
+            remember=promises.write,
+        )
+        host.completions.give_up(promises.read())
         for frame in self._early:
             self._on_frame(frame)
         self._early.clear()
@@ -157,6 +170,28 @@ class App:
         except GoondanError as error:  # larger than a frame may be, which the host has ruled out
             _say("error", error.info.message, code=error.info.code)
             return False
+
+    def _announce(self, event: Frame, told: Callable[[], None]) -> None:
+        """Tell an agent of the end of pending work: at once, should it be in a turn, and through its mailbox."""
+        news = msgspec.structs.replace(event, type="tool.completed")
+        self._send(news)
+        task = asyncio.ensure_future(self._deliver(event, told))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+
+    async def _deliver(self, event: Frame, told: Callable[[], None]) -> None:
+        while True:
+            try:
+                await self._link.post(msgspec.structs.replace(event))
+            except GoondanError as error:
+                if error.info.code in ("E_OVERLOADED", "E_DISK_FULL"):
+                    await asyncio.sleep((error.info.retry_after_ms or 1000) / 1000)
+                    continue
+                if error.info.code == "E_LINK_CLOSED":
+                    return  # the next tool host says it
+                _say("warn", f"{event.event_id}: {error.info.message}", code=error.info.code)
+            told()
+            return
 
     def _report(self, news: WorkerNews) -> None:
         fd = self._settings.status_fd

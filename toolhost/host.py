@@ -21,12 +21,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import encode_value, from_raw
+from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolError
 from schemas.hosts import read_network
@@ -47,6 +47,7 @@ from schemas.worker_frames import (
 from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls import Call, CallBook, Kept
 from toolhost.channel import Violation
+from toolhost.completions import Announce, Completions, is_polling
 from toolhost.denials import shown, with_denial, without_network
 from toolhost.egress.messages import Denied, Failed
 from toolhost.exports import Exports, Refused, arguments
@@ -54,10 +55,11 @@ from toolhost.facts import look_up
 from toolhost.jail import Jail
 from toolhost.messages import MessageCache
 from toolhost.network import Egress, JailNetwork
+from toolhost.pending import PENDING_S, Promise, Work
 from toolhost.policy import HostFacts, plan
-from toolhost.pool import Action, Assign, Key, Pool, Slot, Start
+from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
-from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, rfc3339, sweep
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, progress_frame, started, sweep
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -86,10 +88,15 @@ class Host:
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None] = lambda line: None,
         on_worker: Callable[[WorkerNews], None] = lambda news: None,
+        announce: Announce = lambda event, told: None,
+        remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
         unavailable: GoondanError | None = None,
     ) -> None:
-        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
+        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
+
+        `announce` and `remember`: see completions.py.
+        """
         self._loop = asyncio.get_running_loop()
         self._send_frame = send
         self._on_log = on_log
@@ -98,6 +105,7 @@ class Host:
         self._facts = facts
         self._unavailable = unavailable
         self._book = CallBook()
+        self.completions = Completions(finish=self._finish, announce=announce, remember=remember)
         self._messages = MessageCache()
         self._pool = Pool(spec.max_jails)
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
@@ -229,7 +237,10 @@ class Host:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
         if call.deadline is not None and call.deadline < self._deadline_at:
             self._set_deadline_timer()
-        self._place(call)
+        if is_polling(tool):
+            self.completions.poll(call)
+        else:
+            self._place(call)
 
     def _repeat(self, known: Call | Kept, owner: tuple[str, str]) -> None:
         """A callId that was here before: attach, or the same result again."""
@@ -254,7 +265,7 @@ class Host:
         if self._unavailable is not None:
             self._fail(call, refusal(self._unavailable.info))
             return
-        key = _key(call)
+        key = key_of(call)
         slot = self._pool.find(key)
         if slot is not None and slot.jail.jail.dying:
             self._perform(self._pool.close(slot))  # its worker has ended, only its last process has not
@@ -437,13 +448,14 @@ class Host:
             self._egress.detach(jail.pid)
         if jail.worker_pid is not None:
             self._on_worker(WorkerNews(op="exit", pid=jail.worker_pid, tool=jail.name, cause=cause))
-        again = [call for call in slot.calls.values() if tenancy.rerun and call.export.idempotent]
+        running = [call for call in slot.calls.values() if call.state == "running"]
+        again = [call for call in running if tenancy.rerun and call.export.idempotent]
         if self._closing:
             slot.calls.clear()  # whoever made them decides, with the next incarnation of this host
             again = []
         for call in again:
             call.state = "waiting"
-        slot.calls = {name: call for name, call in slot.calls.items() if call.state == "running"}
+        slot.calls = {name: call for name, call in slot.calls.items() if call.state != "waiting"}
         self._fail_all(tenancy, ending(tenancy, cause))
         actions = self._pool.gone(slot)
         if not self._closing:
@@ -466,23 +478,49 @@ class Host:
         if result.error is not None and tenancy.network is None:
             result = msgspec.structs.replace(result, error=without_network(result.error))
         payload = _shaped(call, result)
+        work = tenancy.pending.get(result.call_id)
+        if result.continues:
+            self._go_on(tenancy, call, result, payload, work)
+            return
+        if work is not None and result.status == "pending":
+            raise Violation("the worker said `pending` twice")
+        tenancy.pending.pop(result.call_id, None)
         actions = self._pool.leave(slot, result.call_id, self._loop.time())
         if result.error is not None and tenancy.network is not None:
             # Whether it was the sandbox that refused is known once the proxy has said what it saw.
-            self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, result))
+            self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
         else:
-            self._finish(call, payload)
+            self._conclude(call, work, payload)
         if call.tool.sandbox.isolation == "call":
             actions += self._pool.close(slot)
         if actions:
             self._perform(actions)
 
-    def _explained(self, tenancy: Tenancy, call: Call, result: Result) -> None:
+    def _go_on(self, tenancy: Tenancy, call: Call, result: Result, payload: Raw, work: Work | None) -> None:
+        """The call is answered with `pending`, and stays in its jail until its work has ended."""
+        if result.status != "pending" or work is not None:
+            raise Violation("the worker sent a result that continues without being the first `pending`")
+        begun = self.completions.begin(call, result.handle or "")
+        if isinstance(begun, ToolError):
+            self._fail(call, begun)
+            self._abandon(tenancy.slot, call)
+            return
+        tenancy.pending[result.call_id] = begun
+        self._finish(call, payload)
+
+    def _conclude(self, call: Call, work: Work | None, payload: Raw) -> None:
+        """The end of a call, or of the work that went on after it."""
+        if work is None:
+            self._finish(call, payload)
+        else:
+            self.completions.end(work, payload)
+
+    def _explained(self, tenancy: Tenancy, call: Call, work: Work | None, result: Result) -> None:
         """Finish a call that failed in a jail with a network, now that everything denied there is known."""
         if result.error is not None and tenancy.network is not None:
             denied = tenancy.network.denied_since(call.denied_before)
             result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
-        self._finish(call, _shaped(call, result))
+        self._conclude(call, work, _shaped(call, result))
 
     def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
         jail = tenancy.jail
@@ -507,44 +545,19 @@ class Host:
             self._break(tenancy, tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError"), "could not be loaded")
 
     def _ready(self, tenancy: Tenancy) -> None:
-        jail, slot = tenancy.jail, tenancy.slot
-        jail.mark_live()
+        tenancy.jail.mark_live()
         if tenancy.grace is not None:
             tenancy.grace.cancel()
             tenancy.grace = None
-        if jail.worker_pid is not None:
-            first = next(iter(slot.calls.values()), None)
-            shared = len(slot.key) == 2
-            self._on_worker(
-                WorkerNews(
-                    op="start",
-                    pid=jail.worker_pid,
-                    tool=jail.name,
-                    agent=None if shared or first is None else first.agent,
-                    instance_key=None if shared or first is None else first.instance_key,
-                    since=rfc3339(time.time()),
-                )
-            )
+        if (news := started(tenancy)) is not None:
+            self._on_worker(news)
 
     def _progress(self, call: Call, progress: Progress) -> None:
         now = self._loop.time()
         if now - call.progress_at < PROGRESS_S:
             return
         call.progress_at = now
-        payload: dict[str, Any] = {"done": progress.done}
-        if progress.total is not None:
-            payload["total"] = progress.total
-        if progress.message is not None:
-            payload["message"] = progress.message[:1000]
-        self._send_frame(
-            Frame(
-                "tool.progress",
-                call_id=call.id,
-                to=call.agent,
-                instance_key=call.instance_key,
-                payload=Raw(encode_value(payload)),
-            )
-        )
+        self._send_frame(progress_frame(call, progress))
 
     # --- deadlines and cancelling
 
@@ -566,7 +579,7 @@ class Host:
             message = f"the call ran out of its {call.allowed_ms} ms {where}"
             self._fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"))
             if slot is None:
-                self._pool.withdraw(_key(call), call)
+                self._pool.withdraw(key_of(call), call)
             else:
                 self._abandon(slot, call)
                 self._give_up(slot.jail)
@@ -579,7 +592,7 @@ class Host:
         slot: Slot | None = call.slot if call.state == "running" else None
         self._fail(call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
         if slot is None:
-            self._pool.withdraw(_key(call), call)
+            self._pool.withdraw(key_of(call), call)
             return
         tenancy: Tenancy = slot.jail
         tenancy.jail.send(Cancel(call.jail_id))
@@ -638,8 +651,9 @@ class Host:
     def _fail_all(self, tenancy: Tenancy, error: ToolError) -> None:
         calls = list(tenancy.slot.calls.values())
         tenancy.slot.calls.clear()
+        pending, tenancy.pending = tenancy.pending, {}
         for call in calls:
-            self._fail(call, error)
+            self._conclude(call, pending.get(call.jail_id), error_result(error, call.tool.error_message_limit))
 
     def _send_kept(self, kept: Kept) -> None:
         payload = kept.payload
@@ -659,24 +673,19 @@ class Host:
         now = self._loop.time()
         self._perform(self._pool.retire(now - self.spec.jail_idle_s))
         self._book.expire(now)
+        overdue = self.completions.overdue()
+        for late in [slot.jail for slot in self._pool.slots() if overdue and slot.jail is not None]:
+            if any(work in overdue for work in late.pending.values()):
+                message = f"pending work ran for more than {PENDING_S:g} s"
+                self._break(late, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), message)
         for slot in self._pool.idle():
             tenancy: Tenancy | None = slot.jail
             looked_at = tenancy is None or tenancy.clean or tenancy.background or not tenancy.jail.live
             if tenancy is not None and not looked_at and not sweep(tenancy):
                 self._perform(self._pool.close(slot))
                 tenancy.jail.kill("left processes behind that would not end")
-        more = self._pool.slots() or not self._book.empty
+        more = self._pool.slots() or not self._book.empty or not self.completions.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
-
-
-def _key(call: Call) -> Key:
-    """Calls with the same key share a jail (sandbox.md section 1)."""
-    tool = call.tool
-    isolation = tool.sandbox.isolation
-    if isolation == "shared":
-        return (tool.name, call.generation)
-    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
-    return (*key, call.id) if isolation == "call" else key
 
 
 def _shaped(call: Call, result: Result) -> Raw:

@@ -64,6 +64,16 @@ class End(Struct, frozen=True):
 Action = Start | Assign | End
 
 
+def key_of(call: Call) -> Key:
+    """Calls with the same key share a jail (sandbox.md section 1)."""
+    tool = call.tool
+    isolation = tool.sandbox.isolation
+    if isolation == "shared":
+        return (tool.name, call.generation)
+    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
+    return (*key, call.id) if isolation == "call" else key
+
+
 class Pool:
     """All slots, and the calls that wait for one."""
 

@@ -11,11 +11,15 @@ from typing import Final
 
 import msgspec
 
+from schemas.codec import to_raw
 from schemas.errors import tool_error
-from schemas.frames import ToolError
+from schemas.frames import Frame, ToolError, ToolProgress
+from schemas.worker_frames import Progress
+from toolhost.calls import Call
 from toolhost.jail import Jail
 from toolhost.messages import SentMessages
 from toolhost.network import JailNetwork
+from toolhost.pending import Work
 from toolhost.pool import Slot
 
 #: A jail in which strays are still found after so many looks is ended.
@@ -47,16 +51,20 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 
 
 class Tenancy:
-    """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for."""
+    """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for, `pending`
+    the work that goes on after its call was answered; both by the calls' names in the jail.
+    """
 
     __slots__ = (
-        "abandoned", "background", "clean", "grace", "jail", "messages", "network", "reason", "rerun", "slot", "strays",
+        "abandoned", "background", "clean", "grace", "jail", "messages", "network", "pending", "reason", "rerun",
+        "slot", "strays",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, jail: Jail) -> None:
         self.slot = slot
         self.jail = jail
         self.abandoned: set[str] = set()
+        self.pending: dict[str, Work] = {}
         self.messages = SentMessages()
         self.grace: asyncio.TimerHandle | None = None
         self.reason: ToolError | None = None  # why its calls fail, when that is not simply how it ended
@@ -65,6 +73,29 @@ class Tenancy:
         self.clean = True  # nothing has run since strays were looked for
         self.strays = 0
         self.network: JailNetwork | None = None  # None: it was granted none
+
+
+def started(tenancy: Tenancy) -> WorkerNews | None:
+    """News of a worker that has said `ready`; None when its process is not known."""
+    jail, slot = tenancy.jail, tenancy.slot
+    if jail.worker_pid is None:
+        return None
+    first = None if len(slot.key) == 2 else next(iter(slot.calls.values()), None)  # a shared jail is nobody's
+    return WorkerNews(
+        op="start",
+        pid=jail.worker_pid,
+        tool=jail.name,
+        agent=None if first is None else first.agent,
+        instance_key=None if first is None else first.instance_key,
+        since=rfc3339(time.time()),
+    )
+
+
+def progress_frame(call: Call, progress: Progress) -> Frame:
+    """What a handler says of its work, for the bus."""
+    message = None if progress.message is None else progress.message[:1000]
+    told = ToolProgress(progress.done, progress.total, message)
+    return Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key, payload=to_raw(told))
 
 
 def ending(tenancy: Tenancy, cause: str) -> ToolError:

@@ -66,17 +66,21 @@ class EmbeddedProvider:
 def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAnswer:
     """What the console says next (pure)."""
     results: list[ToolResultPart] = []
+    told: list[str] = []  # of pending work that has ended since
     for message in reversed(messages):
         if isinstance(message.data, ToolData):
             results[:0] = message.data.content
+        elif isinstance(message.data, UserData) and message.source.type == "tool":
+            told.insert(0, message.data.content)
         elif results:
-            return ModelAnswer(text=show_results(results), finish_reason="stop")
+            break
         elif isinstance(message.data, UserData):
             parsed = parse(message.data.content, tools)
             if isinstance(parsed, Reply):
                 return ModelAnswer(text=parsed.text, finish_reason="stop")
             return ModelAnswer(calls=parsed, finish_reason="tool-calls")
-    return ModelAnswer(text=show_results(results) if results else HELP, finish_reason="stop")
+    shown = [show_results(results)] if results else []
+    return ModelAnswer(text="\n".join([*shown, *told]) or HELP, finish_reason="stop")
 
 
 # --- commands to calls ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from msgspec import Raw
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
-from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import is_instance_key
 from schemas.codec import encode_value
@@ -316,6 +316,8 @@ def _wants_live(connection: Connection, frame: Frame) -> bool:
 def _source(connection: Connection) -> Source:
     if connection.instance is not None:
         return Source("agent", connection.instance.agent, connection.instance.key)
+    if connection.cls == TOOLS:
+        return Source("tool", connection.address)
     return Source("client", "operator" if connection.claims.operator else "client")
 
 

@@ -68,6 +68,8 @@ class Router:
                 **every,
                 "tool.result": tools.result,
                 "tool.progress": tools.progress,
+                "tool.completed": tools.completed,
+                "event": events.event,
                 "bye": self._bye,
                 "shutdown_ack": self._ignore,
                 "runtime.event": self._ignore,

@@ -24,7 +24,7 @@ from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame
+from schemas.frames import ErrorPayload, Frame, Source
 
 #: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -136,6 +136,19 @@ class ToolCalls:
             frame.to = call.event.instance.agent
             frame.instance_key = call.event.instance.key
             self._bus.send(call.event.instance.conn, frame)
+
+    def completed(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`tool.completed` from a tool host: news for an instance that is in a turn, ahead of the event that says the
+        same. Lossy; only to an instance whose host this is.
+        """
+        instance = self._bus.mailbox.instances.get((frame.to or "", frame.instance_key or ""))
+        if instance is None or instance.conn is None or instance.host is not connection:
+            self._bus.counters["completions_unheard"] += 1
+            return
+        frame.from_ = connection.address
+        frame.source = Source("tool", connection.address)
+        frame.workdir = frame.chain = frame.auth = None
+        self._bus.send(instance.conn, frame)
 
     def cancel(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.cancel` from an agent; the result says whether it came in time."""

@@ -21,8 +21,10 @@ from msgspec import Raw, Struct
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
+    TOOL_COMPLETED,
     AgentEvent,
     Answer,
+    Completion,
     Credit,
     ErrorPayload,
     Frame,
@@ -149,6 +151,10 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         status="error",
         error=ToolError(message="no such file", name="FileNotFoundError", code="ENOENT", suggestion="Check the path."),
     )
+    told = Completion(
+        handle="h-1", tool_name="slow__start", tool_call_id="c1", turn_id="t1", result=to_raw(ToolResult(status="ok"))
+    )
+    done = AgentEvent(id="t1/c1~completed", type=TOOL_COMPLETED, created_at="2026-01-01T00:00:00.000Z", input=told)
     piece = RuntimeEvent(kind="text", step=1, text="글 one", at=12, again=True)
     failed_call = RuntimeEvent(
         kind="tool.failed", step=1, tool_call_id="c1", tool_name="bash__exec", code="E_TOOL_TIMEOUT"
@@ -305,6 +311,11 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 payload=to_raw({"done": 1.5, "total": 3.0, "message": "half"}),
             ),
             "ToolProgress",
+        ),
+        (
+            "tool.completed",
+            Frame("tool.completed", id="h.6", to="coder", instance_key="u1", event_id=done.id, payload=to_raw(done)),
+            "AgentEvent",
         ),
         ("tool.cancel", Frame("tool.cancel", id="x.14", call_id="t1/c1"), None),
         ("agents.spawn", Frame("agents.spawn", id="x.15", to="reviewer", instance_key="u2"), None),

@@ -57,7 +57,9 @@ class AsyncCalls:
             body = worker.failure(call.id, asyncio.CancelledError("the call was cancelled"))
         else:
             error = task.exception()
-            body = worker.result_frame(call.id, task.result()) if error is None else worker.failure(call.id, error)
+            if error is None and worker.goes_on(call, task.result()):
+                return
+            body = worker.result_frame(call, task.result()) if error is None else worker.failure(call.id, error)
         worker.send(worker.finish(call, body))
 
 

@@ -32,14 +32,22 @@ class ToolError(Exception):
 
 
 class Pending:
-    """Return it from a handler: the work was handed on, and `handle` names it. The result's status is `pending`."""
+    """Return it from a handler: the call's result is `pending` with this `handle`, and the work goes on.
 
-    __slots__ = ("handle",)
+    `work` is what goes on here: something to await, or a function without arguments, which runs in a thread. What
+    it returns or raises is the final result: it reaches the agent by itself, or by `tool-result__get` with the handle.
+    Without `work` it goes on somewhere else, and the tool itself must say how one hears of its end.
+    """
 
-    def __init__(self, handle: str) -> None:
+    __slots__ = ("handle", "work")
+
+    def __init__(self, handle: str, work: Any = None) -> None:
         if type(handle) is not str or not handle:
             raise ValueError("a Pending needs a handle, a string that is not empty")
+        if work is not None and not callable(work) and not hasattr(type(work), "__await__"):
+            raise ValueError("the work of a Pending is something to await, or a function without arguments")
         self.handle = handle
+        self.work = work
 
 
 class _ReadOnly:

@@ -80,7 +80,9 @@ class Seat:
 class Running:
     """One call while it runs."""
 
-    __slots__ = ("_logger", "_message", "_progress_at", "cancelled", "frame", "id", "started", "task", "worker")
+    __slots__ = (
+        "_logger", "_message", "_progress_at", "cancelled", "frame", "id", "pending", "started", "task", "worker",
+    )  # fmt: skip
 
     def __init__(self, worker: Worker, frame: dict[str, Any], now: float) -> None:
         self.worker = worker
@@ -88,6 +90,7 @@ class Running:
         self.id: str = frame["callId"]
         self.started = now
         self.cancelled = False
+        self.pending = False  # its `pending` result is sent, and what its work comes to is still to be
         self.task: Any = None
         self._message: Message | None = None
         self._logger: Logger | None = None
@@ -428,10 +431,13 @@ class Worker:
         began = monotonic()
         try:
             value = handler(context, call.frame["input"])
-            if type(value) is not dict and hasattr(type(value), "__await__"):
-                self._to_loop(call, value)
-                return None
-            body = self.result_frame(call.id, value)
+            if type(value) is not dict:
+                if hasattr(type(value), "__await__"):
+                    self._to_loop(call, value)
+                    return None
+                if self.goes_on(call, value):
+                    return None
+            body = self.result_frame(call, value)
         except BaseException as error:  # also SystemExit and KeyboardInterrupt: a handler cannot end the worker
             body = self.failure(call.id, error)
         finally:
@@ -450,9 +456,42 @@ class Worker:
                 self._async = AsyncCalls(self)
         self._async.submit(call, awaitable)
 
-    def result_frame(self, call_id: str, value: Any) -> bytes:
-        """The result frame of what a handler returned."""
+    def goes_on(self, call: Running, value: Any) -> bool:
+        """Whether a handler returned work that goes on here; if so its `pending` result is sent and the work begun."""
+        if not isinstance(value, Pending) or value.work is None or call.pending:
+            return False
+        call.pending = True
+        frame = {"type": "result", "callId": call.id, "status": "pending", "handle": value.handle, "continues": True}
+        self.send(wire.pack(frame))
+        if hasattr(type(value.work), "__await__"):
+            self._to_loop(call, value.work)
+        else:
+            start_new_thread(self._go_on, (call, value.work))
+        return True
+
+    def _go_on(self, call: Running, work: Callable[[], Any]) -> None:
+        """On a thread of its own: pending work to its end, which is a second result of the call."""
+        ident = get_ident()
+        self.current[ident] = call.id
+        try:
+            value = work()
+            if hasattr(type(value), "__await__"):
+                self._to_loop(call, value)
+                return
+            body = self.result_frame(call, value)
+        except BaseException as error:
+            body = self.failure(call.id, error)
+        finally:
+            self.current.pop(ident, None)
+        self.send(self.finish(call, body))
+
+    def result_frame(self, call: Running, value: Any) -> bytes:
+        """The result frame of what a handler, or its pending work, returned."""
+        call_id = call.id
         if isinstance(value, Pending):
+            if call.pending:
+                message = "pending work returned a Pending; it may only return its final value"
+                return error_frame(call_id, "TypeError", message, code="E_TOOL_BAD_OUTPUT")
             return wire.pack({"type": "result", "callId": call_id, "status": "pending", "handle": value.handle})
         try:
             output = wire.pack(value)

@@ -182,3 +182,11 @@ def test_unreadable_arguments_say_why() -> None:
     assert "no JSON" in str(asked_call("1", "x__y", '{"a": ').broken)
     assert asked_call("1", "x__y", "[" * 100_000).broken == "they are nested too deep"
     assert "NaN" in str(asked_call("1", "x__y", '{"a": NaN}').broken)
+
+
+def test_what_pending_work_came_to_is_shown_and_is_no_command() -> None:
+    at, by_tool = "2026-01-01T00:00:00Z", MessageSource("tool", "slow__start")
+    told = Message("m9", UserData("/tools"), at, by_tool)
+    assert answer([told], []).text == "/tools"
+    asked = Message("m1", UserData("/notes__add a=1"), at, MessageSource("user"))
+    assert answer([asked, told], [NOTE]).calls != []

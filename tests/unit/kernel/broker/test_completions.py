@@ -1,0 +1,83 @@
+"""Pending work that has ended, in the broker: events of a tool host, and news for the instance whose host it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.broker.presence import AGENTS, TOOLS
+from schemas.codec import decode, encode, to_raw
+from schemas.frames import AgentEvent, Frame, Source
+from tests.unit.kernel.broker.world import Agent, World
+
+
+def working() -> tuple[World, Agent]:
+    """An agent in the middle of its first tool call."""
+    world = World()
+    world.clients[0].ask("c0e0")
+    for _ in range(8):
+        for actor in world.actors():
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+    (agent,) = world.agents.values()
+    assert world.host.running, "the call is out"
+    return world, agent
+
+
+def from_host(world: World, kind: str, *, to: str = "coder", key: str = "k", **header: object) -> list[Frame]:
+    """What leaves the broker because of a frame of the tool host."""
+    bus = world.router.bus
+    (connection,) = bus.presence.connections[TOOLS].values()
+    event = AgentEvent(id="e~completed", type="tool.completed", created_at="2026-01-01T00:00:00Z")
+    frame = Frame(kind, id="h1", to=to, instance_key=key, event_id=event.id, payload=to_raw(event), **header)  # type: ignore[arg-type]
+    world.router.receive(connection, encode(frame), world.now)
+    staged, bus.staged[:] = list(bus.staged), []
+    world.router.settle(staged, world.now)
+    out = [(cls, decode(data)) for cls, _, data in bus.out]
+    bus.out.clear()
+    return [frame for cls, frame in out if cls in (AGENTS, TOOLS)]
+
+
+@pytest.mark.requirement("RESULT-04")
+def test_an_event_of_a_tool_host_is_accepted_and_waits_its_turn_with_its_true_source() -> None:
+    world, agent = working()
+    (ack,) = from_host(world, "event", source=Source("client", "operator"), auth=to_raw({"admin": True}))
+    assert (ack.type, ack.stage) == ("ack", "accepted")
+    event = world.router.bus.mailbox.events["e~completed"]
+    assert event.source is not None
+    assert event.source.kind == "tool"
+    assert (event.auth, event.chain, event.state) == (None, None, "accepted")
+
+
+def test_a_repeat_is_the_same_event() -> None:
+    world, _ = working()
+    from_host(world, "event")
+    before = len(world.router.bus.mailbox.events)
+    (ack,) = from_host(world, "event")
+    assert (ack.stage, len(world.router.bus.mailbox.events)) == ("accepted", before)
+
+
+@pytest.mark.parametrize("to", ["_operator", "nobody"])
+def test_a_tool_host_reaches_agents_of_the_bundle_only(to: str) -> None:
+    world, _ = working()
+    (error,) = from_host(world, "event", to=to)
+    assert error.type == "error"
+
+
+def test_a_tool_host_names_no_workdir() -> None:
+    world, _ = working()
+    (error,) = from_host(world, "event", workdir="/")
+    assert error.type == "error"
+
+
+def test_news_reach_the_instance_whose_host_it_is() -> None:
+    world, agent = working()
+    (news,) = from_host(world, "tool.completed", source=Source("client", "x"), workdir="/", chain=["a"])
+    assert (news.type, news.event_id) == ("tool.completed", "e~completed")
+    assert news.source is not None
+    assert (news.source.kind, news.workdir, news.chain) == ("tool", None, None)
+    assert from_host(world, "tool.completed", key="other") == []
+    assert from_host(world, "tool.completed", to="_operator") == []
+    world.router.bus.mailbox.instances["coder", "k"].host = None
+    assert from_host(world, "tool.completed") == []
+    assert world.router.bus.counters["completions_unheard"] == 3

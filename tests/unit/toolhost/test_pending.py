@@ -1,0 +1,128 @@
+"""Pending work: every piece ends exactly once, and whoever asks in time is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import Raw
+
+from toolhost.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
+from toolhost.promises import PromiseFile
+
+
+def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:
+    return Promise(
+        agent="a", instance_key=key, handle=handle, tool="t__f", call_id=call, turn_id="t1", tool_call_id="a"
+    )
+
+
+@pytest.mark.requirement("RESULT-03", "RESULT-04")
+def test_work_is_running_then_done_then_forgotten() -> None:
+    book = PendingBook()
+    work = book.begin(promise("h"), 0.0)
+    assert work is not None
+    assert (book.get(("a", "k"), "h"), work.done, book.running()) == (work, False, [promise("h")])
+    assert book.get(("a", "other"), "h") is None, "a handle belongs to one instance"
+    assert book.end(work, Raw(b"x"), 10.0) == []
+    assert (work.done, book.running()) == (True, [])
+    assert book.end(work, Raw(b"y"), 11.0) is None, "it ends once"
+    book.expire(10.0 + KEPT_S - 1)
+    assert book.get(("a", "k"), "h") is work
+    book.expire(10.0 + KEPT_S)
+    assert (book.get(("a", "k"), "h"), book.empty) == (None, True)
+
+
+def test_a_handle_in_use_is_refused_and_free_again_afterwards() -> None:
+    book = PendingBook()
+    first = book.begin(promise("h"), 0.0)
+    assert first is not None
+    assert book.begin(promise("h", call="t1/b"), 1.0) is None
+    assert book.begin(promise("h", key="other"), 1.0) is not None
+    book.end(first, Raw(b"x"), 2.0)
+    second = book.begin(promise("h", call="t1/c"), 3.0)
+    assert second is not None
+    assert book.get(("a", "k"), "h") is second
+
+
+def test_an_instance_has_only_so_much_work_and_only_for_so_long() -> None:
+    book = PendingBook()
+    begun = [book.begin(promise(f"h{number}"), float(number)) for number in range(MAX_RUNNING)]
+    assert None not in begun
+    assert book.begin(promise("one more"), 0.0) is None
+    assert book.overdue(PENDING_S - 0.1) == []
+    assert [work.promise.handle for work in book.overdue(PENDING_S + 1)] == ["h0", "h1"]
+
+
+def test_kept_results_are_bounded_in_bytes_and_the_oldest_go_first() -> None:
+    book = PendingBook(kept_bytes=100)
+    for number in range(5):
+        work = book.begin(promise(f"h{number}"), 0.0)
+        assert work is not None
+        book.end(work, Raw(b"x" * 40), float(number))
+    assert [book.get(("a", "k"), f"h{number}") is not None for number in range(5)] == [False, False, False, True, True]
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of beginnings, ends and time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = PendingBook(kept_bytes=50)
+        self.now = 0.0
+        self.running: dict[str, Work] = {}
+        self.ended: list[Work] = []
+
+    @rule(handle=st.sampled_from("abc"))
+    def begin(self, handle: str) -> None:
+        work = self.book.begin(promise(handle), self.now)
+        assert (work is None) == (handle in self.running)
+        if work is not None:
+            self.running[handle] = work
+
+    @rule(handle=st.sampled_from("abc"), size=st.integers(1, 40))
+    def end(self, handle: str, size: int) -> None:
+        work = self.running.pop(handle, None)
+        if work is not None:
+            assert self.book.end(work, Raw(b"x" * size), self.now) == []
+            assert not any(work is other for other in self.ended)
+            self.ended.append(work)
+            assert self.book.get(("a", "k"), handle) is work
+
+    @rule(seconds=st.floats(0, 400))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.book.expire(self.now)
+
+    @invariant()
+    def running_work_is_never_forgotten(self) -> None:
+        assert {p.handle for p in self.book.running()} == set(self.running)
+        for handle, work in self.running.items():
+            assert self.book.get(("a", "k"), handle) is work
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, deadline=None)
+
+
+def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_path: Path) -> None:
+    file = PromiseFile(str(tmp_path / "state"))
+    assert file.read() == []
+    file.write([promise("h"), promise("i")])
+    path = tmp_path / "state" / "pending.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert PromiseFile(str(tmp_path / "state")).read() == [promise("h"), promise("i")]
+    for broken in (b"", b"[{}]", b"\xff", b"[" * 5000):
+        path.write_bytes(broken)
+        assert file.read() == []
+    file.write([])
+    assert not path.exists()
+    file.write([])
+    path.symlink_to("/etc/passwd")
+    assert file.read() == []
+    unusable = PromiseFile("/proc/no/such/place")
+    unusable.write([promise("h")])
+    assert unusable.read() == []

@@ -1,0 +1,24 @@
+"""`tool-result__get`: what pending work came to.
+
+The tool host itself answers these calls (toolhost/completions.py), because it is who knows the work of every jail; this
+module only says so, should it ever be asked.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from toolhost.inside import ToolContext
+    from toolhost.inside.api import ToolError
+else:
+    from goondan_tool import ToolError
+
+
+def get(ctx: ToolContext, input: dict[str, Any]) -> NoReturn:
+    """Never called by a tool host of this version."""
+    raise ToolError("results of pending work are known to the tool host alone", code="E_TOOL_OUTCOME_UNKNOWN")
+
+
+handlers = {"get": get}
