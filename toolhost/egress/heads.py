@@ -27,6 +27,8 @@ _HOP: Final = frozenset(
 )  # fmt: skip
 _HTTP_PORT: Final = 80
 _FORBIDDEN: Final = 403
+#: RFC 9209's words for our own answers.
+_STATUS_ERRORS: Final = {400: "http_request_error", 403: "http_request_denied", 502: "destination_unavailable"}
 
 
 class BadRequest(ValueError):
@@ -214,11 +216,15 @@ class Body:
 
 
 def response(status: int, reason: str, text: str) -> bytes:
-    """A whole answer of the proxy itself, which ends the connection. A 403 is marked as a refusal of the sandbox."""
+    """A whole answer of the proxy itself, which ends the connection. A 403 is marked as a refusal of the sandbox.
+
+    Proxy-Status tells a client that no server said this (RFC 9209).
+    """
     body = (text + "\n").encode("utf-8", "replace")
     mark = "X-Goondan-Error: E_SANDBOX_DENIED\r\n" if status == _FORBIDDEN else ""
     head = (
         f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+        f"Proxy-Status: goondan; error={_STATUS_ERRORS.get(status, 'proxy_internal_error')}\r\n"
         f"{mark}Connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + body

@@ -143,3 +143,5 @@ def test_any_head_is_judged(data: bytes) -> None:
 def test_only_a_refusal_is_marked_as_one() -> None:
     assert b"X-Goondan-Error: E_SANDBOX_DENIED" in response(403, "Forbidden", "x")
     assert b"X-Goondan-Error" not in response(502, "Bad Gateway", "x")
+    assert b"\r\nProxy-Status: goondan; error=http_request_denied\r\n" in response(403, "Forbidden", "x")
+    assert b"\r\nProxy-Status: goondan; error=destination_unavailable\r\n" in response(502, "Bad Gateway", "x")

@@ -1,0 +1,261 @@
+"""The bundled tool `slack`: a bot's messages, reactions and files, by the Slack Web API.
+
+The token goes to the API and, for a download, to hosts of Slack or the host of the given apiBaseUrl, and nowhere else:
+any other address, also one that a redirect leads to, is an error before a request is made.
+
+Source: requirements SLACK-01 to SLACK-23; design section 12a; recorded parity `slack__*`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from toolhost.inside import ToolContext
+    from toolhost.inside.arguments import InvalidInput, non_empty
+    from toolhost.inside.bot_api import (
+        WHITE_SPACE,
+        ApiError,
+        Bot,
+        Service,
+        Wanted,
+        emoji_names,
+        exported,
+        first_text,
+        given,
+        optional_flag,
+        trimmed,
+        within_most,
+    )
+else:
+    from goondan_tool.arguments import InvalidInput, non_empty
+    from goondan_tool.bot_api import (
+        WHITE_SPACE,
+        ApiError,
+        Bot,
+        Service,
+        Wanted,
+        emoji_names,
+        exported,
+        first_text,
+        given,
+        optional_flag,
+        trimmed,
+        within_most,
+    )
+
+SLACK = Service(
+    api="slack",
+    title="Slack",
+    base="https://slack.com/api",
+    variables=("SLACK_BOT_TOKEN", "SLACK_TOKEN", "BRAIN_SLACK_BOT_TOKEN"),
+    wanted="SLACK_BOT_TOKEN/SLACK_TOKEN/BRAIN_SLACK_BOT_TOKEN",
+)
+#: Slack's own hosts are this one and those below it, by https only.
+SLACK_DOMAIN = "slack.com"
+HTTPS_PORT = 443
+#: Messages of one read: the default, the default when one message is looked for, and the most.
+DEFAULT_LIMIT, DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES = 20, 1, 1000
+
+
+# --- exports --------------------------------------------------------------------------------------------------------
+
+
+def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__send`: a message to a channel, or to a thread in it."""
+    channel = channel_id(input)
+    body = given(
+        channel=channel,
+        text=non_empty(input, "text"),
+        thread_ts=first_text(input, "threadTs"),
+        mrkdwn=optional_flag(input, "mrkdwn"),
+        unfurl_links=optional_flag(input, "unfurlLinks"),
+        unfurl_media=optional_flag(input, "unfurlMedia"),
+        reply_broadcast=optional_flag(input, "replyBroadcast"),
+    )
+    said = call(bot, "chat.postMessage", body)
+    message = said.get("message")
+    return {
+        "ok": True,
+        "channelId": trimmed(said.get("channel")) or channel,
+        "messageTs": trimmed(said.get("ts")),
+        "text": trimmed(message.get("text")) if isinstance(message, dict) else None,
+    }
+
+
+def read(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__read`: messages of a channel or a thread, or one message by its timestamp."""
+    channel = channel_id(input)
+    message, thread = first_text(input, *TIMESTAMPS), first_text(input, "threadTs")
+    inclusive = optional_flag(input, "inclusive")
+    body = given(
+        channel=channel,
+        ts=thread,
+        latest=first_text(input, "latest") or message,
+        oldest=first_text(input, "oldest"),
+        inclusive=True if inclusive is None and message is not None else inclusive,
+        limit=within_most(input, "limit", DEFAULT_LIMIT if message is None else DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES),
+        cursor=first_text(input, "cursor"),
+    )
+    method = "conversations.history" if thread is None else "conversations.replies"
+    said = call(bot, method, body)
+    listed, more = said.get("messages"), said.get("response_metadata")
+    messages = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    found = (item for item in messages if message is not None and trimmed(item.get("ts")) == message)
+    return {
+        "ok": True,
+        "channelId": channel,
+        "method": method,
+        "messageTs": message,
+        "threadTs": thread,
+        "count": len(messages),
+        "found": next(found, None),
+        "messages": messages,
+        "hasMore": said.get("has_more") is True,
+        "nextCursor": trimmed(more.get("next_cursor")) if isinstance(more, dict) else None,
+    }
+
+
+def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__edit`: another text for a message."""
+    channel, message = channel_id(input), message_ts(input)
+    body = given(channel=channel, ts=message, text=non_empty(input, "text"), mrkdwn=optional_flag(input, "mrkdwn"))
+    return {**changed(call(bot, "chat.update", body), channel, message), "edited": True}
+
+
+def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__delete`: take a message away."""
+    channel, message = channel_id(input), message_ts(input)
+    return {**changed(call(bot, "chat.delete", {"channel": channel, "ts": message}), channel, message), "deleted": True}
+
+
+def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__react`: one reaction for each name. All names are checked first; the first one that fails ends it."""
+    channel, message = channel_id(input), message_ts(input)
+    names = list(dict.fromkeys(name for item in emoji_names(input) if (name := emoji_name(item))))
+    if not names:
+        raise InvalidInput("Provide 'emoji' or 'emojis' to add Slack reaction.")
+    for done, name in enumerate(names):
+        try:
+            call(bot, "reactions.add", {"channel": channel, "timestamp": message, "name": name})
+        except ApiError as error:
+            if done:
+                error.suggestion = (
+                    f"Added before it failed: {', '.join(names[:done])}; not added: {name} and later ones."
+                )
+            raise
+    return {"ok": True, "channelId": channel, "messageTs": message, "emojis": names, "reactionCount": len(names)}
+
+
+def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`slack__downloadFile`: a file by its address, into the result, the workdir, or both."""
+    url = first_text(input, "url", "fileUrl", "downloadUrl")
+    if url is None:
+        raise InvalidInput("Provide 'url' (or 'fileUrl'/'downloadUrl') to download Slack file.")
+    wanted = Wanted(ctx, input)
+    file = bot.download(url, authorization(bot), wanted.most, lambda address: foreign(address, bot.base))
+    return {
+        "ok": True,
+        "url": url,
+        "contentType": file.content_type,
+        "contentLength": file.content_length,
+        "etag": file.etag,
+        "contentDisposition": file.content_disposition,
+        **wanted.shaped(file),
+    }
+
+
+handlers = {
+    name: exported(SLACK, handler)
+    for name, handler in {
+        "send": send,
+        "read": read,
+        "edit": edit,
+        "delete": delete,
+        "react": react,
+        "downloadFile": download_file,
+    }.items()
+}
+
+
+# --- arguments and answers ------------------------------------------------------------------------------------------
+
+TIMESTAMPS = ("messageTs", "ts", "timestamp")
+
+
+def channel_id(input: dict[str, Any]) -> str:
+    """The channel, by either name."""
+    channel = first_text(input, "channelId", "channel")
+    if channel is None:
+        raise InvalidInput("'channelId' must be a non-empty string")
+    return channel
+
+
+def message_ts(input: dict[str, Any]) -> str:
+    """The timestamp that names a message, by any of its names."""
+    message = first_text(input, *TIMESTAMPS)
+    if message is None:
+        raise InvalidInput("'messageTs' must be a non-empty string")
+    return message
+
+
+def emoji_name(given: str) -> str:
+    """The name without the colons around it; `::` alone is left as it is, and the API refuses it."""
+    name = given
+    if len(given) > 2 and given[0] == given[-1] == ":":
+        name = given[1:-1].strip(WHITE_SPACE)
+    if any(c in WHITE_SPACE for c in name):
+        raise InvalidInput(f"Invalid emoji name '{name[:100]}'. Emoji names must not contain whitespace.")
+    return name
+
+
+def call(bot: Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Call a method; its answer. Raises ApiError."""
+    headers = {**authorization(bot), "Content-Type": "application/json; charset=utf-8"}
+    return bot.call(method, f"{bot.base}/{method}", body, headers, refusal)
+
+
+def changed(said: dict[str, Any], channel: str, message: str) -> dict[str, Any]:
+    """Which message was changed: what the API says, else what was asked."""
+    return {
+        "ok": True,
+        "channelId": trimmed(said.get("channel")) or channel,
+        "messageTs": trimmed(said.get("ts")) or message,
+    }
+
+
+def authorization(bot: Bot) -> dict[str, str]:
+    """The header that carries the token."""
+    return {"Authorization": f"Bearer {bot.token}"}
+
+
+def refusal(said: dict[str, Any]) -> str:
+    """What the API says about a failure, as the end of a sentence; empty when it says nothing."""
+    text = trimmed(said.get("error"))
+    return "" if text is None else f": {text}"
+
+
+def foreign(url: str, base: str) -> str | None:
+    """Why the token must not go to an address: its server is neither Slack's nor the API's; None: it may."""
+    if TYPE_CHECKING:
+        from toolhost.inside.fetch import Address, Unreachable
+    else:
+        from goondan_tool.fetch import Address, Unreachable
+
+    try:
+        address = Address(url)
+    except Unreachable as error:
+        return str(error)
+    own = address.host == SLACK_DOMAIN or address.host.endswith("." + SLACK_DOMAIN)
+    if own and address.scheme == "https" and address.port == HTTPS_PORT:
+        return None
+    try:
+        same = address.origin == Address(base).origin
+    except Unreachable:
+        same = False
+    if same:
+        return None
+    return f"the bot token is sent to https hosts of {SLACK_DOMAIN} and to the host of apiBaseUrl only, not to " + (
+        address.authority
+    )

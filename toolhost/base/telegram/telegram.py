@@ -1,0 +1,250 @@
+"""The bundled tool `telegram`: a bot's messages, reactions and files, by the Telegram Bot API.
+
+The token is part of every address, so no address is ever shown: `downloadUrl` has `bot***` in its place. A redirect is
+followed nowhere, because it could only lead the token away.
+
+Source: requirements TELEGRAM-01 to TELEGRAM-21; design section 12a; recorded parity `telegram__*`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+    from toolhost.inside import ToolContext
+    from toolhost.inside.api import ToolError
+    from toolhost.inside.arguments import InvalidInput, as_text, flag, non_empty
+    from toolhost.inside.bot_api import (
+        HIDDEN,
+        Bot,
+        Service,
+        Wanted,
+        emoji_names,
+        exported,
+        first_text,
+        given,
+        integer,
+        optional_flag,
+        trimmed,
+    )
+else:
+    from goondan_tool import ToolError
+    from goondan_tool.arguments import InvalidInput, as_text, flag, non_empty
+    from goondan_tool.bot_api import (
+        HIDDEN,
+        Bot,
+        Service,
+        Wanted,
+        emoji_names,
+        exported,
+        first_text,
+        given,
+        integer,
+        optional_flag,
+        trimmed,
+    )
+
+TELEGRAM = Service(
+    api="telegram",
+    title="Telegram",
+    base="https://api.telegram.org",
+    variables=("TELEGRAM_BOT_TOKEN", "BOT_TOKEN", "TELEGRAM_TOKEN", "BRAIN_TELEGRAM_BOT_TOKEN"),
+    wanted="TELEGRAM_BOT_TOKEN/BOT_TOKEN/TELEGRAM_TOKEN",
+)
+#: A parse mode in any letter case, and the API's spelling of it.
+PARSE_MODES = {"markdown": "Markdown", "markdownv2": "MarkdownV2", "markdown-v2": "MarkdownV2", "html": "HTML"}
+PARSE_MODES |= {"markdown_v2": "MarkdownV2", "md": "Markdown", "mdv2": "MarkdownV2"}
+#: The spellings that a refusal names, as recorded.
+NAMED_MODES = '["Markdown", "MarkdownV2", "HTML", "markdown", "markdownv2", "markdown-v2", "html"]'
+ACTIONS = (
+    "typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice", "upload_document",
+    "choose_sticker", "find_location", "record_video_note", "upload_video_note",
+)  # fmt: skip
+#: What stays as it is in the part of an address that holds the token: characters of one RFC 3986 path segment.
+SEGMENT_SAFE = ":@!$&'()*+,;=-._~"
+FILE_SAFE = SEGMENT_SAFE + "/"
+
+
+# --- exports --------------------------------------------------------------------------------------------------------
+
+
+def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__send`: a message to a chat."""
+    chat = chat_id(input)
+    body = given(
+        chat_id=chat,
+        text=non_empty(input, "text"),
+        parse_mode=parse_mode(input, "send"),
+        disable_notification=optional_flag(input, "disableNotification"),
+        disable_web_page_preview=optional_flag(input, "disableWebPagePreview"),
+        reply_to_message_id=message_id(input, "replyToMessageId") if "replyToMessageId" in input else None,
+        allow_sending_without_reply=optional_flag(input, "allowSendingWithoutReply"),
+    )
+    made = result(bot, "sendMessage", body)
+    return {
+        "ok": True,
+        "chatId": chat,
+        "messageId": above_zero(made.get("message_id")),
+        "date": integer(made.get("date")),
+        "text": trimmed(made.get("text")),
+    }
+
+
+def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__edit`: another text for a message."""
+    chat, message = chat_id(input), message_id(input, "messageId")
+    body = given(
+        chat_id=chat,
+        message_id=message,
+        text=non_empty(input, "text"),
+        parse_mode=parse_mode(input, "edit"),
+        disable_web_page_preview=optional_flag(input, "disableWebPagePreview"),
+    )
+    made = result(bot, "editMessageText", body)
+    return {"ok": True, "chatId": chat, "messageId": above_zero(made.get("message_id")) or message, "edited": True}
+
+
+def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__delete`: take a message away."""
+    chat, message = chat_id(input), message_id(input, "messageId")
+    result(bot, "deleteMessage", {"chat_id": chat, "message_id": message})
+    return {"ok": True, "chatId": chat, "messageId": message, "deleted": True}
+
+
+def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__react`: the bot's reactions to a message, in place of those it has; `clear` takes all of them away."""
+    chat, message = chat_id(input), message_id(input, "messageId")
+    clear = flag(input, "clear", False)
+    emojis = [] if clear else list(dict.fromkeys(emoji_names(input)))
+    if not clear and not emojis:
+        raise InvalidInput(
+            "Provide 'emoji' or 'emojis' to set message reaction, or set 'clear=true' to remove reactions."
+        )
+    body = given(
+        chat_id=chat,
+        message_id=message,
+        reaction=[{"type": "emoji", "emoji": emoji} for emoji in emojis],
+        is_big=optional_flag(input, "isBig"),
+    )
+    result(bot, "setMessageReaction", body)
+    return {
+        "ok": True,
+        "chatId": chat,
+        "messageId": message,
+        "cleared": clear,
+        "emojis": emojis,
+        "reactionCount": len(emojis),
+    }
+
+
+def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__setChatAction`: what the bot seems to be doing; the API's own spelling comes back."""
+    chat = chat_id(input)
+    asked = first_text(input, "action", "status") or "typing"
+    action = asked.lower().replace("-", "_")
+    if action not in ACTIONS:
+        raise InvalidInput(f"Unsupported chat action '{asked[:100]}'. Use one of: {', '.join(ACTIONS)}.")
+    result(bot, "sendChatAction", {"chat_id": chat, "action": action})
+    return {"ok": True, "chatId": chat, "status": action, "action": action}
+
+
+def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+    """`telegram__downloadFile`: a file by its id, into the result, the workdir, or both."""
+    from urllib.parse import quote
+
+    asked = first_text(input, "fileId", "file_id")
+    if asked is None:
+        raise InvalidInput("Provide 'fileId' (or 'file_id') for Telegram file download.")
+    wanted = Wanted(ctx, input)
+    made = result(bot, "getFile", {"file_id": asked})
+    path = trimmed(made.get("file_path"))
+    if path is None:
+        raise bot.failed("getFile failed: the answer has no file_path")
+    url = f"{bot.base}/file/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{quote(path, safe=FILE_SAFE)}"
+    file = bot.download(url, {}, wanted.most, lambda address: None if address == url else "it was redirected")
+    return {
+        "ok": True,
+        "fileId": trimmed(made.get("file_id")) or asked,
+        "fileUniqueId": trimmed(made.get("file_unique_id")),
+        "filePath": path,
+        "fileSize": integer(made.get("file_size")),
+        "downloadUrl": f"{bot.base}/file/bot{HIDDEN}/{path}",
+        "contentType": file.content_type,
+        **wanted.shaped(file),
+    }
+
+
+handlers = {
+    name: exported(TELEGRAM, handler)
+    for name, handler in {
+        "send": send,
+        "edit": edit,
+        "delete": delete,
+        "react": react,
+        "setChatAction": set_chat_action,
+        "downloadFile": download_file,
+    }.items()
+}
+
+
+# --- arguments and answers ------------------------------------------------------------------------------------------
+
+
+def chat_id(input: dict[str, Any]) -> str:
+    """The chat: a user name with @, or a number, also as a text."""
+    value = input.get("chatId")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float) and value.is_integer():
+        return as_text(value)
+    text = trimmed(value)
+    if text is None:
+        raise InvalidInput("'chatId' must be a non-empty string or integer")
+    return text
+
+
+def message_id(input: dict[str, Any], name: str) -> int:
+    """The number of a message in its chat, also as a text."""
+    value = above_zero(input.get(name))
+    if value is None:
+        raise InvalidInput(f"'{name}' must be a positive integer")
+    return value
+
+
+def above_zero(value: Any) -> int | None:
+    """An integer above 0; None for anything else."""
+    found = integer(value)
+    return found if found is not None and found > 0 else None
+
+
+def parse_mode(input: dict[str, Any], export: str) -> str | None:
+    """The API's name of a parse mode in any letter case (TELEGRAM-06), which no enum of a schema can say."""
+    asked = trimmed(input.get("parseMode"))
+    if asked is None:
+        return None
+    mode = PARSE_MODES.get(asked.lower())
+    if mode is None:
+        raise ToolError(
+            f"Invalid arguments for tool 'telegram__{export}': args.parseMode: value must be one of {NAMED_MODES}",
+            code="E_TOOL_INVALID_ARGS",
+        )
+    return mode
+
+
+def result(bot: Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Call a method; the object in its `result`, empty when that is none. Raises ApiError."""
+    from urllib.parse import quote
+
+    url = f"{bot.base}/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{method}"
+    said = bot.call(method, url, body, {"Content-Type": "application/json"}, refusal)
+    made = said.get("result")
+    return made if isinstance(made, dict) else {}
+
+
+def refusal(said: dict[str, Any]) -> str:
+    """What the API says about a failure, as the end of a sentence; empty when it says nothing."""
+    text, code = trimmed(said.get("description")), said.get("error_code")
+    if text is None:
+        return ""
+    return f" (code {code}): {text}" if isinstance(code, int) and not isinstance(code, bool) else f": {text}"

@@ -1,0 +1,342 @@
+"""What the bundled tools of chat services have in common: the bot's token, a call of the web API, a file from it.
+
+Rules.
+- The token is used for requests and nothing else: what leaves a handler, a result or an error, passes `Bot.hidden`.
+- Arguments, token and the place to save to are checked before the first request.
+- An answer has a limit, whatever its headers say; a file has the caller's.
+- Errors are worded `[service] method failed: …` (the service said no) or `[service] method request failed: …` (there
+  was no answer). Neither has a code of its own, so that the host can say E_SANDBOX_DENIED when it was the sandbox.
+
+Source: requirements TELEGRAM-02 to -04, -18 to -21, SLACK-02 to -04, -20 to -23; recorded parity; design section 12a.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .api import ToolError
+from .arguments import InvalidInput, as_text, flag, number, string
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .api import ToolContext
+    from .fetch import Answer
+
+    Handler = Callable[[ToolContext, dict[str, Any]], dict[str, Any]]
+
+DEFAULT_TIMEOUT_MS = 15_000
+#: A file's size when the call does not say (bytes), and the most that it may say.
+DEFAULT_MAX_BYTES = 3_000_000
+MOST_BYTES = 20_000_000
+#: An answer of an API is at most this long (bytes): no output could hold more.
+MAX_ANSWER = 4 << 20
+#: How much more of a file than allowed is read, so that the error can say how large it is (bytes).
+LOOK_AHEAD = 1 << 20
+#: Redirects of one download.
+MAX_REDIRECTS = 5
+REDIRECTS = (301, 302, 303, 307, 308)
+#: What JavaScript's trim takes away at both ends, and so the recording.
+WHITE_SPACE = (
+    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000\ufeff"
+)
+#: Stands for the token wherever it would show. A shorter token than this is none; hiding it would garble texts.
+HIDDEN = "***"
+SHORTEST_TOKEN = 4
+#: No integer of an API has more digits.
+MAX_DIGITS = 18
+#: What has no content type of its own.
+BYTES = "application/octet-stream"
+
+
+class Service:
+    """One chat service: its names, its API's address, and the variables that can hold a bot's token, first first."""
+
+    __slots__ = ("api", "base", "title", "variables", "wanted")
+
+    def __init__(self, api: str, title: str, base: str, variables: tuple[str, ...], wanted: str) -> None:
+        self.api = api
+        self.title = title
+        self.base = base
+        self.variables = variables
+        self.wanted = wanted
+
+
+class ApiError(ToolError):
+    """The service said no, or did not answer."""
+
+
+class Bot:
+    """A bot of a service, as one call has it. Raises InvalidInput, and ToolError E_TOKEN_MISSING."""
+
+    def __init__(self, service: Service, ctx: ToolContext, input: dict[str, Any]) -> None:
+        self.service = service
+        self.token = _token(service, input)
+        self.base = (trimmed(string(input, "apiBaseUrl", "")) or service.base).rstrip("/")
+        milliseconds = positive(input, "timeoutMs", DEFAULT_TIMEOUT_MS)
+        self._timeout_s = milliseconds / 1000
+        self._late = f"{service.title} API request timed out after {as_text(milliseconds)}ms"
+        self._cancelled: Callable[[], bool] = lambda: ctx.cancelled
+
+    def hidden(self, value: Any) -> Any:
+        """A JSON value with `***` wherever the token stood in a text; a file's own bytes are left as they are."""
+        if isinstance(value, str):
+            return value.replace(self.token, HIDDEN) if len(self.token) >= SHORTEST_TOKEN else value
+        if isinstance(value, dict):
+            return {
+                self.hidden(key): item if key in ("base64", "dataUrl") else self.hidden(item)
+                for key, item in value.items()
+            }
+        return [self.hidden(item) for item in value] if isinstance(value, list) else value
+
+    def call(
+        self, method: str, url: str, body: dict[str, Any], headers: Mapping[str, str], reason: Callable[[Any], str]
+    ) -> dict[str, Any]:
+        """POST a JSON object; the answer's object, which says `ok: true`. Raises ApiError.
+
+        `reason` words what the answer says about a failure: `: text`, or ` (code 1): text`; empty for nothing.
+        """
+        from json import dumps
+
+        data = dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        with self._send("POST", url, method, headers, data) as answer:
+            found = self._read(answer, MAX_ANSWER + 1, method)
+            if len(found) > MAX_ANSWER:
+                raise self.failed(f"{method} failed: the answer has more than {MAX_ANSWER} bytes")
+            said = parsed(found)
+            if isinstance(said, dict) and said.get("ok") is True and 200 <= answer.status < 300:
+                return said
+            told = reason(said) if isinstance(said, dict) else ""
+            wait = answer.header("retry-after") if answer.status == 429 else None
+            raise self.failed(
+                f"{method} failed{told or ': ' + status_line(answer)}",
+                f"The service is busy: wait {wait} seconds." if wait is not None and wait.isdigit() else None,
+            )
+
+    def download(self, url: str, headers: Mapping[str, str], most: int, allowed: Callable[[str], str | None]) -> File:
+        """GET a file of at most `most` bytes. Raises ApiError.
+
+        `allowed` says why an address must not be asked, None: it may; every redirect is put to it as well.
+        """
+        from urllib.parse import urljoin
+
+        what = "file download"
+        for _ in range(MAX_REDIRECTS + 1):
+            refused = allowed(url)
+            if refused is not None:
+                raise self.failed(f"{what} request failed: {refused}")
+            with self._send("GET", url, what, headers, None) as answer:
+                location = answer.header("location")
+                if answer.status in REDIRECTS and location:
+                    url = urljoin(url, location)
+                    continue
+                if not 200 <= answer.status < 300:
+                    raise self.failed(f"{what} failed: {status_line(answer)}")
+                return File(self._limited(answer, what, most), answer)
+        raise self.failed(f"{what} request failed: more than {MAX_REDIRECTS} redirects")
+
+    def failed(self, text: str, suggestion: str | None = None) -> ApiError:
+        """The error to raise; it does not hold the token."""
+        return ApiError(self.hidden(f"[{self.service.api}] {text}"), suggestion=suggestion)
+
+    def _limited(self, answer: Answer, what: str, most: int) -> bytes:
+        size = answer.length
+        data = b"" if size is not None and size > most else self._read(answer, most + 1, what)
+        if len(data) > most:
+            rest = len(self._read(answer, LOOK_AHEAD, what))
+            size = None if rest == LOOK_AHEAD else len(data) + rest
+        elif size is None or size <= most:
+            return data
+        found = f"more than {most + LOOK_AHEAD}" if size is None else size
+        raise ApiError(
+            f"{self.service.title} file exceeds maxBytes limit ({found} > {most})",
+            suggestion=f"Ask for more with maxBytes (at most {MOST_BYTES}), and save it with savePath.",
+        )
+
+    def _send(self, method: str, url: str, what: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        from .fetch import TimedOut, Unreachable, send
+
+        try:
+            return send(method, url, headers=headers, body=body, timeout_s=self._timeout_s, cancelled=self._cancelled)
+        except TimedOut as error:
+            raise self.failed(f"{what} request failed: {self._late}") from error
+        except Unreachable as error:
+            raise self.failed(f"{what} request failed: {error}") from error
+
+    def _read(self, answer: Answer, most: int, what: str) -> bytes:
+        from .fetch import Unreachable
+
+        try:
+            return answer.read(most)
+        except Unreachable as error:
+            raise self.failed(f"{what} request failed: {error}") from error
+
+
+class File:
+    """A downloaded file: its bytes, and what the headers said of it (None: nothing)."""
+
+    __slots__ = ("content_disposition", "content_length", "content_type", "data", "etag")
+
+    def __init__(self, data: bytes, answer: Answer) -> None:
+        self.data = data
+        self.content_type = answer.header("content-type")
+        self.content_length = answer.length
+        self.etag = answer.header("etag")
+        self.content_disposition = answer.header("content-disposition")
+
+
+class Wanted:
+    """What a download's arguments ask for. Raises InvalidInput, and ToolError E_SANDBOX_DENIED for a place outside."""
+
+    def __init__(self, ctx: ToolContext, input: dict[str, Any]) -> None:
+        self._ctx = ctx
+        self.most = within_most(input, "maxBytes", DEFAULT_MAX_BYTES, MOST_BYTES)
+        self._base64 = flag(input, "includeBase64", True)
+        self._data_url = flag(input, "includeDataUrl", True)
+        # Where both spellings reach a handler the documented one counts, also when it is blank.
+        name = "savePath" if "savePath" in input else "outputPath"
+        given = trimmed(string(input, name, ""))
+        self._place: tuple[str, str] | None = None
+        if given is not None:
+            from .saving import place
+
+            self._place = place(ctx, name, given)
+
+    def shaped(self, file: File) -> dict[str, Any]:
+        """The fields of a result that every download has: sizeBytes, savedPath, base64, dataUrl. Saves the file.
+
+        Raises ToolError E_TOOL_LIMIT for what no output can hold, before anything is saved.
+        """
+        encoded = data_url = None
+        if self._base64:
+            kind = file.content_type or BYTES
+            prefix = f"data:{kind};base64,"
+            size = (len(file.data) + 2) // 3 * 4
+            self._check_size(2 * size + len(prefix) if self._data_url else size, len(file.data))
+            from binascii import b2a_base64
+
+            encoded = b2a_base64(file.data, newline=False).decode("ascii")
+            data_url = prefix + encoded if self._data_url else None
+        saved = None
+        if self._place is not None:
+            from .saving import save
+
+            saved = save(self._place, file.data)
+        return {"sizeBytes": len(file.data), "savedPath": saved, "base64": encoded, "dataUrl": data_url}
+
+    def _check_size(self, size: int, of: int) -> None:
+        if size > self._ctx.output_limit:
+            raise ToolError(
+                f"the file has {of} bytes; as base64{' and data URL' if self._data_url else ''} that is more than an "
+                f"output may have, which is {self._ctx.output_limit}",
+                code="E_TOOL_LIMIT",
+                suggestion="Save it with savePath and includeBase64: false, or leave one out: includeDataUrl: false.",
+            )
+
+
+# --- arguments and answers ------------------------------------------------------------------------------------------
+
+
+def trimmed(value: Any) -> str | None:
+    """A text without white space around it; None for an empty one and for what is no text."""
+    return (value.strip(WHITE_SPACE) or None) if isinstance(value, str) else None
+
+
+def first_text(input: dict[str, Any], *names: str) -> str | None:
+    """The first of these arguments that is a text and not blank, trimmed."""
+    return next((text for name in names if (text := trimmed(input.get(name))) is not None), None)
+
+
+def optional_flag(input: dict[str, Any], name: str) -> bool | None:
+    """A boolean that is not sent when it was not given."""
+    return flag(input, name, False) if name in input else None
+
+
+def positive(input: dict[str, Any], name: str, default: float) -> float:
+    """A number above 0."""
+    value = number(input, name, default)
+    if value <= 0:
+        raise InvalidInput(f"'{name}' must be a positive number")
+    return value
+
+
+def within_most(input: dict[str, Any], name: str, default: int, most: int) -> int:
+    """A number from 1 to `most`, its fraction cut off."""
+    value = int(positive(input, name, default))
+    if not 1 <= value <= most:
+        raise InvalidInput(f"'{name}' must be between 1 and {most}")
+    return value
+
+
+def integer(value: Any) -> int | None:
+    """An integer, also one that is written as a text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str):
+        digits = value.strip(WHITE_SPACE)
+        return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS else None
+    return value if isinstance(value, int) else None
+
+
+def emoji_names(input: dict[str, Any]) -> list[str]:
+    """`emoji`, then `emojis`: trimmed, without blanks."""
+    listed = input.get("emojis", [])
+    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        raise InvalidInput("'emojis' must be an array of strings")
+    names = [string(input, "emoji", ""), *listed]
+    return [name for given in names if (name := trimmed(given)) is not None]
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """A request's body: the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def parsed(data: bytes) -> Any:
+    """The JSON value of an answer; None for what is no JSON, and for null."""
+    from json import loads
+
+    try:
+        return loads(data.decode("utf-8-sig", "replace"), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return None
+
+
+def status_line(answer: Answer) -> str:
+    """An answer's status in words."""
+    return f"HTTP {answer.status} {answer.reason}".rstrip()
+
+
+def exported(service: Service, handler: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]) -> Handler:
+    """A handler that has its bot made for it, and whose output does not hold the token."""
+
+    def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+        bot = Bot(service, ctx, input)
+        output: dict[str, Any] = bot.hidden(handler(bot, ctx, input))
+        return output
+
+    return run
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _token(service: Service, input: dict[str, Any]) -> str:
+    token = string(input, "token", "")
+    for variable in service.variables:
+        token = token or posix.environ.get(variable.encode(), b"").decode("utf-8", "replace")
+    if not token:
+        raise ToolError(
+            f"{service.title} bot token not found. Provide 'token' or set {service.wanted}.",
+            code="E_TOKEN_MISSING",
+            suggestion=f"Start the kernel with one of {', '.join(service.variables)} in its environment.",
+        )
+    if any(c < " " or c == "\x7f" for c in token):
+        raise InvalidInput(f"the {service.title} bot token holds a line break or another control character")
+    return token
