@@ -149,7 +149,8 @@ def try_out(setup: Setup, arguments: list[str]) -> None:
         note(setup, "tests", [tests], summary.strip("= "))
         left = processes_in(folder)
         if left:
-            setup.failures.append("left behind:\n" + "\n".join(left))
+            setup.failures.append("left behind")
+            print("left behind:", *left, sep="\n", flush=True)
         setup.rows["left behind"] = str(len(left))
 
 
@@ -159,6 +160,8 @@ def note(setup: Setup, row: str, outcomes: list[Outcome], text: str) -> None:
     setup.failures += failed
     setup.rows[row] = text + (" FAILED" if failed else "")
     print(f"{setup.name:<16} {row:<19} {setup.rows[row]}", flush=True)
+    for failure in failed:  # at once: who stops a run that takes long has seen it
+        print(failure, flush=True)
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -195,11 +198,7 @@ def main(arguments: list[str]) -> int:
         print("test-matrix: started as an ordinary user, so the setup for root is left out", file=sys.stderr)
     for setup in tried:
         try_out(setup, arguments or SMOKE)
-    print()
-    for setup in tried:
-        for failure in setup.failures:
-            print(f"--- {setup.name}\n{failure}\n")
-    print(table(tried))
+    print(f"\n{table(tried)}")
     return 1 if any(setup.failures for setup in tried) else 0
 
 
