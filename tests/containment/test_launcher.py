@@ -150,7 +150,7 @@ async def test_limits(place: Path) -> None:
 async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> None:
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         text, session, _ = (await made.call("t__keys", workdir=place / "work"))["output"]
-        assert text == ""
+        assert all("_ses: empty" in line for line in text.splitlines())  # none of whoever started us
         assert session in (0, 1)  # begun outside of the jail's pid namespace, or by its first process
         assert (await made.call("t__leave", workdir=place / "work"))["output"] == 0
 
