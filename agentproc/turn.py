@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import (
@@ -470,6 +471,8 @@ class Turn:
         return Store(position, Message(self._message_id(position), data, at, source, metadata or {}))
 
     def _store_result(self, position: int, part: ToolCallPart, result: ToolResult, at: str) -> Store:
+        if result.receipt is not None:
+            result = msgspec.structs.replace(result, receipt=None)  # for operators; a model reads what is stored
         shown = ToolResultPart(part.tool_call_id, part.tool_name, result)
         return Store(position, result_message(self._message_id(position), shown, at))
 

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from schemas import frames, launch, resources, worker_frames
+from schemas import frames, launch, receipts, resources, worker_frames
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
@@ -32,6 +32,7 @@ _PAYLOADS: Final = (
     frames.OperatorCall,
     frames.ToolCallPayload,
     frames.ToolResult,
+    receipts.Receipt,
     frames.Shutdown,
     frames.RuntimeEvent,
     frames.ToolProgress,

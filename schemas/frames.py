@@ -240,12 +240,16 @@ class ToolError(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class ToolResult(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `tool.result` (RESULT-01). `output` is present, possibly nil, when status is `ok`."""
+    """Payload of `tool.result` (RESULT-01). `output` is present, possibly nil, when status is `ok`.
+
+    `receipt` is a schemas.receipts.Receipt, present when a jail had the call; it is for operators, never for a model.
+    """
 
     status: Literal["ok", "error", "pending"]
     output: OptionalRaw = None
     handle: str | None = None
     error: ToolError | None = None
+    receipt: OptionalRaw = None
 
 
 class Completion(Struct, frozen=True, rename="camel", kw_only=True):

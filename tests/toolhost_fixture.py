@@ -16,6 +16,7 @@ from msgspec import Raw
 from schemas.codec import encode, encode_value
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.receipts import Receipt
 from toolhost.facts import find_bwrap, host_facts
 from toolhost.host import Host
 from toolhost.tenancy import LogLine, WorkerNews
@@ -61,6 +62,7 @@ class Bench:
         self.workers: list[WorkerNews] = []
         self.progress: list[tuple[str, Any]] = []
         self.results: list[tuple[str, dict[str, Any]]] = []
+        self.receipts: dict[str, Any] = {}  # by callId; results are kept without them
         self._waiters: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._count = itertools.count(1)
         self.host = Host(
@@ -80,6 +82,9 @@ class Bench:
             return True
         assert frame.type == "tool.result"
         result = msgspec.msgpack.decode(frame.payload)
+        if "receipt" in result:
+            receipt = self.receipts[frame.call_id or ""] = result.pop("receipt")
+            msgspec.convert(receipt, Receipt)
         self.results.append((frame.call_id or "", result))
         waiter = self._waiters.pop(frame.call_id or "", None)
         if waiter is not None and not waiter.done():

@@ -45,12 +45,12 @@ class Call:
     """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
     `generation` tells a tool from what the same name stood for in an earlier bundle.
 
-    `jail_id` is its name in its jail.
+    `jail_id` is its name in its jail, `started` when that got it (on the same clock).
     """
 
     __slots__ = (
         "agent", "allowed_ms", "args", "attempts", "deadline", "denied_before", "export", "generation", "id",
-        "instance_key", "jail_id", "message_id", "progress_at", "slot", "state", "tool",
+        "instance_key", "jail_id", "message_id", "progress_at", "slot", "started", "state", "tool",
         "tool_call_id", "turn_id", "workdir",
     )  # fmt: skip
 
@@ -90,6 +90,7 @@ class Call:
         self.attempts = 0
         self.denied_before = 0  # connections of its jail that had been denied when it began
         self.progress_at = 0.0
+        self.started = 0.0  # when its jail got it
 
     @property
     def owner(self) -> tuple[str, str]:

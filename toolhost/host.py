@@ -59,7 +59,7 @@ from toolhost.pending import PENDING_S, Promise, Work
 from toolhost.policy import HostFacts, plan
 from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
-from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, progress_frame, started, sweep
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, progress_frame, receipt, started, sweep
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -313,7 +313,7 @@ class Host:
             Init(
                 protocol=WORKER_PROTOCOL,
                 tool=tool.name,
-                entry=_entry(tool),
+                entry=os.path.realpath(tool.entry),
                 env=granted,
                 import_paths=launch_plan.import_paths,
                 output_limit=limit,
@@ -335,6 +335,7 @@ class Host:
         call.slot = slot
         call.state = "running"
         call.attempts += 1
+        now = call.started = self._loop.time()
         call.denied_before = 0 if tenancy.network is None else tenancy.network.denied_count
         tenancy.clean = False
         message_id = None
@@ -357,7 +358,7 @@ class Host:
                 tool_call_id=call.tool_call_id,
                 workdir=jail.plan.workdir,
                 message_id=message_id,
-                deadline_ms=None if call.deadline is None else max(0, int((call.deadline - self._loop.time()) * 1000)),
+                deadline_ms=None if call.deadline is None else max(0, int((call.deadline - now) * 1000)),
                 background=background,
             )
         )
@@ -456,6 +457,7 @@ class Host:
         for call in again:
             call.state = "waiting"
         slot.calls = {name: call for name, call in slot.calls.items() if call.state != "waiting"}
+        tenancy.ledger.ended(cause)
         self._fail_all(tenancy, ending(tenancy, cause))
         actions = self._pool.gone(slot)
         if not self._closing:
@@ -477,7 +479,8 @@ class Host:
             return
         if result.error is not None and tenancy.network is None:
             result = msgspec.structs.replace(result, error=without_network(result.error))
-        payload = _shaped(call, result)
+        now = self._loop.time()
+        payload = shape(result, receipt(tenancy, call, now), call.tool)
         work = tenancy.pending.get(result.call_id)
         if result.continues:
             self._go_on(tenancy, call, result, payload, work)
@@ -485,7 +488,7 @@ class Host:
         if work is not None and result.status == "pending":
             raise Violation("the worker said `pending` twice")
         tenancy.pending.pop(result.call_id, None)
-        actions = self._pool.leave(slot, result.call_id, self._loop.time())
+        actions = self._pool.leave(slot, result.call_id, now)
         if result.error is not None and tenancy.network is not None:
             # Whether it was the sandbox that refused is known once the proxy has said what it saw.
             self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
@@ -520,7 +523,7 @@ class Host:
         if result.error is not None and tenancy.network is not None:
             denied = tenancy.network.denied_since(call.denied_before)
             result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
-        self._conclude(call, work, _shaped(call, result))
+        self._conclude(call, work, shape(result, receipt(tenancy, call, self._loop.time()), call.tool))
 
     def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
         jail = tenancy.jail
@@ -577,6 +580,8 @@ class Host:
             slot: Slot | None = call.slot if call.state == "running" else None
             where = "before it could start" if slot is None else "and its jail was ended"
             message = f"the call ran out of its {call.allowed_ms} ms {where}"
+            if slot is not None:
+                slot.jail.ledger.ended("a call ran out of time")
             self._fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"))
             if slot is None:
                 self._pool.withdraw(key_of(call), call)
@@ -636,6 +641,7 @@ class Host:
     def _break(self, tenancy: Tenancy, error: ToolError, reason: str) -> None:
         """End a jail that is good for nothing; all of its calls get `error`, and new ones another jail."""
         tenancy.jail.kill(reason)
+        tenancy.ledger.ended(reason)
         self._fail_all(tenancy, error)
         self._perform(self._pool.close(tenancy.slot))
 
@@ -646,14 +652,17 @@ class Host:
             self._send_result(call.id, call.agent, call.instance_key, payload)
 
     def _fail(self, call: Call, error: ToolError) -> None:
-        self._finish(call, error_result(error, call.tool.error_message_limit))
+        tenancy: Tenancy | None = call.slot.jail if call.state == "running" else None
+        told = None if tenancy is None else receipt(tenancy, call, self._loop.time())
+        self._finish(call, error_result(error, call.tool.error_message_limit, told))
 
     def _fail_all(self, tenancy: Tenancy, error: ToolError) -> None:
         calls = list(tenancy.slot.calls.values())
         tenancy.slot.calls.clear()
         pending, tenancy.pending = tenancy.pending, {}
         for call in calls:
-            self._conclude(call, pending.get(call.jail_id), error_result(error, call.tool.error_message_limit))
+            told = receipt(tenancy, call, self._loop.time())
+            self._conclude(call, pending.get(call.jail_id), error_result(error, call.tool.error_message_limit, told))
 
     def _send_kept(self, kept: Kept) -> None:
         payload = kept.payload
@@ -686,12 +695,3 @@ class Host:
                 tenancy.jail.kill("left processes behind that would not end")
         more = self._pool.slots() or not self._book.empty or not self.completions.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
-
-
-def _shaped(call: Call, result: Result) -> Raw:
-    limits = call.tool.sandbox.limits
-    return shape(result, output_mb=limits.output_mb, message_limit=call.tool.error_message_limit)
-
-
-def _entry(tool: ToolSpec) -> str:
-    return os.path.realpath(tool.entry)

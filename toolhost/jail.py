@@ -28,6 +28,7 @@ from schemas.worker_frames import HostFrame, WorkerFrame
 from toolhost.channel import Channel, Violation
 from toolhost.launch import UIDS, Launched, launch
 from toolhost.policy import LaunchPlan
+from toolhost.receipts import Usage
 
 #: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
 BURST: Final = 8
@@ -43,6 +44,8 @@ EXIT_GRACE_S: Final = 0.25
 STATUS_PATIENCE_S: Final = 2.0
 #: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
 MAX_STATUS: Final = 4096
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -198,6 +201,16 @@ class Jail:
         for pid in found:
             found += _children(pid)  # the list grows while it is walked
         return found
+
+    def usage(self) -> Usage:
+        """What its processes have used, with the children that they have waited for. Some file reads."""
+        ticks = kilobytes = 0
+        for pid in self.processes():
+            with suppress(OSError, IndexError, ValueError, KeyError), open(f"/proc/{pid}/stat", "rb") as source:
+                fields = source.read().rpartition(b")")[2].split()
+                ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+                kilobytes += int(process_status(pid)["VmHWM"].removesuffix(" kB"))
+        return Usage(ticks * 1000 // _TICKS_PER_S, kilobytes)
 
     def _close_channel(self) -> None:
         if self._fd >= 0:

@@ -24,6 +24,7 @@ from msgspec import Struct
 from schemas.errors import fail
 from schemas.hosts import BadHost, read_network
 from schemas.launch import Limits, ToolSpec
+from schemas.receipts import Wall
 from schemas.worker_frames import WORKER_FD
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
@@ -54,6 +55,15 @@ HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
+#: What keeps each limit of a tool: the kernel for each process (processes: for the jail), or the tool host.
+MECHANISMS: Final = {
+    "memoryMb": "rlimit",
+    "processes": "rlimit",
+    "openFiles": "rlimit",
+    "fileMb": "rlimit",
+    "wallSeconds": "host",
+    "outputMb": "host",
+}
 #: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
 GUARDED_NAMES: Final = (".git", ".venv")
 #: Folders that are the system's, or that a jail makes itself; nothing in them can be a workdir or a grant to write.
@@ -162,6 +172,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
     stage: str | None = None
     stages: list[Stage] = []
+    tier: Literal["full", "reduced"] = "full"
+    walls: list[Wall] = []
+    mechanisms: dict[str, str] = {}
 
 
 def within(path: str, folder: str) -> bool:
@@ -246,6 +259,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
+        walls=walls(host),
+        mechanisms=MECHANISMS,
     )
 
 
@@ -293,10 +308,16 @@ def resource_limits(limits: Limits) -> list[tuple[int, int]]:
     ]
 
 
-def walls(host: HostFacts) -> list[str]:
+def walls(host: HostFacts) -> list[Wall]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
-    own = ["uid"] if host.stage else []
-    return ["namespaces", "seccomp", *(["landlock"] if host.landlock else []), *own, "limits"]
+    there: list[tuple[Wall, bool]] = [
+        ("namespaces", True),
+        ("seccomp", True),
+        ("landlock", host.landlock > 0),
+        ("uid", host.stage is not None),
+        ("limits", True),
+    ]
+    return [wall for wall, is_there in there if is_there]
 
 
 def _layout(tool: ToolSpec) -> Layout | None:

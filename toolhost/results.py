@@ -16,6 +16,7 @@ from msgspec import Raw
 from schemas.codec import MAX_FRAME_BYTES, encode_value
 from schemas.errors import CODES, help_url, tool_error
 from schemas.frames import ErrorPayload, ToolError, ToolResult
+from schemas.launch import ToolSpec
 from schemas.results import cut_message
 from schemas.worker_frames import Result, WorkerError
 from toolhost.channel import Violation, check_json
@@ -33,8 +34,9 @@ MAX_URL: Final = 1000
 MAX_HANDLE: Final = 1024
 
 _NIL: Final = b"\xc0"
-# {"status": "ok", "output": …} up to the output
-_OK: Final = encode_value({"status": "ok", "output": None})[:-1]
+# {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
+_OK: Final = encode_value({"status": "ok", "output": None, "receipt": None}).partition(b"\xc0")[0]
+_RECEIPT: Final = encode_value("receipt")
 
 
 def output_limit(output_mb: int) -> int:
@@ -42,29 +44,33 @@ def output_limit(output_mb: int) -> int:
     return min(output_mb << 20, INLINE_OUTPUT)
 
 
-def shape(result: Result, *, output_mb: int, message_limit: int) -> Raw:
-    """A worker's result as the payload of `tool.result`. Raises Violation when it is none of the protocol."""
+def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
+    """A worker's result as the payload of `tool.result` within the tool's limits, with the host's receipt.
+
+    Raises Violation when it is none of the protocol.
+    """
+    message_limit = tool.error_message_limit
     if result.status == "ok":
         output = bytes(result.output) if result.output is not None else _NIL
-        limit = output_limit(output_mb)
+        limit = output_limit(tool.sandbox.limits.output_mb)
         if len(output) > limit:
-            return error_result(_too_large(len(output), limit), message_limit)
+            return error_result(_too_large(len(output), limit), message_limit, receipt)
         check_json(output)
-        return Raw(_OK + output)
+        return Raw(_OK + output + _RECEIPT + bytes(receipt))
     if result.status == "pending":
         if not result.handle or len(result.handle) > MAX_HANDLE:
             raise Violation("the worker sent a pending result without a proper handle")
-        return Raw(encode_value(ToolResult(status="pending", handle=result.handle)))
+        return Raw(encode_value(ToolResult(status="pending", handle=result.handle, receipt=receipt)))
     if result.error is None:
         raise Violation("the worker sent an error result without an error")
-    return error_result(_completed(result.error), message_limit)
+    return error_result(_completed(result.error), message_limit, receipt)
 
 
-def error_result(error: ToolError, message_limit: int) -> Raw:
-    """An error as the payload of `tool.result`, its message cut (ERROR-03)."""
+def error_result(error: ToolError, message_limit: int, receipt: Raw | None = None) -> Raw:
+    """An error as the payload of `tool.result`, its message cut (ERROR-03); the receipt if a jail had the call."""
     if len(error.message) > message_limit:
         error = msgspec.structs.replace(error, message=cut_message(error.message, message_limit))
-    return Raw(encode_value(ToolResult(status="error", error=error)))
+    return Raw(encode_value(ToolResult(status="error", error=error, receipt=receipt)))
 
 
 def refusal(info: ErrorPayload, *, name: str = "ToolHostError") -> ToolError:

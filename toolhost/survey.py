@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
+from schemas.receipts import Wall
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
 from toolhost.policy import HostFacts, walls
@@ -42,7 +43,7 @@ class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
     """What was found. `facts` and `error` are for the tool host: exactly one of them is None."""
 
     tier: Literal["full", "reduced"] | None
-    walls: list[str] = []
+    walls: list[Wall] = []
     notes: list[str] = []
     findings: list[Finding] = []
     facts: HostFacts | None = None
@@ -119,7 +120,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     """The document on stdout."""
 
     tier: Literal["full", "reduced"] | None
-    walls: list[str]
+    walls: list[Wall]
     notes: list[str]
     findings: list[Finding]
     kernel: str

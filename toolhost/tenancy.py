@@ -10,17 +10,20 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from schemas.codec import to_raw
 from schemas.errors import tool_error
 from schemas.frames import Frame, ToolError, ToolProgress
 from schemas.worker_frames import Progress
 from toolhost.calls import Call
+from toolhost.denials import shown
 from toolhost.jail import Jail
 from toolhost.messages import SentMessages
 from toolhost.network import JailNetwork
 from toolhost.pending import Work
 from toolhost.pool import Slot
+from toolhost.receipts import Ledger
 
 #: A jail in which strays are still found after so many looks is ended.
 STRAY_LOOKS: Final = 3
@@ -56,13 +59,14 @@ class Tenancy:
     """
 
     __slots__ = (
-        "abandoned", "background", "clean", "grace", "jail", "messages", "network", "pending", "reason", "rerun",
-        "slot", "strays",
+        "abandoned", "background", "clean", "grace", "jail", "ledger", "messages", "network", "pending", "reason",
+        "rerun", "slot", "strays",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, jail: Jail) -> None:
         self.slot = slot
         self.jail = jail
+        self.ledger = Ledger(jail.plan)
         self.abandoned: set[str] = set()
         self.pending: dict[str, Work] = {}
         self.messages = SentMessages()
@@ -109,6 +113,18 @@ def ending(tenancy: Tenancy, cause: str) -> ToolError:
     while_ = "during the call" if jail.live else "while the tool was being loaded"
     said = f"; it said last: {words}" if words else ""
     return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
+
+
+def receipt(tenancy: Tenancy, call: Call, now: float) -> Raw:
+    """The receipt of a call that this jail has, or had, until now."""
+    ledger, call_s = tenancy.ledger, now - call.started
+    if ledger.is_due(now, call_s):
+        ledger.look(now, tenancy.jail.usage())
+    network = tenancy.network
+    if network is not None:
+        reached = [shown(host, port) for host, port in network.reached]
+        ledger.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
+    return ledger.receipt(call_s)
 
 
 def sweep(tenancy: Tenancy) -> bool:

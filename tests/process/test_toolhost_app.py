@@ -24,6 +24,7 @@ from schemas.codec import decode, encode, encode_value, from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
 from schemas.launch import ToolHostSpec, ToolSpec
+from schemas.receipts import Receipt
 from tests.toolhost_fixture import make_tool
 from toolhost.app import App, Settings
 
@@ -205,7 +206,9 @@ def test_a_call_from_bus_to_jail_and_back(broker: PlayedBroker, short_tmp: Path,
         assert broker.hellos[0].token == TOKEN
         host.wait_ready()
         broker.call("echo", {"a": [1, "한"]}, "t/1", workdir)
-        assert broker.result("t/1") == {"status": "ok", "output": {"a": [1, "한"]}}
+        result = broker.result("t/1")
+        assert msgspec.convert(result.pop("receipt"), Receipt).jail.tier == "full"
+        assert result == {"status": "ok", "output": {"a": [1, "한"]}}
         (start,) = host.news(1)
         assert (start["op"], start["tool"], start["agent"], start["instanceKey"]) == ("start", "t", "coder", "k")
         assert start["since"].endswith("Z")

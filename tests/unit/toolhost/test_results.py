@@ -11,16 +11,23 @@ from msgspec import Raw
 from schemas.codec import MAX_FRAME_BYTES, encode
 from schemas.errors import CODES, HELP_BASE, error_payload
 from schemas.frames import Frame, ToolError
+from schemas.launch import ToolSpec
 from schemas.worker_frames import Result, WorkerError
 from toolhost.channel import Violation
 from toolhost.messages import CACHE_BYTES, WORKER_MESSAGES, MessageCache, SentMessages
 from toolhost.results import INLINE_OUTPUT, MAX_HANDLE, error_result, output_limit, refusal, shape
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+RECEIPT = Raw(pack("told"))
+
+
+def tool(limit: int) -> ToolSpec:
+    return ToolSpec(name="t", entry="/t.py", root="/t.py", exports=[], error_message_limit=limit)
 
 
 def shaped(result: Result, limit: int = 1000) -> dict[str, Any]:
-    found: dict[str, Any] = unpack(shape(result, output_mb=4, message_limit=limit))
+    found: dict[str, Any] = unpack(shape(result, RECEIPT, tool(limit)))
+    assert found.pop("receipt") == "told"
     return found
 
 
@@ -42,7 +49,7 @@ def test_ok_and_pending() -> None:
 )
 def test_what_breaks_the_protocol(result: Result) -> None:
     with pytest.raises(Violation):
-        shape(result, output_mb=4, message_limit=100)
+        shape(result, RECEIPT, tool(100))
 
 
 @pytest.mark.requirement("ERROR-02", "ERROR-03", "ERROR-05", "ERROR-06", "ERROR-07")
@@ -66,7 +73,7 @@ def test_errors_are_completed_and_cut() -> None:
 
 def test_outputs_fit_a_frame_or_are_an_error() -> None:
     largest = Raw(pack("x" * (INLINE_OUTPUT - 5)))
-    payload = shape(Result(call_id="1", status="ok", output=largest), output_mb=4, message_limit=1000)
+    payload = shape(Result(call_id="1", status="ok", output=largest), RECEIPT, tool(1000))
     frame = Frame("tool.result", call_id="c" * 256, to="a" * 64, instance_key="k" * 1024, payload=payload)
     assert len(encode(frame)) <= MAX_FRAME_BYTES
     error = shaped(Result(call_id="1", status="ok", output=Raw(pack("x" * INLINE_OUTPUT))))["error"]
