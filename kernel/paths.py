@@ -107,6 +107,12 @@ def state_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
     return os.path.join(state_root(env), "workspaces", digest(bundle))
 
 
+def root_of(state_dir: str) -> str:
+    """The state root that a workspace's state directory lies in; the directory itself when it lies in none."""
+    above = os.path.dirname(state_dir)
+    return os.path.dirname(above) if os.path.basename(above) == "workspaces" else state_dir
+
+
 def run_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
     """The runtime directory of the kernel of `bundle`: under XDG_RUNTIME_DIR where that is usable, else under /tmp.
 

@@ -104,8 +104,9 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
             for export in tool.body.exports
         ],
         error_message_limit=tool.body.error_message_limit,
-        sandbox=tool.sandbox,
+        sandbox=tool.granted or tool.sandbox,
         bundled=tool.bundled,
+        narrowed=tool.narrowed,
     )
 
 

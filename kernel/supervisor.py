@@ -90,6 +90,7 @@ class Options(msgspec.Struct, kw_only=True):
     parent_fd: int | None = None
     shared: bool = False
     allow_net: list[str] = []
+    policy: str | None = None
 
 
 class Supervisor:
@@ -328,9 +329,13 @@ class Supervisor:
             self._workers.listen(status_read)
             arguments = ["--endpoint", self._endpoint("toolhost"), "--token-fd", str(token_fd)]
             arguments += ["--status-fd", str(status_write)]
+            # What tools were granted of our environment passes by descriptor: an environment can be read in /proc.
             granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
-            env = environment(os.environ, granted)
-            return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write])
+            values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
+            values_fd = memory_file("granted", msgspec.msgpack.encode(values))
+            arguments += ["--env-fd", str(values_fd)]
+            env = environment(os.environ)
+            return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._fork_channel = ours
@@ -606,6 +611,7 @@ def _parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--parent-fd", type=int, help="stop when the other end of this descriptor is closed")
     parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
     parser.add_argument("--allow-net", action="append", default=[], metavar="HOST:PORT", help="grant to every tool")
+    parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
     given = parser.parse_args(arguments)
     bundle = paths.find_bundle(given.bundle)
     return Options(
@@ -616,6 +622,7 @@ def _parse(arguments: list[str] | None) -> Options:
         parent_fd=given.parent_fd,
         shared=given.shared,
         allow_net=given.allow_net,
+        policy=os.path.abspath(given.policy) if given.policy else None,
     )
 
 
@@ -623,20 +630,22 @@ def load_plan(options: Options) -> KernelPlan:
     """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
     from kernel.bundle.opening import load_plan as load
 
-    plan = load(options.bundle, state_dir=options.state_dir)
+    plan = load(options.bundle, state_dir=options.state_dir, policy=options.policy)
     return with_network(plan, options.allow_net) if options.allow_net else plan
 
 
 def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
-    """The plan with `grants` (HOST:PORT) added to what every tool may reach; `public` stays, they come on top."""
+    """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to what every tool may reach. Raises E_USAGE."""
+    from schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
+
+    try:
+        added = network(map(parse_rule, grants))
+    except BadHost as error:
+        raise fail("E_USAGE", f"--allow-net: {error}") from None
     tools = []
     for tool in plan.toolhost.tools:
-        before = tool.sandbox.network
-        allowed = list(before["allow"]) if isinstance(before, dict) else []
-        network: dict[str, Any] = {"allow": [*allowed, *(grant for grant in grants if grant not in allowed)]}
-        if before == "public":
-            network["public"] = True
-        tools.append(replace(tool, sandbox=replace(tool.sandbox, network=network)))
+        wide = write_network(join(read_network(tool.sandbox.network), added))
+        tools.append(replace(tool, sandbox=replace(tool.sandbox, network=wide)))
     return replace(plan, toolhost=replace(plan.toolhost, tools=tools))
 
 

@@ -82,6 +82,8 @@ CODES: Final[dict[str, str]] = {
     "E_CONFIG_MISSING_ENV": "Set the environment variable.",
     "E_CONFIG_ENTRY": "Point spec.entry at a module that exports `handlers` with one callable for each export.",
     "E_CONFIG_SCHEMA": "Correct the JSON Schema of the parameters.",
+    "E_CONFIG_WIDENING": "An agent can only narrow; the operator widens in $GOONDAN_STATE_ROOT/policy.yaml.",
+    "E_CONFIG_DANGEROUS": "Ask for a folder that holds only what the tool needs.",
     "E_CONFIG_UNSUPPORTED": "Leave the resource out; it is not implemented yet.",
 }
 

@@ -165,6 +165,7 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     bundled: bool = False
     narrowed: dict[str, SandboxSpec] = {}
+    cut_from: Filesystem | None = None
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -99,6 +99,46 @@ class Sandbox(_Strict, frozen=True):
     ] = "full"
 
 
+class FilesystemPart(_Strict, frozen=True):
+    """Fewer paths, or paths inside them. What is left out stays as it is."""
+
+    read: Annotated[list[str] | None, Meta(description="What may still be read.")] = None
+    write: Annotated[list[str] | None, Meta(description="What may still be written.")] = None
+
+
+class LimitsPart(_Strict, frozen=True):
+    """Lower limits. What is left out stays as it is."""
+
+    memory_mb: Annotated[int | None, Meta(description="Memory of all its processes (MiB).")] = None
+    processes: Annotated[int | None, Meta(description="Processes and threads at once.")] = None
+    open_files: Annotated[int | None, Meta(description="Open files of one process.")] = None
+    file_mb: Annotated[int | None, Meta(description="Size of one file (MiB).")] = None
+    disk_mb: Annotated[int | None, Meta(description="What it writes to the workdir in all (MiB).")] = None
+    files: Annotated[int | None, Meta(description="Files and folders that it makes.")] = None
+    cpu_seconds: Annotated[int | None, Meta(description="Processor time of one call (seconds).")] = None
+    wall_seconds: Annotated[int | None, Meta(description="Duration of one call (seconds).")] = None
+    output_mb: Annotated[int | None, Meta(description="Result of one call (MiB).")] = None
+
+
+class SandboxPart(_Strict, frozen=True):
+    """Some of a sandbox: what an agent leaves of its tools' grants. What is left out stays as it is."""
+
+    isolation: Annotated[
+        Literal["shared", "instance", "call"] | None, Meta(description="`call` instead of `instance`.")
+    ] = None
+    network: Annotated[
+        Literal["none", "public"] | NetworkAllow | None, Meta(description="No network, or fewer hosts.")
+    ] = None
+    filesystem: Annotated[FilesystemPart | None, Meta(description="Fewer paths, or paths inside them.")] = None
+    env: Annotated[list[str] | None, Meta(description="Fewer names of environment variables.")] = None
+    permissions: Annotated[
+        list[Literal["agents", "restart"]] | None, Meta(description="Fewer operations on the bus.")
+    ] = None
+    python: Annotated[PythonSpec | None, Meta(description="The same virtual environment, or none.")] = None
+    limits: Annotated[LimitsPart | None, Meta(description="Lower limits.")] = None
+    min_tier: Annotated[Literal["full", "reduced"] | None, Meta(description="`full` instead of `reduced`.")] = None
+
+
 class ToolUse(_Strict, frozen=True):
     """An item of an agent's `tools`: a reference by `ref`, or by `kind` and `name`."""
 
@@ -106,7 +146,7 @@ class ToolUse(_Strict, frozen=True):
     kind: _KindUse = None
     name: _NameUse = None
     package: _PackageUse = None
-    sandbox: Annotated[Sandbox | None, Meta(description="Narrows what the tool gets from this agent.")] = None
+    sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what the tool gets from this agent.")] = None
 
 
 class ExtensionUse(_Strict, frozen=True):
@@ -202,7 +242,7 @@ class AgentBody(_Strict, frozen=True):
     prompt: Prompt = field(default_factory=Prompt)
     tools: Annotated[list[Text | ToolUse], Meta(description="Tools; every export of each is in the catalog.")] = []
     extensions: Annotated[list[Text | ExtensionUse], Meta(description="Extensions, in the order they load.")] = []
-    sandbox: Annotated[Sandbox | None, Meta(description="Narrows what every tool gets from this agent.")] = None
+    sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what every tool gets from this agent.")] = None
     policy: AgentPolicy = field(default_factory=AgentPolicy)
 
 

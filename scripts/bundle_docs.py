@@ -26,18 +26,13 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 TEXT: Final = ROOT / "scripts" / "bundle_text"
 DEFINITIONS: Final[dict[str, Any]] = json.loads(export()["bundle.schema.json"])["$defs"]
 #: Described once, behind the kinds, because several of them use them.
-SHARED: Final = ("Metadata", "ObjectRef", "ValueSource", "Sandbox")
+SHARED: Final = ("Metadata", "ObjectRef", "ValueSource", "Sandbox", "SandboxPart")
 #: What a page says of things that validation refuses for now.
 FIELD_REFUSED: Final = "Not there yet: it is refused."
 KIND_REFUSED: Final = "Not there yet: it is checked, and then refused as `E_CONFIG_UNSUPPORTED`."
 #: Where the structs allow what may not be there yet: (struct, field) to documents that use it.
 PROBES: Final = {
-    ("AgentBody", "sandbox"): "{agent, spec: {modelConfig: {modelRef: Model/local}, sandbox: {}}}",
     ("AgentBody", "extensions"): "{agent, spec: {modelConfig: {modelRef: Model/local}, extensions: [Extension/notes]}}",
-    (
-        "ToolUse",
-        "sandbox",
-    ): "{agent, spec: {modelConfig: {modelRef: Model/local}, tools: [{ref: Tool/bash, sandbox: {}}]}}",
 }
 #: Remarks for those who read the code, in docstrings: requirement ids, sections.
 _REMARK: Final = re.compile(r" \((?:[A-Z]+-\d\d|sandbox\.md [^)]*)\)")

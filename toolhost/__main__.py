@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+import msgspec
 import uvloop
 
-from schemas.errors import GoondanError
+from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, read_token, set_process_name
 from toolhost.app import App, Settings
 
@@ -20,7 +22,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         token = read_token(arguments.token_fd, arguments.token_file)
         settings = Settings(
-            endpoint=arguments.endpoint, token=token, ready_fd=arguments.ready_fd, status_fd=arguments.status_fd
+            endpoint=arguments.endpoint,
+            token=token,
+            ready_fd=arguments.ready_fd,
+            status_fd=arguments.status_fd,
+            granted=read_granted(arguments.env_fd),
         )
         uvloop.run(_run(settings))
     except GoondanError as error:
@@ -35,6 +41,20 @@ async def _run(settings: Settings) -> None:
     await App(settings).run()
 
 
+def read_granted(env_fd: int | None) -> dict[str, str]:
+    """The values that tools may be granted: a msgpack map on a descriptor, which is read to its end and closed.
+
+    Without a descriptor the environment of this process stands in. Raises GoondanError E_USAGE.
+    """
+    if env_fd is None:
+        return dict(os.environ)
+    try:
+        with open(env_fd, "rb") as source:
+            return msgspec.msgpack.decode(source.read(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        raise fail("E_USAGE", "--env-fd names no descriptor with a msgpack map of strings") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m toolhost", description="Run tool handlers in jails.")
     parser.add_argument(
@@ -47,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--status-fd", type=int, help="descriptor that gets a JSON line for each worker's start and end"
     )
+    parser.add_argument("--env-fd", type=int, help="descriptor with the values that sandbox.env can grant, as msgpack")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     return parser
 

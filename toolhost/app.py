@@ -39,13 +39,15 @@ GC_THRESHOLDS: Final = (20_000, 20, 50)
 class Settings(Struct, frozen=True, kw_only=True):
     """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens.
 
-    `patience_s` is how long the broker may take to welcome this host (seconds).
+    `granted` are the values that sandbox.env can grant, by name. `patience_s` is how long the broker may take to
+    welcome this host (seconds).
     """
 
     endpoint: str
     token: str
     ready_fd: int | None = None
     status_fd: int | None = None
+    granted: dict[str, str] = {}
     patience_s: float = 10.0
 
 
@@ -92,6 +94,7 @@ class App:
             send=self._send,
             on_log=_log,
             on_worker=self._report,
+            environment=self._settings.granted,
             announce=self._announce,
             remember=promises.write,
         )

@@ -55,7 +55,7 @@ class Exports:
                 checker = compile_arguments(export.parameters, export.aliases)
                 self._everyone[name] = Entry(tool, export, checker, tool.sandbox.isolation, generation)
                 for agent, sandbox in tool.narrowed.items():
-                    narrow = msgspec.structs.replace(tool, sandbox=sandbox)
+                    narrow = msgspec.structs.replace(tool, sandbox=sandbox, cut_from=tool.sandbox.filesystem)
                     entry = Entry(narrow, export, checker, sandbox.isolation, f"{generation}/{agent}")
                     self._narrowed[agent, name] = entry
 

@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 
 from schemas.errors import fail
+from schemas.grantable import within
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
-from toolhost.policy import HostFacts, Place, Request, guard_candidates, within
+from toolhost.policy import HostFacts, Place, Request, guard_candidates
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
@@ -47,6 +48,8 @@ _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
 #: What stands beside /usr: links on merged systems, folders on others.
 BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+#: What a grant to read `/` leaves out besides: a jail's own, and what is the system's and not a person's.
+_NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/usr", "/lost+found")
 #: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
 STORES: Final = ("/nix/store", "/gnu/store")
 #: What the launcher may cover as root: folders that every system has and no jail shows, the first that is there.
@@ -217,8 +220,8 @@ def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostF
         tool = _moved(tool, root, entry)
     shared = sandbox.isolation == "shared"
     real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
-    read = [_grant(path, root) for path in sandbox.filesystem.read]
-    write = [_grant(path, root) for path in sandbox.filesystem.write]
+    read = [place for path in sandbox.filesystem.read for place in _everything(path) or [_grant(path, root, tool)]]
+    write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
     guarded: list[Place] = []
     for folder in [*([real] if real else []), *(place.path for place in write)]:
         guarded += _existing(guard_candidates(folder, tool, [os.path.realpath(p) for p in spec.protected], host))
@@ -247,6 +250,7 @@ def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
         error_message_limit=tool.error_message_limit,
         sandbox=tool.sandbox,
         bundled=tool.bundled,
+        cut_from=tool.cut_from,
     )
 
 
@@ -261,16 +265,40 @@ def _workdir(path: str, state_dir: str) -> str:
     return real
 
 
-def _grant(path: str, root: str) -> Place:
-    """A path that was granted; a relative one is meant from the tool's folder."""
+def _everything(path: str) -> list[Place]:
+    """What a grant to read `/` means: the top-level folders that no jail has of its own. [] for other paths."""
+    if path != "/":
+        return []
+    own = {*BESIDE_USR, *_NOT_EVERYTHING}
+    folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
+    return [Place(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
+
+
+def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
+    """A path that was granted; a relative one is meant from the tool's folder.
+
+    What an agent's narrowing of `tool` cut out of a granted folder must lie there without links: a tool that can write
+    to the folder could otherwise plant one, and with it send the next jail elsewhere.
+    """
     folder = os.path.dirname(root) if os.path.isfile(root) else root
     name = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
     real = os.path.realpath(name)
+    for outer in _cut_from(name, tool):
+        if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
+            raise fail("E_SANDBOX_DENIED", f"{path} leads out of {outer}, which was granted, through a link")
     if os.path.isdir(real):
         return Place(real, "dir", name)
     if os.path.isfile(real):
         return Place(real, "file", name)
     raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
+
+
+def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:
+    """The granted folder that a narrowed path was cut out of; nothing for a path that was granted itself."""
+    whole = None if tool is None else tool.cut_from
+    if whole is None or name in (*whole.read, *whole.write):
+        return []
+    return [outer for outer in (*whole.write, *whole.read) if within(name, outer)][:1]
 
 
 def _existing(paths: list[str]) -> list[Place]:

@@ -22,6 +22,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from schemas.errors import fail
+from schemas.grantable import unreadable, unwritable, within
 from schemas.hosts import BadHost, read_network
 from schemas.launch import Limits, ToolSpec
 from schemas.receipts import Wall
@@ -66,14 +67,12 @@ MECHANISMS: Final = {
 }
 #: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
 GUARDED_NAMES: Final = (".git", ".venv")
-#: Folders that are the system's, or that a jail makes itself; nothing in them can be a workdir or a grant to write.
+#: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
 SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
     "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
 )  # fmt: skip
-#: A grant to read must neither lie in these nor contain them: a jail has its own, and the host's would replace them.
-OWN: Final = ("/dev", "/proc", "/run/goondan", "/sys")
-#: These themselves cannot be a workdir or a write grant either, only folders in them.
+#: These themselves are no workdir either, only folders in them.
 TOP: Final = ("/", "/run", "/home", "/var")
 
 
@@ -177,11 +176,6 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     mechanisms: dict[str, str] = {}
 
 
-def within(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` or lies in it. Both absolute and without `..`."""
-    return path == folder or path.startswith(folder if folder == "/" else folder + "/")
-
-
 def check_writable(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when no jail may write to `path` (resolved): a system folder, an interpreter, our code."""
     if path in TOP or any(within(path, folder) for folder in SYSTEM):
@@ -193,17 +187,16 @@ def check_writable(path: str, host: HostFacts) -> None:
 
 def check_write_grant(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
-    check_writable(path, host)
-    check_read_grant(path)
-    for folder in [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])]:
-        if within(folder, path) or within(path, folder):
-            raise fail("E_SANDBOX_DENIED", f"a grant to write to {path} would reach {folder}")
+    reason = unwritable(path, [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])])
+    if reason is not None:
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted for writing: {reason}")
 
 
 def check_read_grant(path: str) -> None:
     """Raise E_SANDBOX_DENIED for a grant to read that would put the host's /proc, /dev or the like into a jail."""
-    if path == "/tmp" or any(within(path, own) or within(own, path) for own in OWN):
-        raise fail("E_SANDBOX_DENIED", f"a grant to read {path} would replace what every jail has of its own")
+    reason = "every jail has its own" if path == "/" else unreadable(path)
+    if reason is not None:
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted: {reason}")
 
 
 def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:

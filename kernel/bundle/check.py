@@ -14,11 +14,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from kernel.bundle.extensions import CheckedExtension, check_extension
-from kernel.bundle.lookup import Files, Unreadable
+from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
-from kernel.bundle.problems import Path, Report, did_you_mean, shown
+from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_ref, read_use
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
@@ -30,12 +30,16 @@ from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KIN
 
 
 class CheckedAgent(Struct):
-    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error."""
+    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
+
+    `uses` says where each of the tools stands in spec.tools.
+    """
 
     document: Document
     name: str
     body: resources.AgentBody
     tools: list[str] = []
+    uses: dict[str, int] = {}
     extensions: list[ExtensionSpec] = []
     model: ModelSpec | None = None
     system: str | None = None
@@ -69,7 +73,10 @@ class Checker:
         report: Report,
         *,
         complete: bool = True,
+        packages: Packages | None = None,
     ) -> None:
+        self._packages = packages or NoPackages()
+        self._packaged: dict[str, CheckedTool] = {}
         self._documents = list(documents)
         self._base = base
         self._files = files
@@ -103,7 +110,11 @@ class Checker:
         runnable = {name: tool for name, tool in tools.items() if tool.runs}
         return Checked(
             agents={name: agent for name, agent in agents.items() if name in members},
-            tools={**runnable, **{name: tool for name, tool in self._base.items() if name not in tools}},
+            tools={
+                **runnable,
+                **self._packaged,
+                **{name: tool for name, tool in self._base.items() if name not in tools},
+            },
             policy=policy,
             entry_agent=entry,
             files=self._pointed_at,
@@ -287,10 +298,7 @@ class Checker:
             if bundled:
                 return ref.name
         else:
-            path = (*at, *ref.at[:-1], "package")
-            message = f"the package {document.text(*path)} is not there: packages cannot be installed yet"
-            self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*path))
-            return None
+            return self._refer_package(document, ref, (*at, *ref.at[:-1]), place)
         if self._uncertain is None or ref.name in self._uncertain:
             return None
         names = {name for kind, name in self._found if kind == ref.kind and self._is_written(kind, name)}
@@ -304,6 +312,30 @@ class Checker:
         missing = text if "/" in text else f"'{ref.kind}/{text[1:]}"
         self._report.error("E_CONFIG_MISSING_REF", f"there is no {missing}", place, hint)
         return None
+
+    def _refer_package(self, document: Document, ref: Ref, at: Path, place: Place) -> str | None:
+        """The name of a tool of an installed package; None after reporting that there is none."""
+        package = self._packages.find(ref.package or "")
+        if isinstance(package, str):
+            message = f"the package {document.text(*at, 'package')} cannot be used: {package}"
+            self._report.error("E_CONFIG_MISSING_REF", message, document.place(*at, "package"), _PACKAGE_HINT)
+            return None
+        tool = package.tools.get(ref.name) if ref.kind == "Tool" else None
+        if tool is None:
+            hint = did_you_mean(ref.name, package.tools)
+            message = f"the package {package.name} has no {ref.kind} {shown(ref.name)}"
+            self._report.error("E_CONFIG_MISSING_REF", message, place, hint)
+            return None
+        if not tool.runs:
+            message = f"the entry of {tool.id} cannot run yet, and {document.resource} uses it"
+            self._report.error("E_CONFIG_UNSUPPORTED", message, place)
+            return None
+        taken = ("Tool", ref.name) in self._found or ref.name in self._base
+        if taken or self._packaged.setdefault(ref.name, tool) is not tool:
+            message = f"there is another Tool {shown(ref.name)}: the tools of a kernel need different names"
+            self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the bundle's own another name.")
+            return None
+        return ref.name
 
     def _is_written(self, kind: str, name: str) -> bool:
         """Whether a resource's name stands in the file as it is: what came from the environment is not shown."""
@@ -322,8 +354,6 @@ class Checker:
             self._agent_prompt(agent)
             self._agent_tools(agent, tools)
             self._agent_extensions(agent, extensions)
-            if agent.body.sandbox is not None:
-                self._unsupported_sandbox(document, ("spec", "sandbox"))
         return agents
 
     def _agent_model(self, agent: CheckedAgent) -> None:
@@ -370,8 +400,6 @@ class Checker:
         for index, item in enumerate(agent.body.tools):
             at: Path = ("spec", "tools", index)
             name = self._refer(document, read_use(item, "Tool"), at)
-            if not isinstance(item, str) and item.sandbox is not None:
-                self._unsupported_sandbox(document, (*at, "sandbox"))
             if name is None:
                 continue
             if name in agent.tools:
@@ -379,6 +407,7 @@ class Checker:
                 self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
                 continue
             agent.tools.append(name)
+            agent.uses[name] = index
             tool = tools.get(name)
             if tool is not None and tool.entry and not tool.runs:
                 entry = tool.document.text("spec", "entry")
@@ -412,11 +441,6 @@ class Checker:
                 self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), hint)
             elif extension.entry:
                 agent.extensions.append(extension.spec(None if isinstance(item, str) else item.config))
-
-    def _unsupported_sandbox(self, document: Document, at: Path) -> None:
-        message = "an agent cannot narrow the sandbox of its tools yet"
-        hint = "Narrow the Tool's own spec.sandbox."
-        self._report.error("E_CONFIG_UNSUPPORTED", message, document.key(*at), hint)
 
     def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
         """The entry agent ('' without agents), the policy, and the agents that belong to the swarm."""
@@ -469,6 +493,7 @@ class Checker:
 #: Names listed in a suggestion.
 _LISTED: Final = 8
 _KINDS_HINT: Final = "Write one of: " + ", ".join(KINDS) + "."
+_PACKAGE_HINT: Final = "Put the package into $GOONDAN_STATE_ROOT/packages, or correct the name."
 _NAME_HINT: Final = (
     "Use 1 to 64 lowercase letters, digits, - and _, without __, starting with a letter or digit, not ending with _."
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from kernel.bundle.tools import CheckedTool
 
 #: One YAML file (bytes). A bundle is written by people; code and data belong into other files.
 MAX_FILE_BYTES: Final = 1 << 20
@@ -40,3 +43,30 @@ class Files(Protocol):
 
     def is_environment(self, path: str) -> bool:
         """Whether a virtual environment of Python is there (`path` from `resolve`)."""
+
+
+class Package:
+    """A package that is installed: its name, its folder, its tools by name, its documents."""
+
+    __slots__ = ("documents", "name", "root", "tools")
+
+    def __init__(self, name: str, root: str, tools: dict[str, CheckedTool], documents: list[str]) -> None:
+        self.name = name
+        self.root = root
+        self.tools = tools
+        self.documents = documents
+
+
+class Packages(Protocol):
+    """The packages beside a bundle."""
+
+    def find(self, name: str) -> Package | str:
+        """The package, or why it cannot be used."""
+
+
+class NoPackages:
+    """None are installed."""
+
+    def find(self, name: str) -> Package | str:
+        """Why it cannot be used."""
+        return "it is not installed"

@@ -17,36 +17,47 @@ from msgspec import Struct
 
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
-from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
+from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Package, Unreadable
 from kernel.bundle.problems import BundleError, Problem, Report
+from kernel.paths import root_of
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
     from kernel.bundle.check import Checked
+    from kernel.bundle.granting import Terms
     from kernel.bundle.load import Loaded
 
+#: Where packages lie below the state root.
+PACKAGES: Final = "packages"
 #: Hexadecimal digits of a revision.
 REVISION_CHARS: Final = 32
 
 
 class Inspected(Struct):
-    """A bundle that was looked at. `checked` is complete only without errors."""
+    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`."""
 
     path: str
     loaded: Loaded
     checked: Checked
     errors: list[Problem]
     warnings: list[Problem]
+    terms: Terms
+    packages: list[Package]
     dropped: int = 0
 
 
 def inspect_bundle(
-    path: str, *, state_dir: str | None, env: Mapping[str, str] | None = None, handlers: bool = True
+    path: str,
+    *,
+    state_dir: str | None,
+    env: Mapping[str, str] | None = None,
+    handlers: bool = True,
+    policy: str | None = None,
 ) -> Inspected:
     """Validate the bundle at `path` (absolute, from kernel.paths.find_bundle).
 
     `state_dir` keeps what is known about handlers; None: nothing is kept. `env` defaults to the process's.
-    `handlers` False: modules are not looked at.
+    `handlers` False: modules are not looked at. `policy` is a file beside the state root's own policy.yaml.
     Raises BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
@@ -57,19 +68,31 @@ def inspect_bundle(
         from kernel.bundle.base import base_tools
         from kernel.bundle.check import Checker
         from kernel.bundle.files import BundleFiles
+        from kernel.bundle.granting import grant
         from kernel.bundle.load import load_documents
+        from kernel.bundle.packages import PackageFolders
+        from kernel.bundle.terms import gather
+        from kernel.grants.policy_file import POLICY_FILE
 
         loaded = load_documents(path, report)
         sources = [source.path for source in loaded.sources]
         files, variables = BundleFiles(loaded.root), os.environ if env is None else env
-        checker = Checker(loaded.documents, base_tools(), files, variables, report, complete=loaded.complete)
+        root = None if state_dir is None else root_of(state_dir)
+        packages = PackageFolders(None if root is None else os.path.join(root, PACKAGES), report)
+        checker = Checker(
+            loaded.documents, base_tools(), files, variables, report, complete=loaded.complete, packages=packages
+        )
         checked = checker.check()
+        sources += [document for package in packages.found() for document in package.documents]
+        policies = ([os.path.join(root, POLICY_FILE)] if root else ["/nonexistent"]) + ([policy] if policy else [])
+        terms = gather(path, checked, packages.found(), policies, root, report)
+        grant(checked, terms, files, report)
         if handlers:
             from kernel.bundle.handlers import check_handlers
 
             check_handlers(checked.tools.values(), sources, inspector, report)
     report.sort(sources)
-    return Inspected(path, loaded, checked, report.errors, report.warnings, report.dropped)
+    return Inspected(path, loaded, checked, report.errors, report.warnings, terms, packages.found(), report.dropped)
 
 
 def _may_hold_tools(path: str) -> bool:
@@ -80,9 +103,16 @@ def _may_hold_tools(path: str) -> bool:
         return False
 
 
-def load_plan(path: str, *, state_dir: str, env: Mapping[str, str] | None = None, handlers: bool = True) -> KernelPlan:
+def load_plan(
+    path: str,
+    *,
+    state_dir: str,
+    env: Mapping[str, str] | None = None,
+    handlers: bool = True,
+    policy: str | None = None,
+) -> KernelPlan:
     """The plan of the bundle at `path`. Raises BundleError with every problem when it cannot run."""
-    inspected = inspect_bundle(path, state_dir=state_dir, env=env, handlers=handlers)
+    inspected = inspect_bundle(path, state_dir=state_dir, env=env, handlers=handlers, policy=policy)
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
     from kernel.plan import build_plan
@@ -93,7 +123,11 @@ def load_plan(path: str, *, state_dir: str, env: Mapping[str, str] | None = None
         bundle=path,
         state_dir=state_dir,
         revision=revision(loaded, checked),
-        documents=[source.path for source in loaded.sources],
+        documents=[
+            *(source.path for source in loaded.sources),
+            *(document for package in inspected.packages for document in package.documents),
+            *([policy] if policy is not None else []),
+        ],
     )
 
 

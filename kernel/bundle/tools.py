@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -17,6 +18,8 @@ from kernel.bundle.problems import Path, Report, did_you_mean
 from kernel.bundle.shape import Document
 from schemas import launch, resources
 from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+from schemas.hosts import MAX_RULES, BadHost, parse_rule, write_network
+from schemas.hosts import network as make_network
 
 #: Entries that the tool host runs today.
 RUNS: Final = (".py",)
@@ -25,16 +28,13 @@ PLANNED: Final = (".ts", ".js", ".mjs", ".cjs", ".mts", ".cts")
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_HOST_PORT: Final = re.compile(
-    r"(?:(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})\Z"
-)
-_MAX_PORT: Final = 65535
 
 
 class CheckedTool(Struct):
     """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found.
 
-    `sandbox` is what the document asks for, with absolute paths.
+    `sandbox` is what the document asks for, with absolute paths; `granted` is what it gets, and `narrowed` what agents
+    leave of that, both from kernel/bundle/granting.py. `package` is '' for the bundle's own.
     """
 
     document: Document
@@ -44,6 +44,14 @@ class CheckedTool(Struct):
     root: str = ""
     bundled: bool = False
     sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
+    package: str = ""
+    granted: launch.SandboxSpec | None = None
+    narrowed: dict[str, launch.SandboxSpec] = {}
+
+    @property
+    def id(self) -> str:
+        """What a policy calls it: its name, with its package before it."""
+        return f"{self.package}/{self.name}" if self.package else self.name
 
     @property
     def runs(self) -> bool:
@@ -200,20 +208,28 @@ def _check_examples(export: resources.ToolExport, document: Document, at: Path, 
 # --- sandbox --------------------------------------------------------------------------------------------------------
 
 
-def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, files: Files, report: Report) -> None:
-    """Report what a tool cannot ask for: bad hosts and names, limits that are no limits, a venv that is none."""
+def check_sandbox(
+    sandbox: resources.Sandbox | resources.SandboxPart, document: Document, at: Path, files: Files, report: Report
+) -> None:
+    """Report what nobody can ask for: bad hosts and names, limits that are no limits, a venv that is none."""
 
     def wrong(path: Path, message: str, hint: str) -> None:
         report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at, *path), hint)
 
     if isinstance(sandbox.network, resources.NetworkAllow):
         for index, host in enumerate(sandbox.network.allow):
-            match = _HOST_PORT.match(host)
-            if host and (match is None or not 0 < int(match.group(1)) <= _MAX_PORT):
+            try:
+                parse_rule(to_ascii(host))
+            except BadHost as error:
                 text = document.text(*at, "network", "allow", index)
                 hint = "Write for example api.example.com:443 or *.example.org:443."
-                wrong(("network", "allow", index), f"{text} is no host:port", hint)
-    for index, name in enumerate(sandbox.env):
+                if host:
+                    wrong(("network", "allow", index), f"{text} is no host:port: {error}", hint)
+        if len(sandbox.network.allow) > MAX_RULES:
+            wrong(
+                ("network", "allow"), f"there are more than {MAX_RULES} hosts", "Name fewer, or use *.example.org:443."
+            )
+    for index, name in enumerate(sandbox.env or []):
         if not VARIABLE_NAME.match(name):
             text = document.text(*at, "env", index)
             wrong(("env", index), f"{text} is no name of an environment variable", "Write for example API_TOKEN.")
@@ -221,28 +237,52 @@ def check_sandbox(sandbox: resources.Sandbox, document: Document, at: Path, file
         what = "env" if sandbox.env else "permissions"
         wrong((what,), f"a shared jail has no {what}", "Use isolation: instance.")
     for access in ("read", "write"):
-        for index, path in enumerate(getattr(sandbox.filesystem, access)):
+        for index, path in enumerate(getattr(sandbox.filesystem, access, None) or []):
             if not path or any(c < " " for c in path):
                 wrong(("filesystem", access, index), "the path is empty or holds control characters", "Write a path.")
     names = zip(launch.Limits.__struct_fields__, launch.Limits.__struct_encode_fields__, strict=True)
     for attribute, key in names:
-        if getattr(sandbox.limits, attribute) < 1:
+        value = getattr(sandbox.limits, attribute, None)
+        if value is not None and value < 1:
             wrong(("limits", key), "a limit is at least 1", "Write a positive number.")
-    venv = sandbox.python.venv
+    venv = sandbox.python.venv if sandbox.python is not None else None
     if venv is not None and not files.is_environment(files.resolve(venv)):
         text = document.text(*at, "python", "venv")
         wrong(("python", "venv"), f"{text} is no virtual environment", "Name a folder with a pyvenv.cfg in it.")
 
 
+def to_ascii(host: str) -> str:
+    """A rule with its name as the network knows it (`xn--…`). Raises BadHost for what has no such form."""
+    if host.isascii():
+        return host
+    import idna  # 4 ms, and hardly any bundle needs it
+
+    name, colon, port = host.rpartition(":")
+    pattern = name.startswith("*.")
+    try:
+        encoded = idna.encode(name.removeprefix("*."), uts46=True, transitional=False).decode()
+    except idna.IDNAError:
+        raise BadHost("its name has no form in ASCII") from None
+    return f"{'*.' if pattern else ''}{encoded}{colon}{port}"
+
+
+def resolve_network(network: Any) -> Any:
+    """A manifest's network as launch specifications write it; what is no rule has been reported and is left out."""
+    if not isinstance(network, resources.NetworkAllow):
+        return network
+    rules = []
+    for host in network.allow:
+        with suppress(BadHost):
+            rules.append(parse_rule(to_ascii(host)))
+    return write_network(make_network(rules))
+
+
 def resolve_sandbox(asked: resources.Sandbox, files: Files) -> launch.SandboxSpec:
     """What a document asks for as the tool host gets it."""
-    network: Any = asked.network
-    if isinstance(network, resources.NetworkAllow):
-        network = {"allow": network.allow}
     venv = asked.python.venv
     return launch.SandboxSpec(
         isolation=asked.isolation,
-        network=network,
+        network=resolve_network(asked.network),
         filesystem=launch.Filesystem(
             read=[files.resolve(path) for path in asked.filesystem.read],
             write=[files.resolve(path) for path in asked.filesystem.write],

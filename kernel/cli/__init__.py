@@ -31,6 +31,7 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
     "tool": "List, show, make and test tools.",
     "validate": "Check a bundle and report everything that is wrong with it.",
+    "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
     "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
 }

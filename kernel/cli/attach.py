@@ -42,20 +42,22 @@ READY_S: Final = 40.0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A bundle and where its kernel lives."""
+    """A bundle and where its kernel lives. `policy` is a file of grants that a kernel is started with."""
 
     bundle: str
     run_dir: str
     state_dir: str
+    policy: str | None = None
 
 
-def locate(bundle: str | None) -> Place:
+def locate(bundle: str | None, policy: str | None = None) -> Place:
     """The bundle that a command means, and where its kernel lives.
 
     Raises GoondanError E_CONFIG_NOT_FOUND, E_RUN_DIR, E_STATE.
     """
     path = paths.find_bundle(bundle)
-    return Place(path, paths.run_dir(path), paths.state_dir(path))
+    grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
+    return Place(path, paths.run_dir(path), paths.state_dir(path), grants)
 
 
 class InvalidBundle(GoondanError):
@@ -91,6 +93,8 @@ class Started:
             pass_fds.append(parent_read)
         if shared:
             arguments.append("--shared")
+        if place.policy is not None:
+            arguments += ["--policy", place.policy]
         for grant in allow_net:
             arguments += ["--allow-net", grant]
         log: int | None = None
@@ -261,7 +265,9 @@ class ByHand(Kernel):
         """As the bundle says."""
         from kernel.bundle.opening import load_plan
 
-        return load_plan(self.place.bundle, state_dir=self.place.state_dir, handlers=False).entry_agent
+        return load_plan(
+            self.place.bundle, state_dir=self.place.state_dir, handlers=False, policy=self.place.policy
+        ).entry_agent
 
     def finish(self) -> None:
         """Nothing to release."""
@@ -300,9 +306,10 @@ def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
     while True:
         kernel = _hold(place, None)
         if kernel is not None:
-            if allow_net:
+            if allow_net or place.policy is not None:
                 kernel.finish()
-                raise fail("E_USAGE", "--allow-net applies only to a kernel that this command starts; one is running")
+                what = "--allow-net" if allow_net else "--policy"
+                raise fail("E_USAGE", f"{what} applies only to a kernel that this command starts; one is running")
             return kernel
         started = Started(place, shared=True, allow_net=allow_net)
         try:

@@ -31,6 +31,7 @@ MAX_IN_FLIGHT: Final = 256
 @click.argument("tool", required=False, shell_complete=options.completed("tools"))
 @click.argument("args_json", metavar="[ARGS_JSON]", required=False)
 @options.bundle
+@options.policy
 @click.option(
     "--batch",
     metavar="FILE",
@@ -45,6 +46,7 @@ def command(
     tool: str | None,
     args_json: str | None,
     bundle: str | None,
+    policy: str | None,
     batch: str | None,
     workdir: str | None,
     instance: str,
@@ -62,7 +64,7 @@ def command(
     check_instance(instance)
     for grant in allow_net:
         check_grant(grant)
-    place = locate(bundle)
+    place = locate(bundle, policy)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
     call = None
@@ -76,12 +78,14 @@ def command(
 
 
 def check_grant(text: str) -> None:
-    """`HOST:PORT`. Raises GoondanError E_USAGE."""
+    """`HOST:PORT`, or `*.DOMAIN:PORT`. Raises GoondanError E_USAGE."""
     from schemas.errors import fail
+    from schemas.hosts import BadHost, parse_rule
 
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise fail("E_USAGE", f"--allow-net {text[:100]!r}: expected HOST:PORT")
+    try:
+        parse_rule(text)
+    except BadHost as error:
+        raise fail("E_USAGE", f"--allow-net {text[:100]!r}: expected HOST:PORT: {error}") from None
 
 
 def open_batch(name: str) -> int:

@@ -46,6 +46,9 @@ bundle: Final[Decorator] = click.option(
     shell_complete=completed_path("file"),
     help="The bundle: a goondan.yaml or its directory.  [default: ./goondan.yaml, else the quickstart]",
 )
+policy: Final[Decorator] = click.option(
+    "--policy", metavar="FILE", help="What you grant, besides the policy.yaml of the state root."
+)
 as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 workdir: Final[Decorator] = click.option(
     "--workdir",

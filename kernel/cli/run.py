@@ -36,11 +36,14 @@ MAX_LINE_BYTES: Final = 1 << 20
 
 @click.command()
 @options.bundle
+@options.policy
 @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
 @click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
 @options.workdir
 @options.as_json
-def command(bundle: str | None, detach: bool, watch: bool, workdir: str | None, as_json: bool) -> int:
+def command(
+    bundle: str | None, policy: str | None, detach: bool, watch: bool, workdir: str | None, as_json: bool
+) -> int:
     """Start a swarm and talk to its entry agent."""
     from kernel.cli.attach import locate, start
     from kernel.cli.workdir import absolute_workdir
@@ -49,7 +52,7 @@ def command(bundle: str | None, detach: bool, watch: bool, workdir: str | None, 
     if watch:
         message = "--watch is not supported yet"
         raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
-    place = locate(bundle)
+    place = locate(bundle, policy)
     if workdir is not None:
         if detach:
             raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")

@@ -27,8 +27,9 @@ INVALID: Final = 2
 
 @click.command(name="validate")
 @click.argument("bundle", required=False, metavar="[BUNDLE]", shell_complete=options.completed_path("file"))
+@options.policy
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(bundle: str | None, as_json: bool) -> int:
+def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     """Check a bundle: a goondan.yaml or a directory (default: ./goondan.yaml, else the quickstart).
 
     Every error is reported with its file, line, column and a suggestion; nothing is started.
@@ -40,7 +41,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
     try:
         path = find_bundle(bundle)
-        inspected = inspect_bundle(path, state_dir=state_dir(path))
+        inspected = inspect_bundle(path, state_dir=state_dir(path), policy=policy)
     except BundleError as error:
         report, lines = _refused(error.problems)
     except GoondanError as error:

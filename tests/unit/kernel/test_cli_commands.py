@@ -137,12 +137,14 @@ def test_interrupts_and_lost_readers_are_quiet(
     assert (printed.out, printed.err.strip()) == ("", "")
 
 
-@pytest.mark.parametrize("grant", ["example.com:443", "127.0.0.1:8080", "::1:80"])
+@pytest.mark.parametrize("grant", ["example.com:443", "127.0.0.1:8080", "[::1]:80", "*.example.com:443"])
 def test_grants(grant: str) -> None:
     check_grant(grant)
 
 
-@pytest.mark.parametrize("grant", ["", "host", ":80", "host:", "host:0", "host:65536", "host:http", "host:١"])
+@pytest.mark.parametrize(
+    "grant", ["", "host", ":80", "host:", "host:0", "host:65536", "host:http", "host:١", "::1:80", "0x7f.1:80"]
+)
 def test_what_is_no_grant(grant: str) -> None:
     with pytest.raises(GoondanError, match="HOST:PORT"):
         check_grant(grant)

@@ -22,9 +22,9 @@ def test_a_grant_comes_on_top_of_what_each_tool_asked_for() -> None:
     before = plan("none", {"allow": ["api.example.com:443", "localhost:80"]}, "public")
     after = with_network(before, ["localhost:80", "db:5432"])
     assert [tool.sandbox.network for tool in after.toolhost.tools] == [
-        {"allow": ["localhost:80", "db:5432"]},
-        {"allow": ["api.example.com:443", "localhost:80", "db:5432"]},
-        {"allow": ["localhost:80", "db:5432"], "public": True},
+        {"allow": ["db:5432", "localhost:80"]},
+        {"allow": ["api.example.com:443", "db:5432", "localhost:80"]},
+        {"allow": ["db:5432", "localhost:80"], "public": True},
     ]
     assert before.toolhost.tools[0].sandbox.network == "none"
     assert after.agents == before.agents

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from schemas.errors import GoondanError
+from schemas.grantable import within
 from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from toolhost.landlock import LIST, READ, RUN, WRITE, for_file
-from toolhost.policy import HostFacts, LaunchPlan, Place, Request, guard_candidates, plan, within
+from toolhost.policy import HostFacts, LaunchPlan, Place, Request, guard_candidates, plan
 from toolhost.seccomp.program import program
 
 HOST = HostFacts(

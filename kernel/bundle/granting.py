@@ -1,0 +1,221 @@
+"""What each tool of a checked bundle is granted, and what agents leave of it; with an error for everything that widens.
+
+Requests are in the manifests. A tool of the bundle's own tree and of @goondan/base gets what it requests; one of
+another package gets the defaults until its request has been accepted for exactly this code. The operator's policy
+widens. Agents narrow: Agent.spec.sandbox all of their tools, spec.tools[].sandbox one of them.
+
+Source: sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.lookup import Files
+from kernel.bundle.problems import Path, Report, did_you_mean, shown
+from kernel.bundle.shape import Document
+from kernel.bundle.tools import CheckedTool, check_sandbox, resolve_network
+from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
+from schemas import resources
+from schemas.grantable import unreadable, unwritable
+from schemas.launch import Limits, SandboxSpec
+from schemas.resources import BASE_PACKAGE
+
+Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
+
+
+class Rule(Struct, frozen=True):
+    """One widening of a policy. `at` is its place in its document."""
+
+    tool: str
+    sandbox: resources.SandboxPart
+    document: Document
+    at: Path
+    bundle: str | None = None
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
+    to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
+    around; `home` is the operator's home directory.
+    """
+
+    rules: Sequence[Rule] = ()
+    accepted: Mapping[str, str] = {}
+    pins: Mapping[str, str] = {}
+    kept: Sequence[str] = ()
+    home: str = ""
+    bundle: str = ""
+
+
+def status(tool: CheckedTool, terms: Terms) -> Status:
+    """Where a tool's request stands."""
+    if tool.bundled or tool.package == BASE_PACKAGE:
+        return "bundled"
+    if not tool.package:
+        return "own"
+    if not requested(tool.sandbox):
+        return "nothing"
+    digest = terms.accepted.get(tool.id)
+    if digest is None:
+        return "pending"
+    return "accepted" if digest == terms.pins.get(tool.package) else "changed"
+
+
+def grant(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
+    """Fill in `granted` and `narrowed` of every tool, and report what is wrong."""
+    for tool in checked.tools.values():
+        # The bundled tools are read once and looked at anew with every bundle.
+        tool.granted, tool.narrowed = _granted(tool, terms, files, report), {}
+    _check_rules(checked, terms, files, report)
+    for agent in checked.agents.values():
+        _narrow(agent, checked.tools, files, report)
+
+
+# --- what a tool gets -----------------------------------------------------------------------------------------------
+
+
+def _granted(tool: CheckedTool, terms: Terms, files: Files, report: Report) -> SandboxSpec:
+    stands = status(tool, terms)
+    base = tool.sandbox
+    if stands in ("pending", "changed"):
+        base = without_grants(base)
+        asks = "; ".join(requested(tool.sandbox))
+        why = "nobody has accepted that" if stands == "pending" else "it is not the code that was accepted"
+        message = f"{tool.id} asks for {asks}, and gets the defaults: {why}"
+        hint = f"Look at its code, then run `gdn grant accept {tool.id}`."
+        report.warn("W_CONFIG_NOT_GRANTED", message, tool.document.place("spec", "sandbox"), hint)
+    elif not tool.bundled:
+        for fault in dangers(base, terms):
+            place = tool.document.place("spec", "sandbox", *fault.field)
+            report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
+    for rule in terms.rules:
+        if _is_for(rule, tool, terms):
+            base = widen(base, resolve_part(rule.sandbox, files))
+    return base
+
+
+class Danger(Struct, frozen=True):
+    """A path that nobody may grant. `field` is its place in the sandbox."""
+
+    path: str
+    reason: str
+    field: tuple[str | int, ...]
+
+
+def dangers(sandbox: SandboxSpec, terms: Terms) -> list[Danger]:
+    """Grants that no one may give, whoever asks."""
+    found: list[Danger] = []
+    for index, path in enumerate(sandbox.filesystem.read):
+        reason = unreadable(path)
+        if reason is not None:
+            found.append(Danger(path, reason, ("filesystem", "read", index)))
+    for index, path in enumerate(sandbox.filesystem.write):
+        reason = unwritable(path, terms.kept, terms.home)
+        if reason is not None:
+            found.append(Danger(path, reason, ("filesystem", "write", index)))
+    return found
+
+
+def _is_for(rule: Rule, tool: CheckedTool, terms: Terms) -> bool:
+    if rule.bundle is not None and rule.bundle != terms.bundle:
+        return False
+    return rule.tool in ((tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,))
+
+
+def _check_rules(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
+    """Report what a policy says that means nothing, or that not even the operator can give."""
+    ids = [tool.id for tool in checked.tools.values()]
+    for rule in terms.rules:
+        at: Path = (*rule.at, "sandbox")
+        check_sandbox(rule.sandbox, rule.document, at, files, report)
+        if rule.sandbox.isolation is not None:
+            message = "a policy does not change the isolation of a tool"
+            report.error("E_CONFIG_INVALID_VALUE", message, rule.document.key(*at, "isolation"), "Remove the field.")
+        for fault in dangers(widen(SandboxSpec(), resolve_part(rule.sandbox, files)), terms):
+            place = rule.document.place(*at, *fault.field[:2])
+            report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
+        aimed = rule.bundle is None or rule.bundle == terms.bundle
+        if rule.bundle is not None and aimed and not any(_is_for(rule, tool, terms) for tool in checked.tools.values()):
+            message = f"the bundle has no tool {shown(rule.tool)}"
+            report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
+
+
+# --- what an agent leaves -------------------------------------------------------------------------------------------
+
+
+def _narrow(agent: CheckedAgent, tools: Mapping[str, CheckedTool], files: Files, report: Report) -> None:
+    cap = agent.body.sandbox
+    whole = None if cap is None else resolve_part(cap, files)
+    if cap is not None and whole is not None:
+        at: Path = ("spec", "sandbox")
+        check_sandbox(cap, agent.document, at, files, report)
+        _check_cap(agent, whole, [tools[name] for name in agent.tools if name in tools], report)
+    for name, tool in tools.items():
+        if tool.granted is None:
+            continue
+        left = tool.granted if whole is None else narrow(tool.granted, whole)
+        own = _own_part(agent, tool, files, report) if name in agent.uses else None
+        if own is not None:
+            left = narrow(left, own)
+        if left != tool.granted:
+            tool.narrowed = {**tool.narrowed, agent.name: left}
+
+
+def _own_part(agent: CheckedAgent, tool: CheckedTool, files: Files, report: Report) -> Part | None:
+    """What spec.tools[] of an agent says about one tool, checked against what that tool has or has asked for."""
+    index = agent.uses[tool.name]
+    use = agent.body.tools[index]
+    if isinstance(use, str) or use.sandbox is None:
+        return None
+    at: Path = ("spec", "tools", index, "sandbox")
+    check_sandbox(use.sandbox, agent.document, at, files, report)
+    part = resolve_part(use.sandbox, files)
+    has = widen(tool.granted or tool.sandbox, as_part(tool.sandbox))
+    for excess in beyond(part, has):
+        message = f"{excess.what} is more than {tool.id} has ({excess.name})"
+        report.error("E_CONFIG_WIDENING", message, agent.document.place(*at, *excess.field))
+    return part
+
+
+def _check_cap(agent: CheckedAgent, part: Part, tools: Sequence[CheckedTool], report: Report) -> None:
+    """Report what an agent's own sandbox names that none of its tools has: it would change nothing."""
+    missing: list[set[Excess]] = []
+    for tool in tools:
+        has = widen(tool.granted or tool.sandbox, as_part(tool.sandbox))
+        missing.append({Excess(excess.field, _thing(excess.what)) for excess in beyond(part, has)})
+    nowhere = set.intersection(*missing) if missing else set()
+    for excess in sorted(nowhere, key=lambda found: (found.name, found.what)):
+        if excess.name == "isolation":
+            continue  # a cap on isolation is for the tools that it fits
+        message = f"{excess.what} is more than any of this agent's tools has ({excess.name})"
+        report.error("E_CONFIG_WIDENING", message, agent.document.place("spec", "sandbox", *excess.field))
+
+
+def _thing(what: str) -> str:
+    """`5 instead of 3` names the same thing for tools with different limits."""
+    return what.partition(" instead of ")[0]
+
+
+def resolve_part(part: resources.SandboxPart, files: Files) -> Part:
+    """A part as it is written, with absolute paths."""
+    read = part.filesystem.read if part.filesystem is not None else None
+    write = part.filesystem.write if part.filesystem is not None else None
+    venv = part.python.venv if part.python is not None else None
+    limits = {} if part.limits is None else {name: getattr(part.limits, name) for name in Limits.__struct_fields__}
+    return Part(
+        isolation=part.isolation,
+        network=resolve_network(part.network),
+        read=None if read is None else [files.resolve(path) for path in read],
+        write=None if write is None else [files.resolve(path) for path in write],
+        env=part.env,
+        permissions=part.permissions,
+        says_venv=part.python is not None,
+        venv=None if venv is None else files.resolve(venv),
+        limits={name: value for name, value in limits.items() if value is not None},
+        min_tier=part.min_tier,
+    )

@@ -1,0 +1,65 @@
+"""What grants are decided by, gathered from this machine: the policy, digests of packages, folders that must be kept.
+
+Source: sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+
+from kernel.bundle.check import Checked
+from kernel.bundle.granting import Rule, Terms
+from kernel.bundle.lookup import Package, Unreadable
+from kernel.bundle.problems import Place, Report
+from kernel.grants.merge import requested
+from kernel.grants.pins import pin
+from kernel.grants.policy_file import read_policies
+
+
+def gather(
+    bundle: str, checked: Checked, packages: Iterable[Package], policies: list[str], root: str | None, report: Report
+) -> Terms:
+    """The terms for the bundle at `bundle`. `root` is the state root. What is wrong goes into `report`."""
+    read = read_policies(policies, report)
+    rules = [
+        Rule(item.tool, item.sandbox, document, ("widen", number), _real(item.bundle))
+        for item, (document, number) in zip(read.policy.widen, read.places, strict=True)
+    ]
+    asking = {tool.package for tool in checked.tools.values() if tool.package and requested(tool.sandbox)}
+    pins: dict[str, str] = {}
+    for package in packages:
+        if package.name in asking:
+            try:
+                pins[package.name] = pin(package.root)
+            except Unreadable as error:
+                report.warn("W_CONFIG_NOT_GRANTED", f"{package.name} cannot be pinned: {error}", Place(package.root))
+    return Terms(
+        rules=rules,
+        accepted={item.tool: item.digest for item in read.policy.accepted},
+        pins=pins,
+        kept=[os.path.realpath(path) for path in (*([root] if root else []), *_ours())],
+        home=os.path.realpath(os.path.expanduser("~")),
+        bundle=_real(bundle) or "",
+    )
+
+
+def _real(bundle: str | None) -> str | None:
+    """One spelling for a bundle's folder and for its goondan.yaml."""
+    if bundle is None:
+        return None
+    from kernel.paths import identity
+
+    return identity(os.path.expanduser(bundle))
+
+
+def _ours() -> list[str]:
+    """Interpreters, our own code, and where runtime directories are."""
+    code = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    runtime = [os.path.join(tempfile.gettempdir(), f"goondan-{os.geteuid()}")]
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        runtime.append(os.path.join(os.environ["XDG_RUNTIME_DIR"], "goondan"))
+    packages = [os.path.join(code, name) for name in ("schemas", "kernel", "agentproc", "toolhost")]
+    return [sys.prefix, sys.base_prefix, *packages, *runtime]

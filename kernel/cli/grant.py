@@ -1,0 +1,165 @@
+"""`gdn grant list|accept|revoke`: what the tools of a bundle ask for, what they get, and the operator's decision.
+
+Source: sandbox.md section 1; design section 11.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.bundle.opening import Inspected
+    from kernel.bundle.tools import CheckedTool
+
+
+@click.group()
+def command() -> None:
+    """Show what tools ask for, and accept or revoke the requests of packaged tools."""
+
+
+@command.command(name="list")
+@options.bundle
+@options.policy
+@options.as_json
+def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
+    """Show every tool that asks for more than the defaults, and what it gets."""
+    from kernel.cli.output import write, write_json
+
+    inspected, _ = _inspect(bundle, policy)
+    rows = [_row(tool, inspected) for tool in _asking(inspected)]
+    if as_json:
+        write_json(rows)
+        return 0
+    lines: list[str] = []
+    for row in rows:
+        lines.append(f"{row['tool']}: {_WORDS[row['status']]}")
+        lines += [f"    {thing}" for thing in row["requested"]]
+        lines += [f"    + {thing} (policy)" for thing in row["widened"]]
+    write("\n".join(lines or ["no tool asks for more than the defaults"]))
+    return 0
+
+
+@command.command()
+@click.argument("tool")
+@options.bundle
+@options.as_json
+def accept(tool: str, bundle: str | None, as_json: bool) -> int:
+    """Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now."""
+    from kernel.bundle.granting import dangers
+    from kernel.cli.output import write, write_json
+    from kernel.grants.policy_file import Accepted, write_accepted
+    from schemas.errors import fail
+
+    inspected, path = _inspect(bundle, None)
+    found = _packaged(inspected, tool)
+    row = _row(found, inspected)
+    faults = dangers(found.sandbox, inspected.terms)
+    if faults:
+        listed = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults)
+        raise fail("E_CONFIG_DANGEROUS", f"{tool} asks for what no tool may have: {listed}")
+    digest = inspected.terms.pins.get(found.package)
+    if not row["requested"]:
+        raise fail("E_USAGE", f"{tool} asks for nothing", suggestion="It runs with the defaults; see `gdn grant list`.")
+    if digest is None:
+        raise fail("E_USAGE", f"the package {found.package} cannot be pinned", suggestion="Make it smaller.")
+    others = {name: pinned for name, pinned in inspected.terms.accepted.items() if name != tool}
+    accepted = [Accepted(name, pinned) for name, pinned in sorted({**others, tool: digest}.items())]
+    write_accepted(path, accepted)
+    if as_json:
+        write_json({**row, "status": "accepted", "digest": digest, "policy": path})
+    else:
+        granted = "".join(f"\n    {thing}" for thing in row["requested"])
+        write(f"accepted for {tool} at {digest[:19]}…:{granted}\nA kernel that runs gets it at its next start.")
+    return 0
+
+
+@command.command()
+@click.argument("tool")
+@options.bundle
+@options.as_json
+def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
+    """Take back what was accepted for TOOL."""
+    from kernel.cli.output import write, write_json
+    from kernel.grants.policy_file import Accepted, write_accepted
+    from schemas.errors import fail
+
+    inspected, path = _inspect(bundle, None)
+    accepted = inspected.terms.accepted
+    if tool not in accepted:
+        known = ", ".join(sorted(accepted)) or "none"
+        raise fail("E_USAGE", f"nothing was accepted for {tool[:100]!r}", suggestion=f"Accepted are: {known}.")
+    write_accepted(path, [Accepted(name, pinned) for name, pinned in sorted(accepted.items()) if name != tool])
+    if as_json:
+        write_json({"tool": tool, "status": "revoked", "policy": path})
+    else:
+        write(f"revoked for {tool}. A kernel that runs keeps it until it is stopped.")
+    return 0
+
+
+_WORDS = {
+    "own": "gets what it asks for (the bundle's own)",
+    "bundled": "gets what it asks for (@goondan/base)",
+    "accepted": "accepted",
+    "pending": "NOT GRANTED, gets the defaults; `gdn grant accept` grants it",
+    "changed": "NOT GRANTED: the package is not the one that was accepted",
+    "nothing": "asks for nothing",
+}
+
+
+def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
+    """The bundle, and the path of the state root's policy. Raises BundleError only for what hides its tools."""
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.problems import BundleError
+    from kernel.grants.policy_file import POLICY_FILE
+    from kernel.paths import find_bundle, root_of, state_dir
+
+    path = find_bundle(bundle)
+    state = state_dir(path)
+    own = os.path.join(root_of(state), POLICY_FILE)
+    inspected = inspect_bundle(path, state_dir=state, handlers=False, policy=policy)
+    broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]
+    if broken:
+        raise BundleError(broken, inspected.dropped)
+    return inspected, own
+
+
+def _asking(inspected: Inspected) -> list[CheckedTool]:
+    from kernel.grants.merge import requested
+
+    tools = inspected.checked.tools.values()
+    return [tool for tool in tools if requested(tool.sandbox) or requested(tool.granted or tool.sandbox)]
+
+
+def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
+    from kernel.bundle.granting import status
+    from kernel.grants.merge import requested
+
+    asked = requested(tool.sandbox)
+    got = requested(tool.granted or tool.sandbox)
+    row: dict[str, Any] = {
+        "tool": tool.id,
+        "status": status(tool, inspected.terms),
+        "requested": asked,
+        "granted": got,
+        "widened": [thing for thing in got if thing not in asked],
+        "agents": {name: requested(left) for name, left in sorted(tool.narrowed.items())},
+    }
+    if tool.package in inspected.terms.pins:
+        row["digest"] = inspected.terms.pins[tool.package]
+    return row
+
+
+def _packaged(inspected: Inspected, tool: str) -> CheckedTool:
+    from schemas.errors import fail
+
+    packaged = {found.id: found for found in inspected.checked.tools.values() if found.package}
+    if tool not in packaged:
+        known = ", ".join(sorted(packaged)) or "none"
+        message = f"the bundle uses no packaged tool {tool[:100]!r}"
+        raise fail("E_USAGE", message, suggestion=f"Packaged tools of this bundle: {known}.")
+    return packaged[tool]

@@ -1,0 +1,149 @@
+"""The operator's policy: `$GOONDAN_STATE_ROOT/policy.yaml`, and a file that `--policy` names.
+
+    widen:                      # written by hand: what tools get beyond their requests
+      - tool: http-fetch        # a tool of the bundle or of @goondan/base; PACKAGE/TOOL for one of a package
+        bundle: /home/me/swarm  # optional: only in this bundle
+        sandbox: {network: {allow: ["127.0.0.1:8080"]}}
+    accepted:                   # written by `gdn grant accept`: requests of packaged tools, pinned to their code
+      - {tool: "@acme/weather/forecast", digest: "sha256:…"}
+
+Whoever can write it decides what tools may do, so it must belong to the operator and be closed to changes by others.
+What is accepted stands at the end, behind a line of its own, so that the part written by hand keeps its comments.
+
+Source: sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from kernel.bundle.problems import Place, Report
+from kernel.bundle.shape import Builder, Document, Environment
+from schemas.errors import fail
+from schemas.resources import SandboxPart
+
+POLICY_FILE: Final = "policy.yaml"
+#: What `gdn grant` writes begins with this line, and goes to the end of the file.
+MARK: Final = "# --- accepted requests, written by `gdn grant`; what you write yourself stands above ---"
+
+
+class Widening(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """What the operator adds to one tool."""
+
+    tool: Annotated[str, Meta(min_length=1)]
+    sandbox: SandboxPart
+    bundle: Annotated[str, Meta(min_length=1)] | None = None
+
+
+class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A request that the operator has accepted. `digest` is of the package as it was then."""
+
+    tool: Annotated[str, Meta(min_length=1)]
+    digest: Annotated[str, Meta(min_length=1)]
+
+
+class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """Everything that operators have decided."""
+
+    widen: list[Widening] = []
+    accepted: list[Accepted] = []
+
+
+class Read(Struct, frozen=True):
+    """A policy, and where each of its `widen` stands: its document and its number there."""
+
+    policy: Policy = Policy()
+    places: list[tuple[Document, int]] = []
+
+
+def read_policies(paths: list[str], report: Report) -> Read:
+    """The policies of several files, together. A file that does not exist counts as empty only if it is the first.
+
+    Everything that is wrong goes into `report`, with its place.
+    """
+    widen: list[Widening] = []
+    accepted: list[Accepted] = []
+    places: list[tuple[Document, int]] = []
+    for index, path in enumerate(paths):
+        if index == 0 and not os.path.lexists(path):
+            continue
+        document = _document(path, report)
+        if document is None:
+            continue
+        found: Policy = Builder(document, Environment(None), report).build(Policy)
+        places += [(document, number) for number in range(len(found.widen))]
+        widen += found.widen
+        accepted += found.accepted
+    return Read(Policy(widen, accepted), places)
+
+
+def _document(path: str, report: Report) -> Document | None:
+    try:
+        _check_owner(path)
+        text = decode(read_file(path, MAX_FILE_BYTES))
+    except (OSError, Unreadable) as error:
+        why = error.strerror or "" if isinstance(error, OSError) else str(error)
+        report.error("E_CONFIG_NOT_FOUND", f"the policy cannot be used: {why.lower()}", Place(path), _POLICY_HINT)
+        return None
+    if isinstance(text, Fault):
+        report.error(text.code, text.message, Place(path, text.line, text.column))
+        return None
+    composed = compose(text, Budget())
+    for fault in composed.faults:
+        report.error(fault.code, fault.message, Place(path, fault.line, fault.column, fault.path), fault.suggestion)
+    if not composed.documents:
+        return None
+    node = composed.documents[0]
+    if not isinstance(node, Mapping) or len(composed.documents) > 1:
+        message = "a policy is one document: a mapping with `widen` and `accepted`"
+        report.error("E_CONFIG_INVALID_VALUE", message, Place(path, node.line, node.column))
+        return None
+    return Document(path, node)
+
+
+_POLICY_HINT: Final = "Name a YAML file that belongs to you and that nobody else can write to."
+
+
+def _check_owner(path: str) -> None:
+    """Raise Unreadable when somebody else could have written it."""
+    state = os.stat(path)
+    if state.st_uid not in (0, os.geteuid()):
+        raise Unreadable(f"it belongs to uid {state.st_uid}")
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unreadable(f"others can write to it (mode {stat.S_IMODE(state.st_mode):04o})")
+
+
+def write_accepted(path: str, accepted: list[Accepted]) -> None:
+    """Replace what `gdn grant` has written in a policy. Raises GoondanError E_STATE."""
+    try:
+        with open(path, encoding="utf-8") as source:
+            before = source.read()
+    except FileNotFoundError:
+        before = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise fail("E_STATE", f"{path}: {error}") from None
+    by_hand = before.partition(MARK)[0].rstrip()
+    lines = [by_hand, ""] if by_hand else []
+    if accepted:
+        lines += [MARK, "accepted:"]
+        lines += ["  - " + msgspec.json.encode(item).decode() for item in accepted]
+    text = "\n".join([*lines, ""]) if lines else ""
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(temporary, path)
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
