@@ -232,6 +232,7 @@ async def test_downloads_that_misbehave(tmp_path: Path) -> None:
             "large": says(b"", plain + b"X: 1\r\nContent-Length: 52428800\r\n"),
             "moved": moved(f"{other.url}/x/secret?{TOKEN}"),
             "circle": moved("/circle/x"),
+            "nowhere": moved("http://[::1"),
             "short": lambda connection, path: connection.sendall(plain + b"Content-Length: 50\r\n\r\nonly ten b"),
             "forbidden": says("no", b"HTTP/1.1 403 Forbidden\r\n"),
             "ok": says("hello", plain),
@@ -241,6 +242,7 @@ async def test_downloads_that_misbehave(tmp_path: Path) -> None:
             "large": "Slack file exceeds maxBytes limit (52428800 > 3000000)",
             "moved": f"the host of apiBaseUrl only, not to {other.host}",
             "circle": "more than 5 redirects",
+            "nowhere": "redirected to what is no URL",
             "short": "the answer broke off",
             "forbidden": "[slack] file download failed: HTTP 403 Forbidden",
         }
@@ -417,6 +419,9 @@ async def test_slack_knows_the_documented_aliases(tmp_path: Path) -> None:
                 assert output["messageTs"] == "2.2"
                 result = await host.call(tool, {"channelId": "C", "channel": "D", "ts": "1", **args}, workdir=tmp_path)
                 assert result["error"]["code"] == "E_TOOL_INVALID_ARGS"
+            busy = {"token": "xoxb-1", "apiBaseUrl": f"{api.url}/api", "channel": "C_RATE", "text": "x"}
+            result = await host.call("slack__send", busy, workdir=tmp_path)
+            assert result["error"]["suggestion"] == "The service is busy: wait 30 seconds."
             _, body = await body_of(
                 host, api, "slack__read", tmp_path, channelId="C_OK", latest="9", oldest="1", cursor="c", limit=1000
             )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import posix
 
 from .api import ToolError
-from .arguments import InvalidInput, as_text, flag, number, string
+from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ LOOK_AHEAD = 1 << 20
 #: Redirects of one download.
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-#: What JavaScript's trim takes away at both ends, and so the recording.
-WHITE_SPACE = (
-    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000\ufeff"
-)
 #: Stands for the token wherever it would show. A shorter token than this is none; hiding it would garble texts.
 HIDDEN = "***"
 SHORTEST_TOKEN = 4
@@ -131,7 +126,10 @@ class Bot:
             with self._send("GET", url, what, headers, None) as answer:
                 location = answer.header("location")
                 if answer.status in REDIRECTS and location:
-                    url = urljoin(url, location)
+                    try:
+                        url = urljoin(url, location)
+                    except ValueError:
+                        raise self.failed(f"{what} request failed: it was redirected to what is no URL") from None
                     continue
                 if not 200 <= answer.status < 300:
                     raise self.failed(f"{what} failed: {status_line(answer)}")

@@ -13,7 +13,7 @@ Rules.
 
 Everything is imported with the first request (http.client takes 20 to 50 ms), so that a cold jail does not pay for it.
 
-Source: requirements HTTP-01, TELEGRAM-04, SLACK-04; sandbox.md section 6.
+Source: requirements TELEGRAM-04, SLACK-04; sandbox.md section 6; docs/decisions/027.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ MAX_URL = 8192
 #: What stays as it is in a path: RFC 3986's characters of a segment, `/`, and `%` of what is encoded already.
 PATH_SAFE = "/%:@!$&'()*+,;=-._~"
 AGENT = "goondan"
+#: Where systems keep the certificates that they trust; a jail shows these (toolhost/facts.py).
+CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/certs/ca-bundle.crt")
 #: No length has more digits.
 LENGTH_DIGITS = 19
 #: What a proxy marks its own answers with (RFC 9209), so that they are not taken for the server's.
@@ -223,9 +225,15 @@ class _Line:
 
     def encrypt(self, host: str) -> None:
         """TLS from here on, with the system's certificates."""
-        from ssl import create_default_context
+        from ssl import create_default_context, get_default_verify_paths
 
         context = create_default_context()
+        paths = get_default_verify_paths()
+        if paths.cafile is None and paths.capath is None:  # an interpreter that was built for another system
+            for path in CA_FILES:
+                if _is_there(path):
+                    context.load_verify_locations(path)
+                    break
         context.set_alpn_protocols(["http/1.1"])
         self._socket.settimeout(self._left())
         self._socket = context.wrap_socket(self._socket, server_hostname=host)
@@ -321,6 +329,14 @@ def _head(method: str, target: str, address: Address, headers: Mapping[str, str]
             raise Unreachable(f"the header {name!r} holds characters that no header may have")
         lines.append(f"{name}: {value}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+
+
+def _is_there(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True
 
 
 def _name(error: OSError) -> str:

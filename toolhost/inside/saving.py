@@ -45,6 +45,7 @@ def save(where: tuple[str, str], data: bytes) -> str:
     Raises ToolError with the name of the system's error as its code.
     """
     import os
+    from errno import EISDIR, errorcode
 
     path, real = where
     folder = os.path.dirname(real)
@@ -52,7 +53,7 @@ def save(where: tuple[str, str], data: bytes) -> str:
     try:
         os.makedirs(folder, exist_ok=True)
         if os.path.isdir(real) or path.endswith("/"):
-            raise IsADirectoryError(21, os.strerror(21))
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with open(fd, "wb", buffering=0) as file:
@@ -64,8 +65,6 @@ def save(where: tuple[str, str], data: bytes) -> str:
             os.unlink(part)
             raise
     except OSError as error:
-        from errno import errorcode
-
         code = errorcode.get(error.errno or 0, "EIO")
         raise ToolError(f"{code}: {(error.strerror or 'failed').lower()}, save '{path}'", code=code) from None
     return path

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import InvalidInput, non_empty
+    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, non_empty
     from toolhost.inside.bot_api import (
-        WHITE_SPACE,
         ApiError,
         Bot,
         Service,
@@ -29,9 +28,8 @@ if TYPE_CHECKING:
         within_most,
     )
 else:
-    from goondan_tool.arguments import InvalidInput, non_empty
+    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, non_empty
     from goondan_tool.bot_api import (
-        WHITE_SPACE,
         ApiError,
         Bot,
         Service,
@@ -57,6 +55,9 @@ SLACK_DOMAIN = "slack.com"
 HTTPS_PORT = 443
 #: Messages of one read: the default, the default when one message is looked for, and the most.
 DEFAULT_LIMIT, DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES = 20, 1, 1000
+
+#: The names that a message's timestamp may have, first first.
+TIMESTAMPS = ("messageTs", "ts", "timestamp")
 
 
 # --- exports --------------------------------------------------------------------------------------------------------
@@ -180,8 +181,6 @@ handlers = {
 
 
 # --- arguments and answers ------------------------------------------------------------------------------------------
-
-TIMESTAMPS = ("messageTs", "ts", "timestamp")
 
 
 def channel_id(input: dict[str, Any]) -> str:

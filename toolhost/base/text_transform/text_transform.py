@@ -11,17 +11,11 @@ if TYPE_CHECKING:
 
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import InvalidInput, as_text, flag, non_empty, number, string
+    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, number, string
 else:
     from goondan_tool import ToolError
-    from goondan_tool.arguments import InvalidInput, as_text, flag, non_empty, number, string
+    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, number, string
 
-#: What `trim` removes: white space and line ends as ECMAScript defines them. Python's own set has U+0085 and
-#: U+001C to U+001F, too, and lacks U+FEFF.
-WHITE_SPACE = (
-    "\t\n\v\f\r \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-    "\u2028\u2029\u202f\u205f\u3000\ufeff"
-)
 #: `maxParts` counts modulo this, as recorded: -1 means as many as there are.
 PARTS_MODULUS = 1 << 32
 
