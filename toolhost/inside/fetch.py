@@ -229,7 +229,7 @@ class _Line:
 
         context = create_default_context()
         paths = get_default_verify_paths()
-        if paths.cafile is None and paths.capath is None:  # an interpreter that was built for another system
+        if not (paths.cafile or paths.capath):  # an interpreter that was built for another system
             for path in CA_FILES:
                 if _is_there(path):
                     context.load_verify_locations(path)
