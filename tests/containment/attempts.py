@@ -1,0 +1,429 @@
+"""Ways out of a jail, each tried by a tool in a process of its own. Loaded by the worker as the module of a tool.
+
+An attempt that returns has got through, one that raises was refused. The verdict that each must have is in
+test_attempts.py. It uses nothing but the standard library and ctypes, as a hostile tool could.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+ARM = platform.machine() == "aarch64"
+#: (x86_64, aarch64)
+NUMBERS = {
+    "ptrace": (101, 117), "syslog": (103, 116), "personality": (135, 92), "pivot_root": (155, 41), "chroot": (161, 51),
+    "acct": (163, 89), "settimeofday": (164, 170), "mount": (165, 40), "umount2": (166, 39), "swapon": (167, 224),
+    "reboot": (169, 142), "sethostname": (170, 161), "init_module": (175, 105), "quotactl": (179, 60),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97),
+    "perf_event_open": (298, 241), "fanotify_init": (300, 262), "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265), "clock_adjtime": (305, 266), "setns": (308, 268), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "kcmp": (312, 272), "finit_module": (313, 273), "kexec_load": (246, 104),
+    "bpf": (321, 280), "userfaultfd": (323, 282), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
+    "mq_open": (240, 180), "io_setup": (206, 0), "setxattr": (188, 5), "capset": (126, 91), "clone": (56, 220),
+}  # fmt: skip
+NEWER = {
+    "pidfd_getfd": 438, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fspick": 433,
+    "clone3": 435, "openat2": 437, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447, "fchmodat2": 452,
+}  # fmt: skip
+HOST: dict[str, Any] = {}  # what the test tells: paths, ports and process ids of the host
+ATTEMPTS: dict[str, tuple[str, Callable[[], Any]]] = {}
+
+
+def call(name: str, *args: Any) -> int:
+    number = NEWER.get(name) or NUMBERS[name][ARM]
+    words = [ctypes.c_long(value) if isinstance(value, int) else value for value in args]
+    result: int = libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def attempt(group: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    def add(function: Callable[[], Any]) -> Callable[[], Any]:
+        ATTEMPTS[function.__name__] = (group, function)
+        return function
+
+    return add
+
+
+def several(group: str, **attempts: Callable[[], Any]) -> None:
+    for name, function in attempts.items():
+        ATTEMPTS[name] = (group, function)
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as source:
+        data = source.read(64)
+    if not data:
+        raise OSError("empty")
+    return data
+
+
+def lines(path: str) -> list[str]:
+    with open(path, encoding="utf-8") as source:
+        return source.read().splitlines()
+
+
+def write(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def overwrite(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    os.write(fd, b"0")
+
+
+def unless(bad: Any, message: str = "nothing there") -> Any:
+    """For attempts that get through only if they find something."""
+    if not bad:
+        raise OSError(message)
+    return bad
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+several(
+    "files",
+    shadow=lambda: read("/etc/shadow"),
+    secret_beside_the_workdir=lambda: read(HOST["secret"]),
+    secret_by_dots=lambda: read(os.getcwd() + "/../secret"),
+    secret_by_dots_through_proc=lambda: read("/proc/self/cwd/../secret"),
+    secret_through_the_root_of_init=lambda: read("/proc/1/root" + HOST["secret"]),
+    root_home=lambda: unless(os.listdir("/root")) and read("/root/.bashrc"),
+    logs=lambda: os.listdir("/var/log"),
+    homes=lambda: os.listdir("/home"),
+    file_by_handle=lambda: call("open_by_handle_at", -100, b"\x08\0\0\0\x01\0\0\0" + bytes(8), 0),
+    handle_of_file=lambda: call("name_to_handle_at", -100, b"/usr", bytes(200), ctypes.byref(ctypes.c_int()), 0),
+    new_file_in_root=lambda: write("/new"),
+    new_file_in_usr=lambda: write("/usr/new"),
+    new_file_in_etc=lambda: write("/etc/new"),
+    passwd=lambda: write("/etc/passwd"),
+    new_file_in_run=lambda: write("/run/goondan/new"),
+    workdir_moved=lambda: os.rename(os.getcwd(), os.getcwd() + "-away"),
+)
+
+
+@attempt("files")
+def secret_by_symbolic_link() -> bytes:
+    os.symlink(HOST["secret"], "link")
+    return read("link")
+
+
+@attempt("files")
+def hard_link_to_the_system() -> None:
+    os.link("/etc/passwd", "hard")
+
+
+@attempt("files")
+def another_tools_folder() -> list[str]:
+    return os.listdir(HOST["other_tool"])
+
+
+# --- /proc and /sys -------------------------------------------------------------------------------------------------
+
+several(
+    "/proc and /sys",
+    core_pattern=lambda: overwrite("/proc/sys/kernel/core_pattern"),
+    host_name_by_proc=lambda: overwrite("/proc/sys/kernel/hostname"),
+    user_namespaces_by_proc=lambda: overwrite("/proc/sys/user/max_user_namespaces"),
+    sysrq=lambda: overwrite("/proc/sysrq-trigger"),
+    out_of_memory_score=lambda: overwrite("/proc/self/oom_score_adj"),
+    user_map=lambda: overwrite("/proc/self/uid_map"),
+    kernel_memory=lambda: read("/proc/kcore"),
+    kernel_log_by_proc=lambda: read("/proc/kmsg"),
+    kernel_addresses=lambda: unless(int(read("/proc/kallsyms").split()[0], 16)),
+    environment_of_init=lambda: read("/proc/1/environ"),
+    memory_of_init=lambda: os.open("/proc/1/mem", os.O_RDONLY),
+    memory_of_init_to_write=lambda: os.open("/proc/1/mem", os.O_RDWR),
+    descriptors_of_init=lambda: [os.readlink("/proc/1/fd/" + name) for name in os.listdir("/proc/1/fd")],
+    directory_of_init=lambda: os.listdir("/proc/1/cwd/"),
+    keys_by_proc=lambda: unless([line for line in lines("/proc/keys") if "_ses: empty" not in line]),
+    sys_listing=lambda: os.listdir("/sys/kernel"),
+    cgroups=lambda: os.listdir("/sys/fs/cgroup"),
+)  # fmt: skip
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+several(
+    "devices",
+    disk_node=lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(254, 0)),
+    memory_node=lambda: os.mknod("/tmp/mem", 0o20600, os.makedev(1, 1)),
+    zero_node=lambda: os.mknod("node", 0o20600, os.makedev(1, 5)),
+    whiteout_node=lambda: os.mknod("/tmp/whiteout", 0o20600, 0),
+    memory_device=lambda: os.open("/dev/mem", os.O_RDONLY),
+    log_device=lambda: os.open("/dev/kmsg", os.O_RDONLY),
+    disk_device=lambda: os.open("/dev/vda", os.O_RDONLY),
+    fuse=lambda: os.open("/dev/fuse", os.O_RDWR),
+    kvm=lambda: os.open("/dev/kvm", os.O_RDWR),
+    network_tunnel=lambda: os.open("/dev/net/tun", os.O_RDWR),
+    loop_device=lambda: os.open("/dev/loop-control", os.O_RDWR),
+    new_device_file=lambda: write("/dev/new"),
+)
+
+
+@attempt("devices")
+def typing_into_a_terminal() -> None:
+    import fcntl
+
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, 0x5412, b"x")
+
+
+# --- other processes ------------------------------------------------------------------------------------------------
+
+several(
+    "processes",
+    signal_to_the_host=lambda: os.kill(HOST["pid"], 0),
+    signal_to_init=lambda: os.kill(1, 0),
+    trace_init=lambda: call("ptrace", 16, 1, 0, 0),
+    trace_the_worker=lambda: call("ptrace", 16, os.getppid(), 0, 0),
+    trace_me=lambda: call("ptrace", 0, 0, 0, 0),
+    read_memory_of_init=lambda: call("process_vm_readv", 1, bytes(16), 1, bytes(16), 1, 0),
+    write_memory_of_init=lambda: call("process_vm_writev", 1, bytes(16), 1, bytes(16), 1, 0),
+    descriptor_of_init=lambda: call("pidfd_getfd", os.pidfd_open(1), 0, 0),
+    compare_with_init=lambda: call("kcmp", 1, os.getpid(), 0, 0, 0),
+    priority=lambda: os.setpriority(os.PRIO_PROCESS, 0, -5),
+    real_time=lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10)),
+    session_of_its_own=os.setsid,
+    processes_of_the_host=lambda: unless([n for n in os.listdir("/proc") if n.isdigit() and int(n) > 4000]),
+)
+
+# --- sockets --------------------------------------------------------------------------------------------------------
+
+
+def make(family: int, kind: int, protocol: int = 0) -> Callable[[], Any]:
+    return lambda: socket.socket(family, kind, protocol)
+
+
+several(
+    "sockets",
+    tcp_to_the_host=lambda: socket.create_connection(("127.0.0.1", HOST["port"]), 1),
+    tcp_outside=lambda: socket.create_connection(("192.0.2.1", 80), 1),
+    udp=lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", HOST["port"])),
+    tcp6=make(socket.AF_INET6, socket.SOCK_STREAM),
+    name_lookup=lambda: socket.getaddrinfo("example.com", 80),
+    raw=make(socket.AF_INET, socket.SOCK_RAW, 1),
+    ping=make(socket.AF_INET, socket.SOCK_DGRAM, 1),
+    sctp=make(socket.AF_INET, 5, 132),
+    multipath=make(socket.AF_INET, 1, 262),
+    packet=make(17, 3, 0x300),
+    unix_stream=make(socket.AF_UNIX, socket.SOCK_STREAM),
+    unix_datagram=make(socket.AF_UNIX, socket.SOCK_DGRAM),
+    netlink_route=make(16, 3, 0),
+    netlink_audit=make(16, 3, 9),
+    netlink_netfilter=make(16, 3, 12),
+    netlink_generic=make(16, 3, 16),
+    crypto=make(38, 5),
+    vsock=make(40, 1),
+    bluetooth=make(31, 3, 1),
+    can=make(29, 3, 1),
+    tipc=make(30, 5),
+    xdp=make(44, 3),
+    qrtr=make(42, 2),
+    key_management=make(15, 3, 2),
+    listening=lambda: socket.socketpair()[0].bind("\0mine"),
+    connecting_a_pair=lambda: socket.socketpair()[0].connect(HOST["socket"]),
+)
+
+
+@attempt("sockets")
+def datagram_pair_to_a_socket_in_the_workdir() -> None:
+    """An end of a pair could be sent to another address, were it a datagram one."""
+    left, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.sendto(b"x", "datagram.sock")
+
+
+@attempt("sockets")
+def stream_pair_to_a_socket_in_the_workdir() -> None:
+    left, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    left.sendto(b"x", "stream.sock")
+
+
+# --- keyring, kernel surface ----------------------------------------------------------------------------------------
+
+several(
+    "keyring",
+    new_key=lambda: call("add_key", b"user", b"name", b"x", 1, -3),
+    ask_for_a_key=lambda: call("request_key", b"user", b"name", None, -3),
+    session_keyring=lambda: call("keyctl", 0, -3, 1),
+    users_keyring=lambda: call("keyctl", 0, -4, 1),
+)
+
+several(
+    "kernel surface",
+    bpf_program=lambda: call("bpf", 5, bytes(120), 120),
+    performance_counter=lambda: call("perf_event_open", struct.pack("IIQ", 1, 112, 0) + bytes(96), 0, -1, -1, 0),
+    page_faults=lambda: call("userfaultfd", 1),
+    ring=lambda: call("io_uring_setup", 4, bytes(120)),
+    module=lambda: call("init_module", b"x", 1, b""),
+    module_by_file=lambda: call("finit_module", 0, b"", 0),
+    new_kernel=lambda: call("kexec_load", 0, 0, 0, 0),
+    restart=lambda: call("reboot", 0xFEE1DEAD, 672274793, 0, 0),
+    swap=lambda: call("swapon", b"/tmp/x", 0),
+    accounting=lambda: call("acct", b"/tmp/x"),
+    clock=lambda: call("settimeofday", bytes(16), None),
+    clock_drift=lambda: call("clock_adjtime", 0, b"\x01" + bytes(207)),
+    kernel_log=lambda: call("syslog", 3, bytes(64), 64),
+    host_name=lambda: call("sethostname", b"x", 1),
+    quota=lambda: call("quotactl", 0x80000100, None, 0, bytes(64)),
+    watch_everything=lambda: call("fanotify_init", 0, 0),
+    loose_personality=lambda: call("personality", 0x0400000),
+    shared_memory=lambda: call("shmget", 0, 4096, 0o1600),
+    semaphores=lambda: call("semget", 0, 1, 0o1600),
+    messages=lambda: call("msgget", 0, 0o1600),
+    message_queue=lambda: call("mq_open", b"/q", os.O_CREAT | os.O_RDWR, 0o600, None),
+    kernel_io=lambda: call("io_setup", 1, bytes(8)),
+    secret_memory=lambda: call("memfd_secret", 0),
+    attribute_on_disk=lambda: call("setxattr", b".", b"user.x", b"1", 1, 0),
+)
+
+# --- namespaces and mounts ------------------------------------------------------------------------------------------
+
+
+def enter(name: str) -> int:
+    return call("setns", os.open(f"/proc/1/ns/{name}", os.O_RDONLY), 0)
+
+
+several(
+    "namespaces",
+    user_namespace=lambda: call("unshare", 0x10000000),
+    mount_namespace=lambda: call("unshare", 0x00020000),
+    network_namespace=lambda: call("unshare", 0x40000000),
+    process_namespace=lambda: call("unshare", 0x20000000),
+    user_namespace_by_clone=lambda: call("clone", 0x10000000 | 17, 0, 0, 0, 0),
+    user_namespace_by_clone3=lambda: call("clone3", struct.pack("QQQQQ", 0x10000000, 0, 0, 0, 17) + bytes(24), 64),
+    namespace_of_init=lambda: enter("user"),
+    mounts_of_init=lambda: enter("mnt"),
+)
+
+several(
+    "mounts",
+    memory_mount=lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+    usr_writable=lambda: call("mount", b"none", b"/usr", None, 32 | 4096, None),
+    guard_taken_off=lambda: call("umount2", os.fsencode(os.getcwd() + "/.git"), 2),
+    new_root=lambda: call("pivot_root", b"/tmp", b"/tmp"),
+    other_root=lambda: call("chroot", b"/tmp"),
+    tree=lambda: call("open_tree", -100, b"/", 1),
+    moved=lambda: call("move_mount", -100, b"/usr", -100, b"/tmp", 0),
+    file_system=lambda: call("fsopen", b"tmpfs", 0),
+    picked=lambda: call("fspick", -100, b"/usr", 0),
+    attributes_of_mounts=lambda: call("mount_setattr", -100, b"/usr", 0, bytes(32), 32),
+)
+
+# --- privileges -----------------------------------------------------------------------------------------------------
+
+
+def copied() -> str:
+    subprocess.run(["cp", "/bin/true", "copied"], check=True)
+    return "copied"
+
+
+several(
+    "privileges",
+    user_0=lambda: os.setuid(0),
+    group_0=lambda: os.setgid(0),
+    other_groups=lambda: os.setgroups([0]),
+    user_of_the_host=lambda: os.setuid(65534),
+    capabilities=lambda: call("capset", struct.pack("II", 0x20080522, 0), struct.pack("IIIIII", 1, 1, 0, 0, 0, 0)),
+    set_user_id=lambda: os.chmod(copied(), 0o4755),
+    set_group_id=lambda: os.chmod(copied(), 0o2755),
+    set_user_id_when_made=lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o4755),
+    set_user_id_node=lambda: os.mknod("node", 0o104755),
+    set_user_id_by_openat2=lambda: call("openat2", -100, b"made2", struct.pack("QQQ", 0o101, 0o4755, 0), 24),
+    set_user_id_by_fchmodat2=lambda: call("fchmodat2", -100, os.fsencode(copied()), 0o4755, 0),
+    owner_changed=lambda: os.chown(copied(), 0, 0),
+    program_of_root=lambda: unless(
+        subprocess.run(["/bin/su", "-c", "id -u"], capture_output=True, text=True, timeout=5).stdout.strip() == "0"
+    ),
+)
+
+# --- descriptors, environment, persistence --------------------------------------------------------------------------
+
+
+@attempt("descriptors")
+def channel_in_a_child() -> None:
+    """Whoever a handler starts must not speak for the worker."""
+    os.write(3, bytes(4))
+
+
+@attempt("descriptors")
+def inherited_descriptors() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            continue
+        if target.startswith("/") and target not in ("/dev/null", "/proc/loadavg"):
+            found.append(target)
+    return unless(found)  # type: ignore[no-any-return]
+
+
+several(
+    "environment",
+    secret_in_the_environment=lambda: unless("HOST_SECRET" in os.environ),
+    host_paths_in_arguments=lambda: unless(HOST["secret"].encode() in read("/proc/1/cmdline")),
+    host_paths_in_init=lambda: unless(os.readlink("/proc/1/exe")),
+)
+
+several(
+    "persistence",
+    our_code=lambda: write("/run/goondan/goondan_tool/worker.py"),
+    compiled_code=lambda: write("/run/goondan/goondan_tool/__pycache__/worker.cpython-311.pyc"),
+    interpreter=lambda: write(os.path.dirname(os.__file__) + "/site-packages/x.pth"),
+    interpreter_program=lambda: write(os.path.dirname(os.readlink("/proc/self/exe")) + "/new"),
+    tools_own_code=lambda: write(__file__),
+    git_hook=lambda: write(".git/hooks/post-checkout"),
+    git_config=lambda: write(".git/config"),
+    git_moved=lambda: os.rename(".git", "git"),
+    environment_of_the_host=lambda: write(".venv/lib/x.pth"),
+    bundle_document=lambda: write("goondan.yaml"),
+)
+
+
+def run(ctx: Any, input: dict[str, Any]) -> dict[str, list[str]]:
+    """Every attempt, each in a child: {name: [group, "done" or "refused", detail]}."""
+    HOST.update(input)
+    return {name: [group, *_tried(function)] for name, (group, function) in ATTEMPTS.items()}
+
+
+def _tried(function: Callable[[], Any]) -> list[str]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = f"done {function()!r}"
+        except BaseException as error:
+            answer = f"refused {type(error).__name__}: {error}"
+        os.write(writer, answer[:500].encode("utf-8", "replace"))
+        os._exit(0)
+    os.close(writer)
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            break
+        time.sleep(0.002)
+    else:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    os.set_blocking(reader, False)
+    try:
+        data = os.read(reader, 4096)
+    except BlockingIOError:
+        data = b""
+    os.close(reader)
+    verdict, _, detail = (data or b"refused by being ended").decode("utf-8", "replace").partition(" ")
+    return [verdict, detail]
+
+
+handlers = {"run": run}
