@@ -95,7 +95,8 @@ def test_list_has_every_tool_and_its_source(home: Sandbox) -> None:
     }
     assert "words__count " in home.gdn("tool", "list").out
     # What is listed is what can be called.
-    assert home.gdn("call", "words__bare", "--json").json == {"status": "ok", "output": 1}
+    called = home.gdn("call", "words__bare", "--json").json
+    assert (called["status"], called["output"]) == ("ok", 1)
 
 
 def test_show_explains_a_tool_or_one_of_its_functions(home: Sandbox) -> None:
@@ -208,11 +209,12 @@ def test_every_example_of_the_bundled_tools_holds(kernel: Sandbox) -> None:
     result = kernel.gdn("tool", "test", "@goondan/base", "--json", timeout=60)
     report = result.json
     assert [row for row in report["examples"] if row["status"] == "failed"] == []
-    assert (result.status, report["withoutExamples"]) == (0, [])
+    # A handle is known only where some work has gone on: tests/process/test_pending.py.
+    assert (result.status, report["withoutExamples"]) == (0, ["tool-result__get"])
     closed = {row["tool"].partition("__")[0] for row in report["examples"] if row["status"] == "skipped"}
     assert closed == {name for name, tool in base_tools().items() if tool.body.sandbox.network != "none"}
     passed = {row["tool"].partition("__")[0] for row in report["examples"] if row["status"] == "passed"}
-    assert passed == base_tools().keys() - closed
+    assert passed == base_tools().keys() - closed - {"tool-result"}
 
 
 def test_a_manifest_of_its_own_can_be_tested(kernel: Sandbox) -> None:

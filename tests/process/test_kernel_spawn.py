@@ -134,9 +134,11 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
         orphan = int(os.read(read, 20))
         os.close(read)
         assert (await asyncio.wait_for(gone, 10)).clean
-        assert orphan in children_of_this_process()
+        children = children_of_this_process()
+        assert orphan in children
         loop = asyncio.get_running_loop()
-        assert reaper.sweep(loop.time()) == 1  # it gets its time to turn out to be known
+        # It gets its time to turn out to be known; so does a launcher of jails that tests before this one started.
+        assert reaper.sweep(loop.time()) == len(set(children))
         os.kill(orphan, 0)
         for _ in range(500):
             if not reaper.sweep(loop.time(), patience=0.0):
