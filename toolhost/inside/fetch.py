@@ -124,6 +124,15 @@ class Answer:
         return str(values[0]) if values else None
 
     @property
+    def headers(self) -> list[tuple[str, str]]:
+        """All headers, in the order in which they came."""
+        return [(name, str(value)) for name, value in self._response.headers.items()]
+
+    def limit(self, deadline: float) -> None:
+        """The body has to be there by `deadline` (of time.monotonic)."""
+        self._line.deadline = deadline
+
+    @property
     def length(self) -> int | None:
         """What Content-Length says of the body (bytes); None without one."""
         value = self.header("content-length") or ""
@@ -323,12 +332,15 @@ def _head(method: str, target: str, address: Address, headers: Mapping[str, str]
     fields["Connection"] = "close"
     if body is not None:
         fields["Content-Length"] = str(len(body))
+    given = {name.lower() for name in headers}
+    fields = {name: value for name, value in fields.items() if name.lower() not in given}
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in {**fields, **headers}.items():
-        if not name.replace("-", "").isalnum() or not all(" " <= c <= "~" for c in value):
+        sound = name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+        if not sound or not all(c == "\t" or " " <= c <= "~" or "\xa0" <= c <= "\xff" for c in value):
             raise Unreachable(f"the header {name!r} holds characters that no header may have")
         lines.append(f"{name}: {value}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 def _is_there(path: str) -> bool:
