@@ -1,7 +1,8 @@
 """What the bundled tools of chat services have in common: the bot's token, a call of the web API, a file from it.
 
 Rules.
-- The token is used for requests and nothing else: what leaves a handler, a result or an error, passes `Bot.hidden`.
+- The token is used for requests and nothing else: what leaves a handler, a result or an error, passes `Bot.hidden`
+  (see `exported`).
 - Arguments, token and the place to save to are checked before the first request.
 - An answer has a limit, whatever its headers say; a file has the caller's.
 - Errors are worded `[service] method failed: …` (the service said no) or `[service] method request failed: …` (there
@@ -43,6 +44,8 @@ HIDDEN = "***"
 SHORTEST_TOKEN = 4
 #: No integer of an API has more digits.
 MAX_DIGITS = 18
+#: What a result may take beside the file itself (bytes): an address of 8 KiB, some headers.
+FIELDS_ROOM = 16 << 10
 #: What has no content type of its own.
 BYTES = "application/octet-stream"
 
@@ -137,8 +140,8 @@ class Bot:
         raise self.failed(f"{what} request failed: more than {MAX_REDIRECTS} redirects")
 
     def failed(self, text: str, suggestion: str | None = None) -> ApiError:
-        """The error to raise; it does not hold the token."""
-        return ApiError(self.hidden(f"[{self.service.api}] {text}"), suggestion=suggestion)
+        """The error to raise."""
+        return ApiError(f"[{self.service.api}] {text}", suggestion=suggestion)
 
     def _limited(self, answer: Answer, what: str, most: int) -> bytes:
         size = answer.length
@@ -226,7 +229,7 @@ class Wanted:
         return {"sizeBytes": len(file.data), "savedPath": saved, "base64": encoded, "dataUrl": data_url}
 
     def _check_size(self, size: int, of: int) -> None:
-        if size > self._ctx.output_limit:
+        if size + FIELDS_ROOM > self._ctx.output_limit:
             raise ToolError(
                 f"the file has {of} bytes; as base64{' and data URL' if self._data_url else ''} that is more than an "
                 f"output may have, which is {self._ctx.output_limit}",
@@ -311,11 +314,17 @@ def status_line(answer: Answer) -> str:
 
 
 def exported(service: Service, handler: Callable[[Bot, ToolContext, dict[str, Any]], dict[str, Any]]) -> Handler:
-    """A handler that has its bot made for it, and whose output does not hold the token."""
+    """A handler that has its bot made for it, and whose output and errors do not hold the token."""
 
     def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         bot = Bot(service, ctx, input)
-        output: dict[str, Any] = bot.hidden(handler(bot, ctx, input))
+        try:
+            output: dict[str, Any] = bot.hidden(handler(bot, ctx, input))
+        except (InvalidInput, ToolError) as error:
+            error.args = tuple(map(bot.hidden, error.args))
+            if isinstance(error, ToolError):
+                error.suggestion = bot.hidden(error.suggestion)
+            raise
         return output
 
     return run

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.bundle.base import base_tools
+from kernel.plan import tool_spec
 from toolhost.base.slack import slack
 from toolhost.base.telegram import telegram
 from toolhost.inside import bot_api, saving
@@ -240,7 +242,7 @@ def test_what_a_download_returns() -> None:
 
 
 def test_what_no_output_can_hold_is_not_saved_either(tmp_path: Path) -> None:
-    ctx = context(str(tmp_path), output_limit=100)
+    ctx = context(str(tmp_path), output_limit=bot_api.FIELDS_ROOM + 100)
     with pytest.raises(ToolError, match="the file has 60 bytes; as base64 and data URL") as caught:
         bot_api.Wanted(ctx, {"savePath": "x"}).shaped(file_of(60))
     assert caught.value.code == "E_TOOL_LIMIT"
@@ -282,3 +284,27 @@ def test_places_that_are_no_file(tmp_path: Path) -> None:
     assert caught.value.code == "ENAMETOOLONG"
     assert (tmp_path / "file").read_bytes() == b"old"
     assert not list(tmp_path.rglob("*.part"))
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.text(max_size=3))
+NAMES = st.sampled_from(
+    sorted({name for tool in ("telegram", "slack") for export in tool_spec(base_tools()[tool]).exports
+            for name in [*(export.parameters or {})["properties"], *export.aliases]} - {"apiBaseUrl", "timeoutMs"})
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from([(tool, export) for tool in (telegram, slack) for export in tool.handlers]),
+    st.dictionaries(NAMES, VALUES, max_size=8),
+)
+def test_any_arguments_give_an_error_in_words(call: tuple[Any, str], input: dict[str, Any]) -> None:
+    """Also without a schema before it; nobody listens at that address, so no call can succeed."""
+    tool, export = call
+    with pytest.raises((InvalidInput, ToolError)) as caught:
+        tool.handlers[export](context(), {**input, "apiBaseUrl": "http://127.0.0.1:1"})
+    assert str(caught.value)
+
+
+def test_an_error_about_arguments_does_not_hold_the_token_either() -> None:
+    assert "***" in str(refusal(telegram, "setChatAction", chatId="1", action=TOKEN))
+    assert "***" in str(refusal(slack, "downloadFile", url="https://files.slack.com/x", savePath=f"/{TOKEN}"))
