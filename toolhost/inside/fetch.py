@@ -336,7 +336,7 @@ def _head(method: str, target: str, address: Address, headers: Mapping[str, str]
     fields = {name: value for name, value in fields.items() if name.lower() not in given}
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in {**fields, **headers}.items():
-        sound = name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
+        sound = name != "" and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
         if not sound or not all(c == "\t" or " " <= c <= "~" or "\xa0" <= c <= "\xff" for c in value):
             raise Unreachable(f"the header {name!r} holds characters that no header may have")
         lines.append(f"{name}: {value}")

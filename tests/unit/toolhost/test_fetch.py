@@ -124,6 +124,12 @@ def test_a_header_cannot_become_two(value: str) -> None:
     assert heard in ([], [b""])
 
 
+@pytest.mark.parametrize("name", ["", "X B", "X:B", "X\r\nB", "한"])
+def test_a_name_that_no_header_has(name: str) -> None:
+    with server() as (url, _), pytest.raises(Unreachable, match="holds characters that no header may have"):
+        send("GET", url, headers={name: "1"}, timeout_s=5)
+
+
 def test_nothing_is_read_that_was_not_asked_for() -> None:
     with server(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000) as (url, _):
         with send("GET", url, timeout_s=5) as answer:
