@@ -71,6 +71,8 @@ EXIT_GRACE_S: Final = 0.3
 LOAD_TIMEOUT_S: Final = 60.0
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
+#: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
+SETTLED_BYTES: Final = 65536
 #: Progress frames of one call that are passed on (seconds between two).
 PROGRESS_S: Final = 0.05
 #: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
@@ -489,8 +491,8 @@ class Host:
             raise Violation("the worker said `pending` twice")
         tenancy.pending.pop(result.call_id, None)
         actions = self._pool.leave(slot, result.call_id, now)
-        if result.error is not None and tenancy.network is not None:
-            # Whether it was the sandbox that refused is known once the proxy has said what it saw.
+        if tenancy.network is not None and (result.error is not None or memoryview(payload).nbytes <= SETTLED_BYTES):
+            # What was reached, and whether it was the sandbox that refused, the proxy says after the fact.
             self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
         else:
             self._conclude(call, work, payload)
@@ -519,7 +521,7 @@ class Host:
             self.completions.end(work, payload)
 
     def _explained(self, tenancy: Tenancy, call: Call, work: Work | None, result: Result) -> None:
-        """Finish a call that failed in a jail with a network, now that everything denied there is known."""
+        """Finish a call in a jail with a network, now that everything reached and denied there is known."""
         if result.error is not None and tenancy.network is not None:
             denied = tenancy.network.denied_since(call.denied_before)
             result = msgspec.structs.replace(result, error=with_denial(result.error, denied))

@@ -108,6 +108,9 @@ def test_a_network_from_the_command_line_and_from_a_policy(swarm: Sandbox) -> No
         result = swarm.call(command, "--allow-net", f"127.0.0.1:{port}")
         assert result["output"]["stdout"] == "page /a ", result
         assert result["output"]["exitCode"] == 7
+        jail = result["receipt"]["jail"]
+        assert jail["reached"] == [f"127.0.0.1:{port}"]
+        assert f"127.0.0.1:{other}" in jail["denied"]
         assert seen == [f"GET /a 127.0.0.1:{port}"]
         policy = swarm.home / "mine.yaml"
         policy.write_text(f"widen:\n  - {{tool: bash, sandbox: {{network: {{allow: ['localhost:{port}']}}}}}}\n")
