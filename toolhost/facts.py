@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import secrets
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
@@ -238,6 +240,9 @@ def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostF
         entry_only=entry_only,
         venv=venv,
         venv_site=site,
+        private=f"{os.path.realpath(tempfile.gettempdir())}/gdn-jail-{secrets.token_hex(8)}"
+        if host.tier == "reduced"
+        else None,
     )
 
 

@@ -3,6 +3,7 @@
 States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
 
 Rules.
+- Without namespaces (the tier reduced) it ends with every process of its session instead.
 - A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
   and that process is over only when all of them are. `gone` is reported after that, never before.
 - At most one read per wake-up, so that a jail that talks much does not starve the others.
@@ -29,6 +30,7 @@ from toolhost.channel import Channel, Violation
 from toolhost.launch import UIDS, Launched, launch
 from toolhost.policy import LaunchPlan
 from toolhost.receipts import Usage
+from toolhost.remains import end_session, members, remove_tree
 
 #: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
 BURST: Final = 8
@@ -86,7 +88,13 @@ class Jail:
         self._owner = owner
         self._loop = loop
         self._channel = Channel(output_limit, loop.time())
-        launched: Launched = launch(plan)
+        self._reduced = plan.tier == "reduced"
+        try:
+            launched: Launched = launch(plan)
+        except BaseException:
+            if plan.private is not None:
+                remove_tree(plan.private)
+            raise
         self.pid = launched.pid
         self.uid = launched.uid
         self._pidfd = launched.pidfd
@@ -185,18 +193,26 @@ class Jail:
             self._status_readable()  # it came before `ready`, but the loop may see the two in any order
         if self._init_pidfd >= 0:
             self.worker_pid = _first_child(self._init_pid)
+        elif self._reduced:
+            self.worker_pid = self.pid
 
     def strays(self) -> list[int]:
         """Processes of the jail beside its first one and the worker, as this host counts them; children first found.
 
         A few file reads: for idle jails only. Descendants show up once what stands above them is gone.
         """
-        if self._init_pidfd < 0 or self.worker_pid is None or self.dying:
+        if self.worker_pid is None or self.dying:
+            return []
+        if self._reduced:
+            return [pid for pid in members(self.pid) if pid != self.pid]
+        if self._init_pidfd < 0:
             return []
         return [pid for pid in _children(self._init_pid) if pid != self.worker_pid] + _children(self.worker_pid)
 
     def processes(self) -> list[int]:
         """Every process of the jail, its first one included, as this host counts them."""
+        if self._reduced:
+            return members(self.pid)
         found = [self._init_pid] if self._init_pidfd >= 0 else []
         for pid in found:
             found += _children(pid)  # the list grows while it is walked
@@ -337,6 +353,8 @@ class Jail:
         if self._status >= 0:
             self._status_readable()  # the exit code may still be there
         self._loop.remove_reader(self._pidfd)
+        if self._reduced:
+            end_session(self.pid)
         with suppress(ChildProcessError):  # somebody else in this process has reaped it
             _, wait_status = os.waitpid(self.pid, 0)
             if self._exit_code is None:
@@ -356,6 +374,8 @@ class Jail:
         self.gone = True
         if self.uid is not None:
             UIDS.give_back(self.uid)
+        if self.plan.private is not None:
+            remove_tree(self.plan.private)
         for timer in (self._kill_timer, self._stray_timer):
             if timer is not None:
                 timer.cancel()

@@ -13,6 +13,7 @@ import atexit
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -157,7 +158,7 @@ def launch(plan: LaunchPlan) -> Launched:
         given.append(places[ARGS_FD])
         places[FILTER_FD] = _memory_file(plan.filter)
         given.append(places[FILTER_FD])
-        places[BOOT_FD] = _memory_file(msgspec.msgpack.encode({"landlock": plan.landlock, "limits": plan.limits}))
+        places[BOOT_FD] = _memory_file(_boot_plan(plan))
         given.append(places[BOOT_FD])
         for place, text in enumerate(plan.files, FILES_FD):
             places[place] = _memory_file(text.encode())
@@ -170,9 +171,12 @@ def launch(plan: LaunchPlan) -> Launched:
             uid = UIDS.take()
             if uid is None:
                 raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
+        if plan.private is not None:
+            _make_private(plan.private, plan.code)
         os.set_blocking(status, False)
         os.set_blocking(output, False)
-        pid = LAUNCHER.launch(_request(plan, list(places), uid), [*places.values(), *staged])
+        request = _request(plan, list(places), uid)
+        pid = LAUNCHER.launch(request, [*(places[place] for place in request["places"]), *staged])
         pidfd = os.pidfd_open(pid)
     except BaseException as error:
         for fd in kept:
@@ -193,11 +197,41 @@ def launch(plan: LaunchPlan) -> Launched:
     return Launched(pid, pidfd, channel, status, output, uid)
 
 
+def _make_private(folder: str, code: str) -> None:
+    """A folder for one jail that has no mounts: its home, its temporary files, and our code under its name there."""
+    os.mkdir(folder, 0o700)
+    for name in ("home", "tmp", "code"):
+        os.mkdir(f"{folder}/{name}", 0o700)
+    os.symlink(code, f"{folder}/code/goondan_tool")
+
+
+def _boot_plan(plan: LaunchPlan) -> bytes:
+    """What the boot stage puts up; bubblewrap installs the filter where there is one."""
+    limits = [
+        (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and plan.tier == "reduced" else value)
+        for number, value in plan.limits
+    ]
+    text = plan.filter.hex() if plan.tier == "reduced" else None  # msgpack of jails has no bytes
+    return msgspec.msgpack.encode({"landlock": plan.landlock, "limits": limits, "filter": text})
+
+
+def _own_tasks() -> int:
+    """How many processes and threads this user has: without a user namespace a limit of processes counts them all."""
+    found = 0
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                found += len(os.listdir(f"/proc/{name}/task"))
+    return found
+
+
 def _request(plan: LaunchPlan, places: list[int], uid: int | None) -> Launch:
+    reduced = plan.tier == "reduced"
     return {
-        "argv": [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
-        "env": {},
-        "places": places,
+        "argv": plan.command if reduced else [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
+        "env": plan.environment,
+        "folder": plan.workdir if reduced else None,
+        "places": [place for place in places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
         "stages": [
             {"at": stage.at, "readOnly": stage.read_only, "owned": True, "folder": stage.kind == "dir"}

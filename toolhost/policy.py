@@ -99,6 +99,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
+    `fix` says what would give a host of the `tier` reduced the full one.
     """
 
     bwrap: str
@@ -115,6 +116,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     hidden: list[str] = []
     disable_userns: bool = True
     landlock: int = 0
+    tier: Literal["full", "reduced"] = "full"
+    fix: str | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -136,6 +139,7 @@ class Request(Struct, frozen=True, kw_only=True):
     entry_only: bool = False
     venv: str | None = None
     venv_site: str | None = None
+    private: str | None = None
 
 
 class Stage(Struct, frozen=True):
@@ -155,7 +159,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
     `landlock` and `limits` (resource, value) go to the jail's boot stage (BOOT_FD), which puts itself and all that
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
-    inside of the network grant, None when there is none.
+    inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
+    with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
     """
 
     bwrap: str
@@ -174,6 +179,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
     mechanisms: dict[str, str] = {}
+    private: str | None = None
+    code: str = ""
+    environment: dict[str, str] = {}
 
 
 def check_writable(path: str, host: HostFacts) -> None:
@@ -211,6 +219,10 @@ def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: Ho
 
 def plan(request: Request, host: HostFacts) -> LaunchPlan:
     """The launch plan of one jail. Raises GoondanError E_SANDBOX_DENIED for what cannot be given."""
+    if host.tier == "reduced":
+        from toolhost.reduced import plan_reduced  # it builds on what is here
+
+        return plan_reduced(request, host)
     tool = request.tool
     if request.workdir_real is not None:
         check_writable(request.workdir_real, host)

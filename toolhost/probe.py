@@ -24,6 +24,8 @@ from toolhost.jail import Jail, process_status
 from toolhost.policy import JAIL_UID, HostFacts, plan
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+#: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.
+_BOUNDING: Final = 3
 #: A cold jail takes some 50 ms; a machine that is starting a hundred things may take long (seconds).
 PROBE_S: Final = 15.0
 
@@ -38,8 +40,10 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
         entry=f"{folder}/look.py",
         root=folder,
         exports=[ExportSpec(name="look")],
-        sandbox=SandboxSpec(isolation="shared"),
+        sandbox=SandboxSpec(isolation="shared", min_tier="reduced"),
     )
+    # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
+    outside = 1 if facts.tier == "full" else os.getpid()
     try:
         launch_plan = plan(look_up(tool, None, spec, facts), facts)
         jail = Jail(launch_plan, visit, loop, output_limit=65536, name="probe")
@@ -50,7 +54,7 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
         Call(
             call_id="1",
             export="look",
-            input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock})),
+            input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside})),
             agent_name="",
             instance_key="",
             turn_id="",
@@ -68,22 +72,26 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
         await visit.over
     if isinstance(told, str):
         return told
-    problems = judge(told) + judge_processes(visit.processes, os.geteuid() if jail.uid is None else jail.uid)
+    uid = os.geteuid() if jail.uid is None else jail.uid
+    reduced = facts.tier == "reduced"
+    problems = judge(told, uid if reduced else JAIL_UID, reduced=reduced)
+    problems += judge_processes(visit.processes, uid, reduced=reduced)
     return "the probe jail is none: " + "; ".join(problems) if problems else None
 
 
-def judge(seen: dict[str, Any]) -> list[str]:
-    """What is wrong with what a probe saw from inside."""
+def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False) -> list[str]:
+    """What is wrong with what a probe saw from inside. A reduced jail shares the host's namespaces."""
     problems: list[str] = []
-    if seen.get("uid") != [JAIL_UID] * 3:
+    if seen.get("uid") != [uid] * 3:
         problems.append(f"its user ids are {seen.get('uid')}")
-    if any(value != 0 for value in seen.get("capabilities", [-1])):
+    held = [value for at, value in enumerate(seen.get("capabilities", [-1])) if not (reduced and at == _BOUNDING)]
+    if any(value != 0 for value in held):
         problems.append("it has capabilities")
     if seen.get("noNewPrivs") != 1:
         problems.append("it can gain privileges")
-    if seen.get("pids") != [1, 2]:
+    if seen.get("pids") != ([] if reduced else [1, 2]):
         problems.append("it sees other processes")
-    if seen.get("interfaces") not in ([], ["lo"]):
+    if not reduced and seen.get("interfaces") not in ([], ["lo"]):
         problems.append(f"it has the network interfaces {seen.get('interfaces')}")
     if set(seen.get("environment", ["?"])) - {"PWD"} != {"HOME", "LANG", "PATH", "TMPDIR"}:
         problems.append(f"it has the environment {seen.get('environment')}")
@@ -91,9 +99,9 @@ def judge(seen: dict[str, Any]) -> list[str]:
         problems.append(f"it has the descriptors {seen.get('descriptors')}")
     namespaces: dict[str, str] = seen.get("namespaces", {})
     ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
-    if ours:
+    if ours and not reduced:
         problems.append(f"it shares our namespaces {ours}")
-    if len(namespaces) < 7:
+    if len(namespaces) < 7 and not reduced:
         problems.append("it does not know its namespaces")
     if seen.get("looksOut") is not False:
         problems.append("it can look into a process outside of its Landlock domain")
@@ -104,15 +112,17 @@ def judge(seen: dict[str, Any]) -> list[str]:
     return problems
 
 
-def judge_processes(statuses: dict[int, dict[str, str]], uid: int) -> list[str]:
+def judge_processes(statuses: dict[int, dict[str, str]], uid: int, *, reduced: bool = False) -> list[str]:
     """What is wrong with the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
 
     `uid` is the user on the host that they must run as.
     """
     problems: list[str] = []
-    if len(statuses) < 2:
+    if len(statuses) < (1 if reduced else 2):
         problems.append(f"the host sees {len(statuses)} processes in it, not its first one and the worker")
     wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
+    if reduced:
+        del wanted["CapBnd"]  # nothing of the kind can be gained, by the wall before it
     for pid, status in statuses.items():
         wrong = {name: status.get(name) for name, value in wanted.items() if status.get(name) != value}
         if wrong:

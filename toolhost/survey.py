@@ -32,11 +32,15 @@ from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without
 from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
 from toolhost.policy import HostFacts, walls
 from toolhost.probe import probe
+from toolhost.reduced import MINIMUM_LANDLOCK
 
 #: A file of /proc or /sys that says one thing (bytes).
 _MAX_SIGN: Final = 4096
 #: `bwrap --version` answers in milliseconds (seconds).
 _VERSION_TIMEOUT_S: Final = 5.0
+
+
+_NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 
 
 class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,24 +61,34 @@ async def survey() -> Survey:
         machine()
     except GoondanError as error:
         return _none(unknown_machine(error.info.message))
+    if signs.landlock < 1:
+        return _none(without_landlock(signs))
     try:
         bwrap = find_bwrap()
     except GoondanError as error:
-        return _none(without_bubblewrap(error.info.message))
+        return await _reduced(without_bubblewrap(error.info.message), signs)
     signs = msgspec.structs.replace(signs, bwrap=bwrap)
-    if signs.landlock < 1:
-        return _none(without_landlock(signs))
-    nothing = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
     cause: str | None = None
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
     # refuses new namespaces as well.
     for disable_userns in (True, False):
         facts = host_facts(bwrap, [], disable_userns=disable_userns)
-        problem = await probe(facts, nothing)
+        problem = await probe(facts, _NOTHING)
         if problem is None:
             return Survey(tier="full", walls=walls(facts), notes=_notes(facts, signs), facts=facts)
         cause = cause or problem
-    return _none(explain(cause or "no probe was made", signs))
+    return await _reduced(explain(cause or "no probe was made", signs), signs)
+
+
+async def _reduced(finding: Finding, signs: Signs) -> Survey:
+    """The tier below, where it can be had: for tools that ask for no more."""
+    can_be = finding.what in ("bubblewrap", "user namespaces", "procfs")
+    if signs.root or signs.landlock < MINIMUM_LANDLOCK or not can_be:
+        return _none(finding)
+    facts = msgspec.structs.replace(host_facts("", []), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix)
+    if await probe(facts, _NOTHING) is not None:
+        return _none(finding)
+    return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[finding], facts=facts)
 
 
 def _none(finding: Finding) -> Survey:
@@ -133,7 +147,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def report(found: Survey) -> Report:
     """A survey with the facts that a person wants beside it."""
-    bwrap = None if found.facts is None else found.facts.bwrap
+    bwrap = None if found.facts is None else found.facts.bwrap or None
     if bwrap is None:
         with suppress(GoondanError):
             bwrap = find_bwrap()

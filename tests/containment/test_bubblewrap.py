@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, Limits, SandboxSpec, ToolHostSpec
+from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import bench, bwrap, make_tool
 from toolhost.facts import host_facts, look_up
 from toolhost.launch import launch
@@ -323,7 +322,6 @@ async def test_grants_are_all_that_is_given(place: Path) -> None:
     assert [written[path] for path in targets] == ["refused", "done", "refused"]
 
 
-ORDINARY_USER = 65534
 AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
@@ -347,21 +345,7 @@ asyncio.run(main())
 def test_an_ordinary_user_gets_the_same_jail(short_tmp: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("every other test here has just shown it")
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    places = [str(Path(__file__).parents[2]), *(path for path in sys.path if path.endswith("site-packages"))]
-    env = {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
-    as_user: dict[str, Any] = {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": [], "env": env}
-    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
-        try:
-            able = subprocess.run([python, "-c", "import msgspec, pytest"], capture_output=True, cwd="/", **as_user)
-        except OSError:
-            continue
-        if able.returncode == 0:
-            break
-    else:
-        pytest.skip("no interpreter that an ordinary user may run")
-    os.chown(short_tmp, ORDINARY_USER, ORDINARY_USER)
-    done = subprocess.run([python, "-c", AS_USER, str(short_tmp)], capture_output=True, text=True, cwd="/", **as_user)
+    done = run_as_user(AS_USER, short_tmp)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{ORDINARY_USER} {{'status': 'ok', 'output': 1000}}\n"
     assert (short_tmp / "made").stat().st_uid == ORDINARY_USER

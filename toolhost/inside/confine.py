@@ -32,7 +32,11 @@ FAILED = 125
 # The same numbers on every machine.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PATH_BENEATH = 1
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _PR_SET_NO_NEW_PRIVS = 22, 2, 38
 _O_PATH = 0o10000000
+_S_IFMT, _S_IFDIR = 0o170000, 0o040000
+#: Run, write, read, truncate, drive a device.
+_FOR_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 
 def confine() -> None:
@@ -41,8 +45,12 @@ def confine() -> None:
         plan = _read_plan()
         for number, value in plan["limits"]:
             _limit(number, value)
+        if plan["filter"] is not None:
+            _no_new_privileges()
         if plan["landlock"] is not None:
             _landlock(plan["landlock"], _system_call())
+        if plan["filter"] is not None:
+            _filter(bytes.fromhex(plan["filter"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         _fail(f"{type(error).__name__}: {error}")
 
@@ -71,12 +79,39 @@ def _landlock(ruleset: dict[str, Any], call: Callable[..., int]) -> None:
     attributes = b"".join(ruleset[name].to_bytes(8, "little") for name in ("files", "net", "scopes"))
     fd = call(_CREATE_RULESET, attributes, len(attributes), 0)
     for path, rights in ruleset["rules"]:
-        place = posix.open(path, _O_PATH | posix.O_CLOEXEC)
+        try:
+            place = posix.open(path, _O_PATH | posix.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # nothing there, so nothing to give
+        if posix.fstat(place).st_mode & _S_IFMT != _S_IFDIR:
+            rights &= _FOR_FILES  # the kernel refuses a rule that gives a file what only folders have
         rule = rights.to_bytes(8, "little") + place.to_bytes(4, "little")
         call(_ADD_RULE, fd, _PATH_BENEATH, rule, 0)
         posix.close(place)
     call(_RESTRICT_SELF, fd, 0)
     posix.close(fd)
+
+
+def _no_new_privileges() -> None:
+    """Where bubblewrap has not seen to it. The package ctypes is slow to import, but here no mounts are made."""
+    import ctypes
+
+    _must(ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0), "no new privileges")
+
+
+def _filter(program: bytes) -> None:
+    """Install the system call filter where bubblewrap has not."""
+    import ctypes
+
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: unsigned short, padding, pointer
+    header = (len(program) // 8).to_bytes(8, "little") + ctypes.addressof(code).to_bytes(8, "little")
+    _must(ctypes.CDLL(None).prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), header, 0, 0), "the filter")
+
+
+def _must(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(f"{what} could not be set")
 
 
 def _system_call() -> Callable[..., int]:

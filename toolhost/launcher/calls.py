@@ -15,6 +15,7 @@ _OLD: Final = {"x86_64": {"clone": 56, "keyctl": 250}, "aarch64": {"clone": 220,
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
 _CLONE_PARENT: Final = 0x00008000
+_PR_SET_PDEATHSIG: Final = 1
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _AT_FDCWD: Final = -100
@@ -91,6 +92,11 @@ def set_attributes(tree: int, *, read_only: bool, user_namespace: int | None, re
 def attach(tree: int, at: str) -> None:
     """Put a detached mount in its place."""
     _call("move_mount", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(at), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def die_with_parent() -> None:
+    """Be killed when the process ends whose child this is."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0), "prctl")
 
 
 def fresh_session_keyring() -> None:

@@ -93,6 +93,9 @@ def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    if request["folder"] is not None:
+        os.chdir(request["folder"])
+        calls.die_with_parent()
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,6 +1,6 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "places", "stage", "stages", "uid"}   -> {"pid"} or {"error"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid"}   -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
 The descriptors of a launch are those of `places`, in its order, then those of `stages`.
@@ -31,12 +31,16 @@ class Stage(TypedDict):
 class Launch(TypedDict):
     """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there).
 
+    `folder` is where to start, None for bubblewrap, which goes there itself; without bubblewrap the process also asks
+    to die with the tool host.
+
     `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
     None to stay who we are.
     """
 
     argv: list[str]
     env: dict[str, str]
+    folder: str | None
     places: list[int]
     stage: str | None
     stages: list[Stage]

@@ -24,13 +24,13 @@ def look(context: Any, input: Any) -> dict[str, Any]:
         "uid": [int(value) for value in status["Uid"].split()[:3]],
         "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
         "noNewPrivs": int(status["NoNewPrivs"]),
-        "pids": sorted(int(name) for name in posix.listdir("/proc") if name.isdigit()),
+        "pids": _pids(),
         "interfaces": interfaces,
         "environment": sorted(name.decode() for name in posix.environ),
         "descriptors": _descriptors(),
         "namespaces": {name: posix.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},
         "looksOut": _works(lambda: posix.close(posix.open("/proc/1/environ", posix.O_RDONLY))),
-        "signalsOut": (input["landlock"] >= SCOPES_ABI and _works(lambda: posix.kill(1, 0))),
+        "signalsOut": (input["landlock"] >= SCOPES_ABI and _works(lambda: posix.kill(input["outside"], 0))),
         "writable": [path for path in _READ_ONLY if _can_write(path)],
     }
 
@@ -59,6 +59,14 @@ def _can_write(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _pids() -> list[int]:
+    """The processes that can be seen; none where /proc cannot be listed."""
+    try:
+        return sorted(int(name) for name in posix.listdir("/proc") if name.isdigit())
+    except OSError:
+        return []
 
 
 def _works(action: Callable[[], None]) -> bool:

@@ -1,0 +1,125 @@
+"""The tier for hosts that refuse user namespaces, as an ordinary user: what it holds, what it refuses, what is open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.containment.ordinary_user import run_as_user
+
+PLAYED = """
+import asyncio, json, os, socket, sys, tempfile
+from pathlib import Path
+import msgspec
+from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
+from tests.containment import attempts
+from tests.toolhost_fixture import bench, make_tool
+import toolhost.facts, toolhost.survey
+from toolhost.diagnosis import Finding
+
+place = Path(sys.argv[1])
+tempfile.tempdir = str(place)
+stub = place / "bwrap"
+stub.write_text('''#!/bin/sh
+[ "$1" = --version ] && echo 'bubblewrap 0.11.0' && exit
+echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
+''')
+stub.chmod(0o755)
+toolhost.facts._bwrap_candidates = lambda: [str(stub)]
+"""
+SURVEY = (
+    PLAYED
+    + """
+found = toolhost.survey.report(asyncio.run(toolhost.survey.survey()))
+print(msgspec.json.encode(found).decode())
+"""
+)
+ATTEMPTS = (
+    PLAYED
+    + """
+LEFT = '''
+import os, time
+def leave(ctx, input):
+    if os.fork() == 0:
+        os.setpgid(0, 0); time.sleep(60); os._exit(0)
+    deep = os.environ["TMPDIR"]
+    os.chdir(deep)
+    for _ in range(300): os.mkdir("d"); os.chdir("d")
+    return [os.environ["HOME"], os.getsid(0)]
+def ok(ctx, input): open("kept", "w").write("x"); return sorted(os.environ)
+def sleeps(ctx, input): time.sleep(30)
+handlers = {"leave": leave, "ok": ok, "sleeps": sleeps}
+'''
+
+def refusal(result): return [result["error"]["code"], result["error"]["message"]]
+
+async def main():
+    facts = (await toolhost.survey.survey()).facts
+    work = place / "work"; work.mkdir(); (work / ".git").mkdir()
+    (place / "secret").write_text("host secret")
+    plain = place / "plain"; plain.mkdir()
+    low = SandboxSpec(min_tier="reduced", limits=Limits(wall_seconds=40))
+    source = Path(attempts.__file__).read_text()
+    tools = [
+        make_tool(place, source, "run", sandbox=low),
+        make_tool(place, LEFT, "leave", "ok", "sleeps", name="low", sandbox=low),
+        make_tool(place, LEFT, "ok", name="high"),
+        make_tool(place, LEFT, "ok", name="net", sandbox=SandboxSpec(min_tier="reduced", network="public")),
+    ]
+    tcp = socket.create_server(("127.0.0.1", 0))
+    stream, datagram = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    stream.bind(str(plain / "stream.sock")); stream.listen(); datagram.bind(str(plain / "datagram.sock"))
+    told = {"secret": str(place / "secret"), "other_tool": str(place / "tool-high"), "uid": os.getuid(),
+            "pid": os.getpid(), "port": tcp.getsockname()[1], "socket": str(plain / "stream.sock")}
+    async with bench(*tools) as made:
+        made.host.open(facts)
+        out = {"high": refusal(await made.call("high__ok", workdir=plain)),
+               "net": refusal(await made.call("net__ok", workdir=plain)),
+               "git": refusal(await made.call("low__ok", workdir=work))}
+        out["ok"] = (await made.call("low__ok", workdir=plain))["output"]
+        out["receipt"] = list(made.receipts.values())[-1]["jail"]
+        home, session = (await made.call("low__leave", workdir=plain))["output"]
+        out["slow"] = refusal(await made.call("low__sleeps", workdir=plain, deadline_ms=300))
+        result = await made.call("t__run", told, workdir=plain, deadline_ms=40000, within_s=45)
+        out["found"] = result["output"]
+    out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
+    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.remains.members(session)]
+    print(json.dumps(out))
+
+import toolhost.remains
+asyncio.run(main())
+"""
+)
+#: What gets through there and not in the full tier: nothing of the host is reached by it.
+HARMLESS = {
+    "user_of_the_host",  # it is that user, and stays what it was
+    "bundle_document",  # a new file in a workdir without one; in a workdir that holds one, no jail is made
+}
+
+
+def read(done: Any) -> Any:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_host_without_user_namespaces_has_the_reduced_tier(short_tmp: Path) -> None:
+    found = read(run_as_user(SURVEY, short_tmp))
+    assert (found["tier"], found["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])
+    assert found["findings"][0]["what"] == "user namespaces"
+    assert found["findings"][0]["fix"]
+
+
+def test_what_the_reduced_tier_holds(short_tmp: Path) -> None:
+    found = read(run_as_user(ATTEMPTS, short_tmp))
+    assert found["high"][0] == found["net"][0] == "E_SANDBOX_UNAVAILABLE"
+    assert "needs the full sandbox" in found["high"][1]
+    assert found["git"][0] == "E_SANDBOX_DENIED" and "/work/.git" in found["git"][1]
+    assert set(found["ok"]) == {"HOME", "LANG", "PATH", "TMPDIR"}
+    assert (short_tmp / "plain" / "kept").exists()
+    assert (found["receipt"]["tier"], found["receipt"]["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])
+    assert found["slow"][0] == "E_TOOL_TIMEOUT"
+    assert found["left"] == [False, []]  # neither its folder nor a process of its session
+    assert found["folders"] == []
+    through = {name: detail for name, (_, verdict, detail) in found["found"].items() if verdict == "done"}
+    assert set(through) == HARMLESS, through

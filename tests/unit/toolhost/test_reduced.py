@@ -1,0 +1,70 @@
+"""The plan of the reduced tier: what it gives, and what it refuses because it could not keep it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from schemas.errors import GoondanError
+from schemas.launch import SandboxSpec
+from tests.unit.toolhost.test_policy import HOST, TOOL
+from toolhost.landlock import READ, RUN, WRITE, for_file
+from toolhost.policy import Place, Request, plan
+from toolhost.seccomp.program import program
+
+LOW = msgspec.structs.replace(HOST, tier="reduced", landlock=6, fix="Do this.", hidden=["/home/u/.goondan"])
+WILLING = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(min_tier="reduced"))
+REQUEST = Request(tool=WILLING, workdir="/link/w", workdir_real="/w", private="/tmp/gdn-jail-1")
+
+
+def changed(**values: object) -> Request:
+    return msgspec.structs.replace(REQUEST, **values)
+
+
+def test_the_plan() -> None:
+    made = plan(changed(read=[Place("/data", "dir")], write=[Place("/out", "dir"), Place("/log", "file")]), LOW)
+    assert (made.tier, made.walls, made.options) == ("reduced", ["seccomp", "landlock", "limits"], [])
+    assert made.command[-1] == "/tmp/gdn-jail-1/code/goondan_tool/boot.py"
+    assert made.workdir == "/w"  # there are no mounts to give it another name
+    assert set(made.environment) == {"PATH", "HOME", "TMPDIR", "LANG"}
+    assert made.filter == program("x86_64", sockets=False)
+    assert made.landlock is not None and (made.landlock.net, made.landlock.scopes) == (3, 3)
+    rights = dict(made.landlock.rules)
+    assert {path for path, right in rights.items() if right & WRITE == WRITE} == {
+        "/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp", "/w", "/out",
+    }  # fmt: skip
+    assert rights["/log"] == for_file(WRITE)
+    assert rights["/usr"] == rights["/data"] == rights["/b/tools/t"] == RUN
+    assert rights["/proc/self"] == READ
+    assert not {"/", "/proc", "/dev", "/etc", "/tmp", "/tmp/gdn-jail-1"} & set(rights)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (changed(tool=TOOL), "E_SANDBOX_UNAVAILABLE", "needs the full sandbox"),
+        (
+            changed(tool=msgspec.structs.replace(TOOL, sandbox=SandboxSpec(min_tier="reduced", network="public"))),
+            "E_SANDBOX_UNAVAILABLE",
+            "a network",
+        ),
+        (changed(guarded=[Place("/w/.git", "dir")]), "E_SANDBOX_DENIED", "/w/.git"),
+        (changed(masked=[Place("/b/tools/t/.env", "file")]), "E_SANDBOX_DENIED", "/b/tools/t/.env"),
+        (changed(workdir_real="/home/u"), "E_SANDBOX_DENIED", "/home/u/.goondan"),
+        (changed(read=[Place("/home", "dir")]), "E_SANDBOX_DENIED", "/home/u/.goondan"),
+        (changed(write=[Place("/usr/x", "dir")]), "E_SANDBOX_DENIED", "/usr/x"),
+        (changed(workdir_real="/etc/x"), "E_SANDBOX_DENIED", "system folder"),
+        (changed(private=None), "E_INTERNAL", "private"),
+    ],
+)
+def test_what_it_refuses(request_: Request, code: str, words: str) -> None:
+    with pytest.raises(GoondanError) as caught:
+        plan(request_, LOW)
+    assert caught.value.info.code == code
+    assert words in caught.value.info.message
+    if code == "E_SANDBOX_UNAVAILABLE":
+        assert caught.value.info.suggestion == "Do this."
+
+
+def test_a_workdir_in_the_state_root_is_fine() -> None:
+    assert plan(changed(workdir_real="/home/u/.goondan/w"), LOW).workdir == "/home/u/.goondan/w"
