@@ -72,10 +72,11 @@ def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces)
     except OSError as error:
         return {"error": error.strerror or str(error)}
     if pid == 0:
+        output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below
         try:
             _become(request, fds[: len(places)], trees)
         except BaseException as error:
-            _fail(places, fds, f"{type(error).__name__}: {error}")
+            _fail(output, f"{type(error).__name__}: {error}")
     for tree in trees:
         os.close(tree)
     return {"pid": pid}
@@ -118,7 +119,7 @@ def _close_others(places: set[int]) -> None:
                 os.set_inheritable(fd, False)
 
 
-def _fail(places: list[int], fds: list[int], reason: str) -> NoReturn:
-    with suppress(OSError, ValueError, IndexError):
-        os.write(fds[places.index(2)], f"launcher: {reason}\n".encode("utf-8", "replace"))
+def _fail(output: int, reason: str) -> NoReturn:
+    with suppress(OSError):
+        os.write(output, f"launcher: {reason}\n".encode("utf-8", "replace"))
     os._exit(FAILED)
