@@ -89,6 +89,8 @@ class Egress:
         self._pidfds: dict[int, int] = {}
         self._jails: dict[int, _Jail] = {}
         self._numbers = 0
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()  # what the proxy has not had room for, with descriptors
+        self._writing = False
         self._closed = False
 
     def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
@@ -295,12 +297,37 @@ class Egress:
         channel, self._channel = self._channel, None
         if channel is not None:
             self._loop.remove_reader(channel.fileno())
+            if self._writing:
+                self._writing = False
+                self._loop.remove_writer(channel.fileno())
             channel.close()
+        while self._outbox:
+            for fd in self._outbox.popleft()[1]:
+                os.close(fd)
 
     def _say(self, message: messages.Message, fds: list[int] | None = None) -> None:
-        if self._channel is None:
-            return
-        try:
-            socket.send_fds(self._channel, [messages.encode(message)], fds or [])
-        except OSError:
-            self._lost()  # it does not read any more, or has ended
+        """Send, or queue while the proxy reads slower than results come; `fds` stay the caller's."""
+        if self._channel is not None:
+            self._outbox.append((messages.encode(message), [os.dup(fd) for fd in fds or []]))
+            self._flush()
+
+    def _flush(self) -> None:
+        channel = self._channel
+        while channel is not None and self._outbox:
+            data, fds = self._outbox[0]
+            try:
+                socket.send_fds(channel, [data], fds)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._lost()  # it has ended
+                return
+            self._outbox.popleft()
+            for fd in fds:
+                os.close(fd)
+        if channel is not None and bool(self._outbox) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(channel.fileno(), self._flush)
+            else:
+                self._loop.remove_writer(channel.fileno())

@@ -253,3 +253,14 @@ async def test_the_proxy_has_nothing_and_is_replaced(tmp_path: Path) -> None:
             return
         await asyncio.sleep(0.01)
     pytest.fail("the proxy outlives its tool host")
+
+
+async def test_many_calls_at_once_lose_no_refusal(tmp_path: Path) -> None:
+    """More news than a socket holds, both ways: every one of these calls must know why it failed."""
+    async with bench(
+        make_tool(tmp_path, SOURCE, *EXPORTS, sandbox=sandbox({"allow": ["127.0.0.1:9"]})), max_jails=4
+    ) as host:
+        args = {"host": "127.0.0.1", "port": 10}
+        started = [host.start("t__raw", args, instance_key=f"k{number % 4}")[1] for number in range(400)]
+        results = await asyncio.wait_for(asyncio.gather(*started), 40)
+        assert {result["error"]["code"] for result in results} == {"E_SANDBOX_DENIED"}

@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final
@@ -55,6 +56,8 @@ CHUNK: Final = 65536
 #: What one jail can make us report, at once and each second.
 REPORT_BURST: Final = 256
 REPORTS_PER_S: Final = 50.0
+#: What the tool host has not read yet (messages of some 100 bytes).
+MAX_UNSENT: Final = 16384
 #: Refused connections looked at in one go.
 WATCH_BATCH: Final = 256
 _MARK: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
@@ -348,13 +351,31 @@ class Control:
         self.jails: dict[int, JailSide] = {}
         self.ended = self.loop.create_future()
         self._channel = channel
+        self._outbox: deque[bytes] = deque(maxlen=MAX_UNSENT)
+        self._writing = False
         channel.setblocking(False)
         self.loop.add_reader(channel.fileno(), self._readable)
 
     def send(self, message: Message) -> None:
-        """Tell the tool host; what it does not read in time is lost, except that it has gone."""
-        with suppress(BlockingIOError, ConnectionError):
-            self._channel.send(encode(message))
+        """Tell the tool host, in order; the oldest news goes when it does not read for long."""
+        self._outbox.append(encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                self._channel.send(self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._outbox.clear()  # the reader finds out
+        if bool(self._outbox) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self.loop.add_writer(self._channel.fileno(), self._flush)
+            else:
+                self.loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
         try:
