@@ -10,6 +10,7 @@ import asyncio
 import random
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from tests.toolhost_fixture import bench, make_tool
 from toolhost.channel import Channel, Violation
 from toolhost.host import Host
 from toolhost.pool import Slot, Start
+from toolhost.receipts import Usage
 from toolhost.tenancy import Tenancy
 
 SEED = 20261121
@@ -80,12 +82,16 @@ class NoJail:
         self.worker_pid = None
         self.tenant: Any = None
         self.last_words = ""
+        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={})
 
     def kill(self, reason: str) -> None:
         self.dying = True
 
     def mark_live(self) -> None:
         self.live = True
+
+    def usage(self) -> Usage:
+        return Usage(0, 0)
 
     def send(self, frame: Any) -> None:
         raise AssertionError("nothing is sent to a worker here")
