@@ -1,0 +1,147 @@
+"""Random calls of every bundled tool through the whole of it: client, broker, agent, tool host, jail.
+
+No failure without a structure, no process left, memory flat. A few hundred calls in the test suite; as many as wished
+by hand: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"` prints the figures, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from queue import Empty, SimpleQueue
+from subprocess import PIPE
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from kernel.bundle.base import base_tools
+from kernel.bundle.tools import CheckedTool
+from schemas.errors import CODES, HELP_BASE, is_os_error_code
+from tests.calls_by_schema import Call, calls
+from tests.kernel_fixture import Sandbox
+
+CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "300"))
+#: Calls between two looks at the memory.
+CHUNK = 100
+#: How long an answer may take (seconds): a random command can last until its default timeout of 30 s.
+ANSWER_S = 60.0
+#: Each has an agent of its own, and a jail for every tool; more jails than the tool host keeps would all start cold.
+INSTANCES = 2
+#: What a process may grow by behind the first fifth of the calls (MiB): arenas and caches that still fill up.
+GROWTH_MIB = 8.0
+#: Calls that fail are the tools' business; these codes would be ours.
+OURS = {"E_INTERNAL", "E_TOOL_CRASHED", "E_TOOL_OUTCOME_UNKNOWN", "E_AGENT_FAILED", "E_KERNEL_LOST", "E_LEASE_LOST"}
+#: Longer than any error message may be, whatever the tool's limit.
+MAX_MESSAGE = max(tool.body.error_message_limit for tool in base_tools().values())
+
+
+def reachable() -> list[CheckedTool]:
+    """Every bundled tool that needs no network."""
+    return [tool for tool in base_tools().values() if tool.body.sandbox.network == "none"]
+
+
+def drawn(number: int, count: int) -> list[Call]:
+    """`count` calls, the same in every run; others for every `number`. Small draws are quicker."""
+    found: list[Call] = []
+
+    @seed(20261122 + number)
+    @settings(
+        max_examples=count,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(calls(reachable()))
+    def draw(call: Call) -> None:
+        found.append(call)
+
+    draw()
+    return found
+
+
+def memory_mib(pid: int) -> float:
+    """What a process has in memory."""
+    with open(f"/proc/{pid}/statm") as source:
+        return int(source.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def wrong(result: Any) -> str | None:
+    """Why this is no proper ToolResult."""
+    if not isinstance(result, dict) or result.get("status") not in ("ok", "error"):
+        return "no ToolResult"
+    if result["status"] == "ok":
+        return None if "output" in result else "no output"
+    error = result.get("error", {})
+    code, message = error.get("code"), error.get("message")
+    if code in OURS or not (code in CODES or is_os_error_code(str(code))):
+        return "a code that no call may end with"
+    if not message or not error.get("suggestion") or error.get("helpUrl") != HELP_BASE + code:
+        return "incomplete"
+    return None if len(message) <= MAX_MESSAGE or code == "E_USAGE" else "too long"
+
+
+@pytest.mark.timeout(3600 if CALLS > 1000 else 120)
+@pytest.mark.requirement("ERROR-01", "HANDLER-06", "HANDLER-07", "RESULT-05")
+def test_random_calls_end_in_structured_results_and_leave_nothing(kernel: Sandbox) -> None:
+    made = [call for number in range(0, CALLS, CHUNK) for call in drawn(number, CHUNK)]
+    assert len(made) >= CALLS * 0.9
+    assert {name for name, _ in made} >= {f"{tool.name}__{tool.body.exports[0].name}" for tool in reachable()}
+    kernel.detach()
+    batch = kernel.popen("call", "--batch", "-", stdin=PIPE)
+    assert batch.stdin is not None and batch.stdout is not None
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    reading = Thread(target=lambda: [answers.put(line) for line in batch.stdout or ()], daemon=True)
+    reading.start()  # results of megabytes come while lines are still written
+    codes: Counter[str] = Counter()
+    memory: list[dict[str, float]] = []
+    began = time.monotonic()
+    for start in range(0, len(made), CHUNK):
+        chunk = made[start : start + CHUNK]
+        for number, (tool, args) in enumerate(chunk, start):
+            line = {"id": number, "tool": tool, "args": args, "instance": f"i{number % INSTANCES}"}
+            batch.stdin.write(json.dumps(line).encode() + b"\n")
+        batch.stdin.flush()
+        answered: set[int] = set()
+        for _ in chunk:
+            try:
+                answer = json.loads(answers.get(timeout=ANSWER_S))
+            except Empty:
+                left = [made[number] for number in range(start, start + len(chunk)) if number not in answered]
+                pytest.fail(f"no answer within {ANSWER_S} s: {left}"[:4000])
+            problem = wrong(answer["result"])
+            assert problem is None, (problem, made[answer["id"]], answer["result"])
+            answered.add(answer["id"])
+            codes[answer["result"].get("error", {}).get("code", "ok")] += 1
+        assert answered == set(range(start, start + len(chunk)))
+        memory.append(held(kernel))
+    took = time.monotonic() - began
+    batch.stdin.close()
+    assert batch.wait(timeout=20) == 0
+    assert not [command for command in kernel.processes().values() if command.startswith("sleep 300")]
+    settled = memory[len(memory) // 5]
+    grown = {name: memory[-1][name] - settled.get(name, 0.0) for name in memory[-1]}
+    print(f"\n{len(made)} calls in {took:.0f} s: {dict(codes.most_common())}")
+    print(f"MiB after a fifth {rounded(settled)}, at the end {rounded(memory[-1])}")
+    assert {name for name, mib in grown.items() if mib > GROWTH_MIB} == set(), (rounded(settled), rounded(memory[-1]))
+    assert codes["ok"] > len(made) / 5
+    assert codes["E_TOOL_INVALID_ARGS"] > 0
+
+
+def held(kernel: Sandbox) -> dict[str, float]:
+    """The memory of every process that lives as long as the kernel, by role and name (MiB)."""
+    roles = ("broker", "toolhost", "agent", "supervisor")
+    rows = [row for row in kernel.ps() if row["role"] in roles and row["pid"]]
+    return {
+        f"{row['role']} {row.get('name', '')} {row.get('instanceKey', '')}".strip(): memory_mib(row["pid"])
+        for row in rows
+    }
+
+
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    """For people."""
+    return {name: round(mib, 1) for name, mib in figures.items()}

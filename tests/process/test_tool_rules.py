@@ -1,0 +1,406 @@
+"""The specification's rules of tools, on the whole way: bundle, agent, middleware, broker, tool host, jail, and back.
+
+One swarm serves all tests. What the model was shown and told stands in the requests of a scripted model server; what
+middleware saw, in the file that the extension writes; what the handler saw, in what it returned.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox
+from tests.process.scripted_model import Answer, ScriptedModel, scripted_model
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: scripted}
+spec: {provider: openai, model: m, endpoint: ENDPOINT}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: words, labels: {tier: own}}
+spec:
+  entry: ./tools/words.py
+  errorMessageLimit: 200
+  exports:
+    - name: about
+      description: What the handler sees.
+      parameters:
+        type: object
+        properties:
+          text: {type: string}
+          filters: {type: object, properties: {status: {type: string, enum: [active, inactive]}}}
+        required: [text]
+        additionalProperties: false
+    - {name: list-all}
+    - {name: later}
+    - {name: fail}
+    - {name: odd}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: hidden}
+spec:
+  entry: ./tools/words.py
+  exports: [{name: list-all}, {name: fail}]
+---
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: weather-ext}
+spec:
+  entry: ./ext/probe.py
+  config: {log: LOGFILE}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec:
+  modelConfig: {modelRef: Model/scripted}
+  tools: [{ref: Tool/words}]
+  extensions: [{ref: Extension/weather-ext}]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: trusted}
+spec:
+  modelConfig: {modelRef: Model/scripted}
+  tools: [Tool/words]
+  policy: {toolCalls: {allowRegistry: ["hidden__*"]}}
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/trusted}]}
+"""
+WORDS = '''\
+import asyncio, os, sys
+
+NAMES = ["agent_name", "instance_key", "turn_id", "tool_call_id", "workdir"]
+REMOVED = ["swarm_bundle", "swarmBundle", "oauth", "instance", "swarm", "agent", "runtime"]
+
+def about(ctx, input):
+    """Everything a handler can know."""
+    ctx.logger.warn("seen by", ctx.tool_call_id)
+    fixed = []
+    for name in [*NAMES, "message", "logger"]:
+        try:
+            setattr(ctx, name, "other")
+        except AttributeError:
+            fixed.append(name)
+    message = ctx.message
+    message.metadata["mine"] = 1
+    return {
+        "input": input, "pid": os.getpid(), "cwd": os.getcwd(), "fixed": fixed,
+        "removed": [name for name in REMOVED if getattr(ctx, name, None) is not None],
+        "message": {"id": message.id, "data": message.data, "createdAt": str(message.created_at)},
+        "source": str(message.source),
+        "methods": [name for name in ("debug", "info", "warn", "error") if callable(getattr(ctx.logger, name))],
+        **{name: getattr(ctx, name) for name in NAMES},
+    }
+
+async def later(ctx, input):
+    await asyncio.sleep(0)
+    return None
+
+class NoSuchCity(Exception):
+    code = "E_NO_CITY"
+
+def fail(ctx, input):
+    if "code" in input:
+        raise NoSuchCity("nowhere")
+    raise KeyError("x" * 5000) if "long" in input else ValueError("plainly")
+
+def odd(ctx, input):
+    return {"nan": float("nan"), "object": object(), "set": {1}, "bytes": b"x", "keys": {1: 2}}[input["what"]]
+
+handlers = {"about": about, "later": later, "fail": fail, "odd": odd}
+handlers["list-all"] = lambda ctx, input: sorted(os.listdir(ctx.workdir))
+'''
+PROBE = """\
+import json, os
+
+def register(api, config):
+    def note(**what):
+        with open(config["log"], "a") as out:
+            out.write(json.dumps(what) + "\\n")
+
+    async def step(ctx):
+        said = ctx.turn.input_event.input
+        items = [{"name": i.name, "description": i.description, "parameters": i.parameters,
+                  "source": {"type": i.source.type, "name": i.source.name}} for i in ctx.tool_catalog]
+        note(said=said, step=ctx.step_index, catalog=items, pid=os.getpid())
+        if said == "narrow" and ctx.step_index == 0:
+            ctx.tool_catalog = [i for i in ctx.tool_catalog if i.name not in ("words__later", "words__list-all")]
+            ctx.tool_catalog.append({"name": "words__list-all", "description": "renewed"})
+            ctx.tool_catalog.append({"name": "hidden__list-all", "description": "now shown"})
+        return await ctx.next()
+
+    def layer(name):
+        async def around(ctx):
+            seen = {"tool": ctx.tool_name, "id": ctx.tool_call_id, "args": ctx.args}
+            note(layer=name, at="before", shared=dict(ctx.metadata), **seen)
+            for field in ("tool_name", "tool_call_id"):
+                try:
+                    setattr(ctx, field, "other")
+                    note(layer=name, changed=field)
+                except AttributeError:
+                    pass
+            ctx.metadata[name] = 1
+            if ctx.args.get("text") == "rewrite " + name:
+                ctx.args = {**ctx.args, "text": "written by " + name}
+            if ctx.args.get("text") == "denied" and name == "inner":
+                raise PermissionError("not with me")
+            result = await ctx.next()
+            note(layer=name, at="after", tool=ctx.tool_name, status=result.status, shared=sorted(ctx.metadata))
+            if ctx.args.get("text") == "shout":
+                result.output = name + " " + str(result.output if isinstance(result.output, str) else "!")
+            return result
+        return around
+
+    api.pipeline.register("step", step)
+    api.pipeline.register("toolCall", layer("outer"))
+    api.pipeline.register("toolCall", layer("inner"))
+    api.pipeline.register("toolCall", layer("first"), priority=-1)
+
+    async def get(ctx, input):
+        if input["city"] == "nowhere":
+            raise Exception("날씨 API 오류: 404")
+        if input["city"] == "long":
+            raise Exception("y" * 5000)
+        if input["city"] == "more":
+            api.tools.register({"name": "weather.more", "description": "more", "handler": lambda ctx, input: "sun"})
+        return {"city": input["city"], "pid": os.getpid(), "id": ctx.tool_call_id}
+
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    api.tools.register({"name": "weather__get", "description": "The weather of a city.", "parameters": parameters}, get)
+"""
+
+
+class Swarm:
+    """The running swarm. `turn` makes the model say what it is told, and returns the answer."""
+
+    def __init__(self, kernel: Sandbox, model: ScriptedModel) -> None:
+        self.kernel = kernel
+        self.model = model
+
+    def turn(self, said: str, *answers: Answer, agent: str = "main") -> dict[str, Any]:
+        """A turn in an instance of its own, that must complete."""
+        self.model.scripts[said] = [*answers, f"end of {said}"]
+        result = self.kernel.gdn("send", agent, said, "--instance", said, "--json")
+        assert (result.status, result.json["response"]) == (0, f"end of {said}"), result.out
+        return dict(result.json)
+
+    def results(self, said: str) -> dict[str, Any]:
+        """What the model was told about each call."""
+        return self.model.results(said)
+
+    @property
+    def noted(self) -> list[dict[str, Any]]:
+        """What the extension wrote down, of all turns."""
+        return [json.loads(line) for line in (self.kernel.home / "probe.log").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[Swarm]:
+    with scripted_model() as model:
+        with sandbox("", {"OPENAI_API_KEY": "k"}) as kernel:
+            bundle = BUNDLE.replace("ENDPOINT", model.base).replace("LOGFILE", str(kernel.home / "probe.log"))
+            kernel.bundle.write_text(bundle)
+            for name, text in (("tools/words.py", WORDS), ("ext/probe.py", PROBE)):
+                (kernel.home / name).parent.mkdir()
+                (kernel.home / name).write_text(text)
+            kernel.detach()
+            yield Swarm(kernel, model)
+
+
+@pytest.mark.requirement("NAME-01", "NAME-02", "NAME-03", "NAME-06", "CATALOG-01", "CATALOG-02", "CATALOG-04")
+@pytest.mark.requirement("CATALOG-06", "CATALOG-08", "CATALOG-09", "SCHEMA-08", "SCHEMA-11")
+@pytest.mark.requirement("ITEM-01", "ITEM-02", "ITEM-04", "ITEM-05", "DYNAMIC-01", "DYNAMIC-10", "PIPELINE-02")
+def test_the_model_is_shown_the_agents_tools_and_the_extensions(swarm: Swarm) -> None:
+    swarm.turn("names", [("c1", "words__list-all", {}), ("c2", "weather__get", {"city": "Seoul"})])
+    offered = swarm.model.offered("names")
+    exports = ["about", "list-all", "later", "fail", "odd"]
+    assert list(offered) == [*[f"words__{export}" for export in exports], "weather__get"]
+    schema = offered["words__about"]["parameters"]
+    assert schema["properties"]["filters"]["properties"]["status"]["enum"] == ["active", "inactive"]
+    assert offered["words__about"]["description"] == "What the handler sees."
+    (noted,) = [line for line in swarm.noted if line.get("said") == "names" and line["step"] == 0]
+    assert [item["name"] for item in noted["catalog"]] == list(offered)
+    assert noted["catalog"][0]["source"] == {"type": "config", "name": "words"}
+    assert noted["catalog"][0]["parameters"] == schema
+    assert noted["catalog"][-1] == {
+        "name": "weather__get",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "source": {"type": "extension", "name": "weather-ext"},
+    }
+    assert swarm.results("names")["c1"] == []
+    assert swarm.results("names")["c2"]["city"] == "Seoul"
+
+
+@pytest.mark.requirement("CALL-08", "CALL-10", "CONTEXT-01", "CONTEXT-02", "CONTEXT-03", "CONTEXT-04", "CONTEXT-05")
+@pytest.mark.requirement(
+    "CONTEXT-06", "CONTEXT-07", "CONTEXT-08", "CONTEXT-10", "HANDLER-01", "HANDLER-05", "RESULT-02"
+)
+def test_a_call_reaches_its_handler_with_its_id_and_its_context(swarm: Swarm) -> None:
+    args = {"text": "여기", "filters": {"status": "active"}}
+    answer = swarm.turn("about", [("call_77", "words__about", args)])
+    seen = swarm.results("about")["call_77"]
+    assert (seen["input"], seen["tool_call_id"]) == (args, "call_77")
+    assert (seen["agent_name"], seen["instance_key"], seen["turn_id"]) == ("main", "about", answer["turnId"])
+    assert seen["workdir"].endswith("/instances/main/about/workspace")
+    assert seen["cwd"] == seen["workdir"]
+    assert seen["fixed"] == ["agent_name", "instance_key", "turn_id", "tool_call_id", "workdir", "message", "logger"]
+    assert seen["removed"] == []
+    assert seen["methods"] == ["debug", "info", "warn", "error"]
+    assert "seen by call_77" in swarm.kernel.log("toolhost")
+    message = seen["message"]
+    assert message["data"]["role"] == "assistant"
+    assert "call_77" in json.dumps(message["data"])
+    assert message["id"].startswith(answer["turnId"]) and message["createdAt"].startswith("20")
+    (call,) = [line for line in swarm.noted if line.get("layer") == "outer" and line.get("id") == "call_77"]
+    assert (call["tool"], call["args"]) == ("words__about", args)
+    agent = next(line["pid"] for line in swarm.noted if line.get("said") == "about")
+    assert seen["pid"] != agent
+
+
+@pytest.mark.requirement("CALL-01", "CALL-02", "CALL-04", "CALL-05", "CALL-06", "CALL-07", "ERROR-08")
+def test_a_tool_outside_the_catalog_is_refused_and_the_turn_goes_on(swarm: Swarm) -> None:
+    swarm.turn("outside", [("c1", "hidden__list-all", {}), ("c2", "no-such", {}), ("c3", "words__list-all", {})])
+    told = swarm.results("outside")
+    assert told["c1"]["error"]["message"] == "Tool 'hidden__list-all' is not available in the current Tool Catalog."
+    for refused in ("c1", "c2"):
+        error = told[refused]["error"]
+        assert (error["code"], error["name"]) == ("E_TOOL_NOT_IN_CATALOG", "ToolNotInCatalogError")
+        assert "spec.tools" in error["suggestion"]
+        assert error["helpUrl"].endswith("/E_TOOL_NOT_IN_CATALOG")
+    assert told["c3"] == []
+    jails = [row for row in swarm.kernel.ps() if row["role"] == "worker"]
+    assert jails and not [row for row in jails if "hidden" in row["name"]], "the refused call started a jail"
+
+
+@pytest.mark.requirement("CALL-03")
+def test_a_policy_opens_the_registry_to_the_names_it_lists(swarm: Swarm) -> None:
+    swarm.turn("policy", [("c1", "hidden__list-all", {}), ("c2", "bash__exec", {"command": "ls"})], agent="trusted")
+    told = swarm.results("policy")
+    assert told["c1"] == []
+    assert told["c2"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
+    assert not [name for name in swarm.model.offered("policy") if not name.startswith("words__")]
+
+
+@pytest.mark.requirement("CATALOG-03", "CATALOG-05", "CATALOG-07", "CALL-01", "CALL-02", "PIPELINE-02")
+def test_step_middleware_changes_one_steps_catalog_for_the_model_and_for_the_check(swarm: Swarm) -> None:
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("c1", "words__later", {}),
+        ("c2", "hidden__list-all", {}),
+        ("c5", "words__list-all", {}),
+    ]
+    again: list[tuple[str, str, dict[str, Any]]] = [("c3", "words__later", {}), ("c4", "hidden__list-all", {})]
+    swarm.turn("narrow", calls, again)
+    first, second = (swarm.model.offered("narrow", step) for step in (0, 1))
+    assert ("words__later" in first, first["hidden__list-all"]["description"]) == (False, "now shown")
+    assert ("words__later" in second, "hidden__list-all" in second) == (True, False)
+    told = swarm.results("narrow")
+    assert told["c1"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
+    # It passed the agent's check; what the Agent document names is an upper bound that the broker holds.
+    assert told["c2"]["error"]["code"] == "E_FORBIDDEN"
+    assert first["words__list-all"]["description"] == "renewed"
+    assert told["c5"] == []
+    assert told["c3"] is None
+    assert told["c4"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
+
+
+@pytest.mark.requirement("CALL-09", "CALL-10", "CALL-11", "CALL-12", "CALL-13", "CALL-14", "CALL-16")
+@pytest.mark.requirement("PIPELINE-01", "PIPELINE-03", "PIPELINE-14", "PIPELINE-15", "PIPELINE-16", "PIPELINE-21")
+def test_middleware_lies_around_each_call_like_an_onion(swarm: Swarm) -> None:
+    for said in ("onion", "onion-again"):
+        swarm.turn(
+            said,
+            [(f"{said}-1", "words__about", {"text": "rewrite outer"}), (f"{said}-2", "weather__get", {"city": "x"})],
+            [(f"{said}-3", "words__about", {"text": "denied"}), (f"{said}-4", "words__about", {"text": "shout"})],
+        )
+        told = swarm.results(said)
+        assert told[f"{said}-1"]["input"] == {"text": "written by outer"}
+        assert (told[f"{said}-3"]["error"]["name"], told[f"{said}-3"]["error"]["message"]) == (
+            "PermissionError",
+            "not with me",
+        )
+        assert told[f"{said}-4"] == "first outer inner !"
+        lines = swarm.noted
+        for number in ("1", "2"):
+            began = next(i for i, line in enumerate(lines) if line.get("id") == f"{said}-{number}")
+            tool = lines[began]["tool"]
+            layers = [(line["layer"], line["at"]) for line in lines[began:] if line.get("tool") == tool][:6]
+            assert layers == [
+                ("first", "before"),
+                ("outer", "before"),
+                ("inner", "before"),
+                ("inner", "after"),
+                ("outer", "after"),
+                ("first", "after"),
+            ]
+        inner = next(line for line in lines if line.get("id") == f"{said}-1" and line["layer"] == "inner")
+        assert (inner["args"]["text"], inner["shared"]) == ("written by outer", {"first": 1, "outer": 1})
+    assert not [line for line in swarm.noted if "changed" in line]
+    begun = [line for line in swarm.noted if str(line.get("id")).endswith("-3") and line["layer"] == "inner"]
+    assert len(begun) == 2
+    assert "seen by onion-3" not in swarm.kernel.log("toolhost"), "the handler ran although middleware refused"
+
+
+@pytest.mark.requirement("ERROR-01", "ERROR-02", "ERROR-03", "ERROR-04", "ERROR-05", "ERROR-06", "ERROR-07", "ERROR-08")
+@pytest.mark.requirement("ERROR-10", "RESULT-01", "RESULT-05", "SCHEMA-05", "DYNAMIC-07", "DYNAMIC-11", "CALL-15")
+def test_what_handlers_raise_is_told_to_the_model_cut_to_the_tools_limit(swarm: Swarm) -> None:
+    swarm.turn(
+        "errors",
+        [("c1", "words__fail", {}), ("c2", "words__fail", {"long": 1}), ("c3", "words__fail", {"code": 1})],
+        [("c4", "weather__get", {"city": "nowhere"}), ("c5", "weather__get", {"city": "long"})],
+    )
+    told = {call: result["error"] for call, result in swarm.results("errors").items()}
+    assert (told["c1"]["code"], told["c1"]["name"], told["c1"]["message"]) == ("E_TOOL", "ValueError", "plainly")
+    assert told["c1"]["suggestion"]
+    assert told["c1"]["helpUrl"] == "https://docs.goondan.ai/errors/E_TOOL"
+    assert len(told["c2"]["message"]) == 200 and told["c2"]["message"].endswith("x... (truncated)")
+    assert (told["c3"]["code"], told["c3"]["name"]) == ("E_NO_CITY", "NoSuchCity")
+    assert told["c4"]["message"] == "날씨 API 오류: 404"
+    assert told["c5"]["message"] == "y" * 985 + "... (truncated)"
+    swarm.turn("default limit", [("c1", "hidden__fail", {"long": 1})], agent="trusted")
+    assert len(swarm.results("default limit")["c1"]["error"]["message"]) == 1000
+    (database,) = swarm.kernel.home.glob("state/workspaces/*/instances/main/errors/conversation.db")
+    with closing(sqlite3.connect(database)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = [row for table in tables for row in db.execute(f'SELECT * FROM "{table}"')]
+    stored = b"".join(cell if isinstance(cell, bytes) else str(cell).encode() for row in rows for cell in row)
+    assert "날씨 API 오류: 404".encode() in stored, "the result is no part of the conversation"
+
+
+@pytest.mark.requirement("HANDLER-02", "HANDLER-06", "HANDLER-07", "RESULT-02", "SCHEMA-09", "SCHEMA-11")
+def test_values_in_and_out_are_json_and_fit_the_schema(swarm: Swarm) -> None:
+    wrong = [{"text": 3}, {}, {"text": "a", "extra": 1}, {"text": "a", "filters": {"status": "gone"}}]
+    odd = ["nan", "object", "set", "bytes", "keys"]
+    swarm.turn(
+        "values",
+        [("async", "words__later", {}), *[(f"w{number}", "words__about", args) for number, args in enumerate(wrong)]],
+        [(what, "words__odd", {"what": what}) for what in odd],
+    )
+    told = swarm.results("values")
+    assert told["async"] is None
+    for number, name in enumerate(["args.text", "args.text", "args.extra", "args.filters.status"]):
+        error = told[f"w{number}"]["error"]
+        assert (error["code"], name in error["message"]) == ("E_TOOL_INVALID_ARGS", True), error
+    assert {told[what]["error"]["code"] for what in odd} == {"E_TOOL_BAD_OUTPUT"}
+    assert "seen by w" not in swarm.kernel.log("toolhost"), "a call with wrong arguments reached the handler"
+
+
+@pytest.mark.requirement("DYNAMIC-05", "DYNAMIC-08", "CATALOG-09")
+def test_a_tool_registered_in_a_step_is_shown_in_the_next_one(swarm: Swarm) -> None:
+    swarm.turn("later tool", [("c1", "weather__get", {"city": "more"})], [("c2", "weather__more", {})])
+    assert "weather__more" not in swarm.model.offered("later tool", 0)
+    assert "weather__more" in swarm.model.offered("later tool", 1)
+    assert swarm.results("later tool")["c2"] == "sun"
