@@ -91,6 +91,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
     "schemas": python("-m", "schemas.export", "--check"),
     "documents": python("scripts/bundle_docs.py", "--check"),
+    "tool pages": python("scripts/tool_docs.py", "--check"),
     "requirements": python("scripts/requirements.py", "--quiet"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),

@@ -26,9 +26,9 @@ class ScriptedModel:
         messages = body["messages"]
         at = max(number for number, message in enumerate(messages) if message["role"] == "user")
         text = messages[at]["content"]
-        said = text if isinstance(text, str) else text[0]["text"]
+        said = str(text if isinstance(text, str) else text[0]["text"])
         self.requests.setdefault(said, []).append(body)
-        step = sum(message["role"] == "assistant" for message in messages[at:])
+        step = sum(1 for message in messages[at:] if message["role"] == "assistant")
         return self.scripts[said][step]
 
     def offered(self, said: str, step: int = 0) -> dict[str, dict[str, Any]]:

@@ -382,7 +382,12 @@ def test_what_handlers_raise_is_told_to_the_model_cut_to_the_tools_limit(swarm: 
 
 @pytest.mark.requirement("HANDLER-02", "HANDLER-06", "HANDLER-07", "RESULT-02", "SCHEMA-09", "SCHEMA-11")
 def test_values_in_and_out_are_json_and_fit_the_schema(swarm: Swarm) -> None:
-    wrong = [{"text": 3}, {}, {"text": "a", "extra": 1}, {"text": "a", "filters": {"status": "gone"}}]
+    wrong: list[dict[str, Any]] = [
+        {"text": 3},
+        {},
+        {"text": "a", "extra": 1},
+        {"text": "a", "filters": {"status": "gone"}},
+    ]
     odd = ["nan", "object", "set", "bytes", "keys"]
     swarm.turn(
         "values",

@@ -1,4 +1,4 @@
-"""docs/quickstart.md and README.md, followed by a newcomer who has nothing but this clone."""
+"""README.md, docs/quickstart.md and docs/tools.md, followed by a newcomer who has nothing but this clone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
-PAGES = {"README.md": ROOT / "README.md", "quickstart.md": ROOT / "docs" / "quickstart.md"}
+PAGES = {
+    "README.md": ROOT / "README.md",
+    "quickstart.md": ROOT / "docs" / "quickstart.md",
+    "tools.md": ROOT / "docs" / "tools.md",
+}
 
 
 def clone(kernel: Sandbox) -> Path:
