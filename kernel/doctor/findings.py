@@ -128,8 +128,10 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         yield _warning("sandbox", "setuid", message, f"sudo chmod u-s {shlex.quote(host.setuid_bwrap)}")
     yield _userns(host, works=survey is not None and survey.tier is not None)
     yield _cgroup(host)
-    if host.uid == 0:
-        message = "running as root: outside its namespace a jail has root's user id"
+    if host.uid == 0 and survey is not None and "uid" in survey.walls:
+        yield _ok("sandbox", "user", "running as root: each jail is a user of its own, and owns nothing outside")
+    elif host.uid == 0:
+        message = "running as root, and jails cannot be given users of their own here"
         yield _warning("sandbox", "user", message, "Start it as an ordinary user.")
     else:
         yield _ok("sandbox", "user", f"running as an ordinary user (uid {host.uid})")

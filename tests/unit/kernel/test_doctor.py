@@ -93,6 +93,11 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
     assert render(findings, Style())[-1] == "everything is in order"
 
 
+def test_root_is_fine_where_each_jail_is_a_user_of_its_own() -> None:
+    as_root = replace(with_host(uid=0), survey=with_survey(walls=["namespaces", "uid"]).survey)
+    assert {finding.level for finding in judge(as_root)} == {"ok"}
+
+
 NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo fix")])
 
 
