@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernel.bundle.opening import inspect_bundle
 from kernel.bundle.problems import BundleError, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
-from kernel.paths import find_bundle
+from kernel.paths import find_bundle, state_dir
 from schemas.address import SEPARATOR, build_tool_name, parse_tool_name
 from schemas.errors import fail
 from schemas.resources import BASE_PACKAGE, ToolExport
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def look(bundle: str | None) -> Inspected:
     """The bundle that a command means, without looking into modules. Raises BundleError, GoondanError E_CONFIG_…"""
-    inspected = inspect_bundle(find_bundle(bundle), state_dir=None, handlers=False)
+    path = find_bundle(bundle)
+    inspected = inspect_bundle(path, state_dir=state_dir(path), handlers=False)
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
     return inspected
@@ -56,5 +57,5 @@ def full_names(tools: Mapping[str, CheckedTool]) -> list[str]:
 
 
 def source(tool: CheckedTool) -> str:
-    """Where a tool comes from: the bundled package's name, or `bundle`."""
-    return BASE_PACKAGE if tool.bundled else "bundle"
+    """Where a tool comes from: the name of its package, or `bundle`."""
+    return BASE_PACKAGE if tool.bundled else tool.package or "bundle"

@@ -27,7 +27,14 @@ MODULE_MARK: Final = "TOOL_MODULE"
 
 @click.command(name="new")
 @click.argument("name")
-@click.option("--dir", "folder", metavar="DIR", default=".", help="The bundle's folder.  [default: here]")
+@click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    default=".",
+    shell_complete=options.completed_path("dir"),
+    help="The bundle's folder.  [default: here]",
+)
 @options.as_json
 def command(name: str, folder: str, as_json: bool) -> int:
     """Write a new tool into a bundle: its module, its test, and its document in goondan.yaml."""

@@ -1,7 +1,8 @@
 """`gdn tool show NAME`: what a tool takes, what it may do, and how it is called. Nothing is started.
 
 NAME is a Tool (`bash`, `Tool/bash`) or one of its functions (`bash__exec`). With --json one document: {name, source,
-file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in.
+file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in. `sandbox` is what the manifest
+requests; `granted` is there, too, when the tool gets something else (`gdn grant list` says why).
 
 Source: design sections 7 and 11; sandbox.md section 1.
 """
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="show")
-@click.argument("name")
+@click.argument("name", shell_complete=options.completed("tools"))
 @options.bundle
 @options.as_json
 def command(name: str, bundle: str | None, as_json: bool) -> int:
@@ -49,6 +50,7 @@ def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]
     from schemas.address import build_tool_name, tool_identity
 
     place = tool.document.place("metadata", "name")
+    gets = {} if granted_as_requested(tool) else {"granted": whole(tool.granted)}
     return {
         "name": tool_identity(tool.name),
         "source": source(tool),
@@ -57,11 +59,17 @@ def describe(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]
         "entry": tool.entry,
         "errorMessageLimit": tool.body.error_message_limit,
         "sandbox": whole(tool.body.sandbox),
+        **gets,
         "exports": [
             {**whole(export), "name": build_tool_name(tool.name, export.name), "examples": export.examples}
             for export in exports
         ],
     }
+
+
+def granted_as_requested(tool: CheckedTool) -> bool:
+    """Whether the tool gets what its manifest requests, no more and no less."""
+    return tool.granted is None or tool.granted == tool.sandbox
 
 
 def whole(value: Any) -> Any:
@@ -158,5 +166,7 @@ def _sandbox(tool: CheckedTool) -> list[str]:
     rows = {"error messages": f"at most {tool.body.error_message_limit} characters", "entry": tool.entry}
     rows |= {key: value if isinstance(value, str) else short(value) for key, value in asked.items() if _says(value)}
     rows["limits"] = ", ".join(f"{key} {value}" for key, value in limits.items())
+    if not granted_as_requested(tool):
+        rows["granted"] = "something else than this: `gdn grant list` says what"
     width = max(map(len, rows))
     return [f"{key:<{width}}  {printable(value)}" for key, value in rows.items()]

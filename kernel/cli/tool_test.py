@@ -68,7 +68,7 @@ class Report(msgspec.Struct, rename="camel", omit_defaults=False):
 
 
 @click.command(name="test", epilog="NAME is a Tool (words), one of its functions (words__count), or @goondan/base.")
-@click.argument("target", required=False, metavar="[PATH|NAME]")
+@click.argument("target", required=False, metavar="[PATH|NAME]", shell_complete=options.completed("tools"))
 @options.bundle
 @click.option("--network", is_flag=True, help="Also run examples of tools that ask for the network.")
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
@@ -119,7 +119,7 @@ def is_path(target: str) -> bool:
 def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
     """Check the whole bundle, and the modules of bundled tools that are named; what is to be tested.
 
-    `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
+    `name` None: every Tool of the bundle's own. Raises GoondanError E_TOOL_NOT_FOUND.
     """
     from kernel.bundle.handlers import inspect, judge
     from kernel.bundle.inspector import Inspector
@@ -131,7 +131,9 @@ def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools
     if name is None:
-        subjects = [Subject(tool, tool.body.exports) for tool in tools.values() if not tool.bundled]
+        subjects = [
+            Subject(tool, tool.body.exports) for tool in tools.values() if not tool.bundled and not tool.package
+        ]
     elif name == BASE_PACKAGE:
         subjects = [Subject(tool, tool.body.exports) for tool in tools.values() if tool.bundled]
     elif inspected.errors:

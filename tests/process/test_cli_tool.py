@@ -115,6 +115,43 @@ def test_show_explains_a_tool_or_one_of_its_functions(home: Sandbox) -> None:
     assert "words__keep" not in page
 
 
+PACKAGE = """\
+apiVersion: goondan.ai/v1
+kind: Package
+metadata: {name: "@acme/weather"}
+spec: {version: 1.0.0}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: forecast}
+spec:
+  entry: ./forecast.py
+  sandbox: {network: {allow: ["api.weather.example:443"]}}
+  exports: [{name: get, examples: [{input: {}}]}]
+"""
+
+
+def test_a_packages_tool_is_listed_under_its_package_and_shows_that_it_gets_less_than_it_requests(
+    kernel: Sandbox,
+) -> None:
+    folder = kernel.home / "state" / "packages" / "@acme" / "weather"
+    folder.mkdir(parents=True)
+    (folder / "goondan.yaml").write_text(PACKAGE)
+    (folder / "forecast.py").write_text("handlers = {'get': lambda ctx, input: 'sun'}\n")
+    use = '{kind: Tool, name: forecast, package: "@acme/weather"}'
+    kernel.bundle.write_text(BUNDLE.replace("[Tool/bash]", f"[{use}]"))
+    printed = kernel.gdn("tool", "list", "--json").json
+    assert "tools" in printed, printed
+    listed = {row["name"]: row["source"] for row in printed["tools"]}
+    assert listed["forecast__get"] == "@acme/weather"
+    shown = kernel.gdn("tool", "show", "forecast", "--json").json
+    assert shown["sandbox"]["network"] == {"allow": ["api.weather.example:443"]}
+    assert shown["granted"]["network"] == "none"
+    assert "gdn grant list" in kernel.gdn("tool", "show", "forecast").out
+    assert kernel.gdn("tool", "test", "--json").json["examples"] == []
+    assert kernel.gdn("tool", "test", "forecast", "--json").json["skipped"] == 1
+
+
 @pytest.mark.parametrize("what", ["show", "test"])
 @pytest.mark.parametrize(
     ("wrong", "hint"),
