@@ -13,18 +13,21 @@ from typing import Literal
 from msgspec import Struct
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
+Mechanism = Literal["cgroup", "rlimit", "watched", "host"]
 
 
 class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The jail. `limits` says for each limit what keeps it: `rlimit` (the kernel, for each process), `host` (us).
+    """The jail. `limits` says for each limit what keeps it: `cgroup` (the kernel, for all of the jail), `rlimit` (the
+    kernel, for each process or user namespace), `watched` (looks from outside while calls run), `host` (us).
 
-    `cpu_ms` and `peak_memory_kb` are samples, at most a second old; the latter is the largest sum that was seen of the
-    memory peaks of living processes. `exit` is why it ended, when it has. `reached` and `denied` are "host:port".
+    `cpu_ms` and `peak_memory_kb` are the kernel's counts where a control group keeps both, files' pages included. Else
+    they are samples, at most a second old; the latter is then the largest sum that was seen of the memory peaks of
+    living processes. `exit` is why it ended, when it has. `reached` and `denied` are "host:port".
     """
 
     tier: Literal["full", "reduced"]
     walls: list[Wall]
-    limits: dict[str, str]
+    limits: dict[str, Mechanism]
     cpu_ms: int = 0
     peak_memory_kb: int = 0
     reached: list[str] = []

@@ -55,7 +55,12 @@ class Bench:
     """A host, and callers of it. Use inside `bench(...)`."""
 
     def __init__(
-        self, spec: ToolHostSpec, *, hidden: list[str] | None = None, environment: dict[str, str] | None = None
+        self,
+        spec: ToolHostSpec,
+        *,
+        hidden: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+        grouped: bool = True,
     ):
         self.loop = asyncio.get_running_loop()
         self.logs: list[LogLine] = []
@@ -74,6 +79,8 @@ class Bench:
             environment=environment or {},
         )
         self.facts = host_facts(bwrap(), hidden or [])
+        if not grouped:
+            self.facts = msgspec.structs.replace(self.facts, groups=None)
 
     def _receive(self, frame: Frame) -> bool:
         encode(frame)  # what does not fit the bus is a bug
@@ -152,8 +159,9 @@ async def bench(
     protected: list[str] | None = None,
     hidden: list[str] | None = None,
     environment: dict[str, str] | None = None,
+    grouped: bool = True,
 ) -> AsyncIterator[Bench]:
-    """A host that serves these tools; at the end all of its jails are gone."""
+    """A host that serves these tools; at the end all of its jails are gone. `grouped`: with control groups."""
     spec = ToolHostSpec(
         tools=list(tools),
         state_dir=str(state_dir),
@@ -162,7 +170,7 @@ async def bench(
         jail_idle_s=jail_idle_s,
         protected=protected or [],
     )
-    made = Bench(spec, hidden=hidden, environment=environment)
+    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped)
     made.host.open(made.facts)
     try:
         yield made

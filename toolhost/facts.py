@@ -27,6 +27,7 @@ from schemas.errors import fail
 from schemas.grantable import within
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
+from toolhost.limits.groups import own_tree
 from toolhost.policy import HostFacts, Place, Request, guard_candidates
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
@@ -185,6 +186,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         code=[path for path in dict.fromkeys(code) if os.path.isdir(path) and not within(path, "/usr")],
         hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
+        groups=own_tree(),
     )
 
 

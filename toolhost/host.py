@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -35,7 +36,6 @@ from schemas.worker_frames import (
     WORKER_PROTOCOL,
     Cancel,
     Exit,
-    Init,
     LoadFailed,
     Log,
     Message,
@@ -44,22 +44,25 @@ from schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
-from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls import Call, CallBook, Kept
 from toolhost.channel import Violation
 from toolhost.completions import Announce, Completions, is_polling
-from toolhost.denials import shown, with_denial, without_network
+from toolhost.denials import with_denial
 from toolhost.egress.messages import Denied, Failed
 from toolhost.exports import Exports, Refused, arguments
 from toolhost.facts import look_up
 from toolhost.jail import Jail
+from toolhost.limits.account import Account
+from toolhost.limits.decide import limit_error
+from toolhost.limits.watch import Watch
 from toolhost.messages import MessageCache
 from toolhost.network import Egress, JailNetwork
 from toolhost.pending import PENDING_S, Promise, Work
 from toolhost.policy import HostFacts, plan
 from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
-from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, progress_frame, receipt, started, sweep
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
+from toolhost.wording import log_line, network_line, progress_frame, worker_call, worker_init
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -112,6 +115,7 @@ class Host:
         self._pool = Pool(spec.max_jails)
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
+        self._watch = Watch(self._loop, self._over_limit)
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
         self._tools: dict[str, ToolSpec] = {}
@@ -164,6 +168,7 @@ class Host:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone, CLOSE_S)
         self._egress.close()
+        self._watch.close()
 
     @property
     def jail_count(self) -> int:
@@ -305,24 +310,15 @@ class Host:
             self._perform(self._pool.gone(slot))
             return
         tenancy = slot.jail = Tenancy(slot, jail)
-        jail.tenant = tenancy
+        jail.tenant = jail.account.tenant = tenancy
+        jail.account.running = partial(under_way, tenancy)
+        self._watch.add(jail.account)
         granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
         if launch_plan.layout is not None:
             jail.hold()  # until its sockets are there
             tenancy.network = JailNetwork(read_network(tool.sandbox.network), launch_plan.layout)
             granted = {**launch_plan.layout.environment, **granted}
-        jail.send(
-            Init(
-                protocol=WORKER_PROTOCOL,
-                tool=tool.name,
-                entry=os.path.realpath(tool.entry),
-                env=granted,
-                import_paths=launch_plan.import_paths,
-                output_limit=limit,
-                jailed=True,
-                offline=tenancy.network is None,
-            )
-        )
+        jail.send(worker_init(tenancy, tool, granted, limit))
         tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
 
     def _run(self, slot: Slot, call: Call) -> None:
@@ -346,24 +342,10 @@ class Host:
             message_id, is_new = tenancy.messages.name(name, self._messages.get(name))
             if is_new:
                 jail.send(Message(message_id or "", Raw(self._messages.get(name) or b"\xc0")))
-        background = call.export.background
-        if background:
+        if call.export.background:
             tenancy.background = True
-        jail.send(
-            WorkerCall(
-                call_id=jail_id,
-                export=call.export.name,
-                input=call.args,
-                agent_name=call.agent,
-                instance_key=call.instance_key,
-                turn_id=call.turn_id,
-                tool_call_id=call.tool_call_id,
-                workdir=jail.plan.workdir,
-                message_id=message_id,
-                deadline_ms=None if call.deadline is None else max(0, int((call.deadline - now) * 1000)),
-                background=background,
-            )
-        )
+        jail.send(worker_call(tenancy, call, message_id, now))
+        self._watch.wake()
 
     def _end(self, slot: Slot) -> None:
         """End a jail that runs nothing: politely first, so that its exit handlers run."""
@@ -411,9 +393,7 @@ class Host:
     def _network_news(self, number: int, news: Denied | Failed) -> None:
         tenancy = self._networked.get(number)
         if tenancy is not None:
-            what = "was denied" if isinstance(news, Denied) else "could not be reached"
-            line = f"{shown(news.host, news.port)} {what}: {news.reason}"
-            self._on_log(LogLine(time=time.time(), level="warn", message=line, tool=tenancy.jail.name))
+            self._on_log(network_line(tenancy, news))
 
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         """Frames of a worker (jail.Owner)."""
@@ -444,6 +424,7 @@ class Host:
         """The last process of a jail has ended (jail.Owner)."""
         tenancy: Tenancy = jail.tenant
         slot = tenancy.slot
+        self._watch.remove(jail.account)
         if tenancy.grace is not None:
             tenancy.grace.cancel()
         if tenancy.network is not None:
@@ -479,8 +460,8 @@ class Host:
             if not slot.calls and not tenancy.abandoned and slot.closed:
                 tenancy.jail.kill("not needed any more")
             return
-        if result.error is not None and tenancy.network is None:
-            result = msgspec.structs.replace(result, error=without_network(result.error))
+        if result.error is not None:
+            result = msgspec.structs.replace(result, error=explained(tenancy, result.error))
         now = self._loop.time()
         payload = shape(result, receipt(tenancy, call, now), call.tool)
         work = tenancy.pending.get(result.call_id)
@@ -496,7 +477,8 @@ class Host:
             self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
         else:
             self._conclude(call, work, payload)
-        if call.tool.sandbox.isolation == "call":
+        spent = result.error is not None and result.error.code == "E_TOOL_LIMIT"  # it may hold what nobody can sweep
+        if spent or call.tool.sandbox.isolation == "call":
             actions += self._pool.close(slot)
         if actions:
             self._perform(actions)
@@ -535,10 +517,7 @@ class Host:
                 if call is not None:
                     self._progress(call, frame)
                 return
-            line = LogLine(time=time.time(), level=frame.level, message=frame.message[:16384], tool=jail.name)
-            if call is not None:
-                line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
-            self._on_log(line)
+            self._on_log(log_line(tenancy, call, frame))
         elif isinstance(frame, Ready):
             if jail.live or frame.protocol != WORKER_PROTOCOL:
                 raise Violation("the worker said `ready` twice, or for another protocol")
@@ -635,6 +614,25 @@ class Host:
             jail.kill("a call did not end")
         else:
             self._grace(tenancy, SIBLING_GRACE_S, lambda: jail.kill("a call did not end"))
+
+    def _over_limit(self, account: Account, limit: str, jail_ids: list[str] | None) -> None:
+        """A jail has reached one of its limits, or these calls in it one of theirs (watch.Report)."""
+        tenancy: Tenancy = account.tenant
+        slot, error = tenancy.slot, limit_error(limit, account.limits)
+        if tenancy.jail.dying:
+            return
+        if jail_ids is None:
+            self._break(tenancy, error, error.message)
+            return
+        tenancy.ledger.ended(error.message)
+        for jail_id in jail_ids:
+            call = slot.calls.get(jail_id)
+            if call is not None:
+                work = tenancy.pending.pop(jail_id, None)
+                told = receipt(tenancy, call, self._loop.time())
+                self._conclude(call, work, error_result(error, call.tool.error_message_limit, told))
+                self._abandon(slot, call)
+        self._give_up(tenancy)
 
     def _load_timeout(self, tenancy: Tenancy) -> None:
         message = f"the tool {tenancy.jail.name} did not load in {LOAD_TIMEOUT_S:g} s"

@@ -28,6 +28,9 @@ from schemas.codec import DECODE_ERRORS
 from schemas.worker_frames import HostFrame, WorkerFrame
 from toolhost.channel import Channel, Violation
 from toolhost.launch import UIDS, Launched, launch
+from toolhost.limits import look
+from toolhost.limits.account import Account
+from toolhost.limits.decide import limit_error
 from toolhost.policy import LaunchPlan
 from toolhost.receipts import Usage
 from toolhost.remains import end_session, members, remove_tree
@@ -97,6 +100,9 @@ class Jail:
             raise
         self.pid = launched.pid
         self.uid = launched.uid
+        self.account = Account(plan.totals, plan.writable, launched.group, launched.counter)
+        if self._reduced:
+            self.account.view = look.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd
         self._init_pid = 0
         self._init_pidfd = -1
@@ -219,14 +225,21 @@ class Jail:
         return found
 
     def usage(self) -> Usage:
-        """What its processes have used, with the children that they have waited for. Some file reads."""
+        """What its processes have used: by the kernel's count, else of the living ones and of children they waited for.
+
+        Some file reads.
+        """
+        cpu_s, memory = self.account.seen()
         ticks = kilobytes = 0
-        for pid in self.processes():
+        for pid in self.processes() if cpu_s is None or memory is None else ():
             with suppress(OSError, IndexError, ValueError, KeyError), open(f"/proc/{pid}/stat", "rb") as source:
                 fields = source.read().rpartition(b")")[2].split()
                 ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
                 kilobytes += int(process_status(pid)["VmHWM"].removesuffix(" kB"))
-        return Usage(ticks * 1000 // _TICKS_PER_S, kilobytes)
+        return Usage(
+            ticks * 1000 // _TICKS_PER_S if cpu_s is None else int(cpu_s * 1000),
+            max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
+        )
 
     def _close_channel(self) -> None:
         if self._fd >= 0:
@@ -314,6 +327,7 @@ class Jail:
                 os.close(pidfd)
                 return
             self._init_pid, self._init_pidfd = pid, pidfd
+            self.account.view = look.by_namespace(pid)
             if self._reason is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             else:
@@ -374,6 +388,7 @@ class Jail:
         self.gone = True
         if self.uid is not None:
             UIDS.give_back(self.uid)
+        self.account.close()
         if self.plan.private is not None:
             remove_tree(self.plan.private)
         for timer in (self._kill_timer, self._stray_timer):
@@ -393,7 +408,9 @@ class Jail:
         if self._fd >= 0:
             self._last_frames()
         self._close_channel()
-        self._owner.jail_gone(self, self._reason or exit_cause(self._exit_code or 0))
+        met = self.account.met
+        cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.plan.totals).message
+        self._owner.jail_gone(self, self._reason or cause)
 
     def _last_frames(self) -> None:
         """What the worker sent before it ended counts."""

@@ -25,6 +25,7 @@ import msgspec
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
 from toolhost.launcher.request import Launch
+from toolhost.limits.groups import Group
 from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
 from toolhost.uids import Uids
 
@@ -44,7 +45,8 @@ class Launched(NamedTuple):
 
     `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
     yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
-    jail's user on this host, None when that is our own.
+    jail's user on this host, None when that is our own. `group` are its control groups, `counter` a descriptor that
+    counts its processor time: None where there is none.
     """
 
     pid: int
@@ -53,6 +55,8 @@ class Launched(NamedTuple):
     status: int
     output: int
     uid: int | None
+    group: Group | None
+    counter: int | None
 
 
 class Launcher:
@@ -86,29 +90,29 @@ class Launcher:
             atexit.register(self.close)  # it would end by itself, but perhaps after us
         return ours
 
-    def launch(self, request: Launch, fds: list[int]) -> int:
-        """The process id of what was started. Raises GoondanError E_SANDBOX_UNAVAILABLE with the cause."""
+    def launch(self, request: Launch, fds: list[int]) -> tuple[int, int | None]:
+        """The process id of what was started, and its counter. Raises GoondanError E_SANDBOX_UNAVAILABLE."""
         try:
             try:
-                answer = self._ask(request, fds)
+                answer, counter = self._ask(request, fds)
             except OSError:  # it has ended, by whoever's hand; a new one does the same
                 self.close()
-                answer = self._ask(request, fds)
+                answer, counter = self._ask(request, fds)
         except OSError as error:
             self.close()
             raise fail("E_SANDBOX_UNAVAILABLE", f"the launcher does not answer: {error}") from None
         if "error" in answer:
             raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {answer['error']}")
-        return int(answer["pid"])
+        return int(answer["pid"]), counter
 
-    def _ask(self, request: Launch, fds: list[int]) -> dict[str, Any]:
+    def _ask(self, request: Launch, fds: list[int]) -> tuple[dict[str, Any], int | None]:
         channel = self.start()
         self._send(channel, request, fds)
-        data = channel.recv(_MAX_ANSWER)
+        data, given, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError("it has ended")
         answer: dict[str, Any] = json.loads(data)
-        return answer
+        return answer, given[0] if given else None
 
     def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
         """Let it make what the next jail of that user will need, while nobody waits for it."""
@@ -139,6 +143,7 @@ def launch(plan: LaunchPlan) -> Launched:
     kept: list[int] = []  # ours, closed only when the start fails
     channel: socket.socket | None = None
     uid: int | None = None
+    group: Group | None = None
     try:
         channel, theirs = socket.socketpair()
         places = {WORKER_FD: theirs.detach()}
@@ -175,8 +180,9 @@ def launch(plan: LaunchPlan) -> Launched:
             _make_private(plan.private, plan.code)
         os.set_blocking(status, False)
         os.set_blocking(output, False)
-        request = _request(plan, list(places), uid)
-        pid = LAUNCHER.launch(request, [*(places[place] for place in request["places"]), *staged])
+        group = None if plan.group is None else Group(plan.group)
+        request = _request(plan, list(places), uid, group)
+        pid, counter = LAUNCHER.launch(request, [*(places[place] for place in request["places"]), *staged])
         pidfd = os.pidfd_open(pid)
     except BaseException as error:
         for fd in kept:
@@ -185,6 +191,8 @@ def launch(plan: LaunchPlan) -> Launched:
             channel.close()
         if uid is not None:
             UIDS.give_back(uid)
+        if group is not None:
+            group.remove()
         if isinstance(error, OSError):
             cause = error.strerror or str(error)
             raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {cause}") from None
@@ -194,7 +202,7 @@ def launch(plan: LaunchPlan) -> Launched:
             os.close(fd)
     if uid is not None and (following := UIDS.next()) is not None:
         LAUNCHER.prepare(os.geteuid(), os.getegid(), following)
-    return Launched(pid, pidfd, channel, status, output, uid)
+    return Launched(pid, pidfd, channel, status, output, uid, group, counter)
 
 
 def _make_private(folder: str, code: str) -> None:
@@ -225,7 +233,7 @@ def _own_tasks() -> int:
     return found
 
 
-def _request(plan: LaunchPlan, places: list[int], uid: int | None) -> Launch:
+def _request(plan: LaunchPlan, places: list[int], uid: int | None, group: Group | None) -> Launch:
     reduced = plan.tier == "reduced"
     return {
         "argv": plan.command if reduced else [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
@@ -238,6 +246,8 @@ def _request(plan: LaunchPlan, places: list[int], uid: int | None) -> Launch:
             for stage in plan.stages
         ],
         "uid": uid,
+        "joins": [] if group is None else group.joins,
+        "counted": group is None or not group.counts_cpu,
     }
 
 

@@ -25,10 +25,11 @@ from schemas.errors import fail
 from schemas.grantable import unreadable, unwritable, within
 from schemas.hosts import BadHost, read_network
 from schemas.launch import Limits, ToolSpec
-from schemas.receipts import Wall
+from schemas.receipts import Mechanism, Wall
 from schemas.worker_frames import WORKER_FD
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
+from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace
 from toolhost.seccomp.numbers import Machine
 from toolhost.seccomp.program import program
 
@@ -56,15 +57,6 @@ HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
-#: What keeps each limit of a tool: the kernel for each process (processes: for the jail), or the tool host.
-MECHANISMS: Final = {
-    "memoryMb": "rlimit",
-    "processes": "rlimit",
-    "openFiles": "rlimit",
-    "fileMb": "rlimit",
-    "wallSeconds": "host",
-    "outputMb": "host",
-}
 #: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
 GUARDED_NAMES: Final = (".git", ".venv")
 #: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
@@ -99,7 +91,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
-    `fix` says what would give a host of the `tier` reduced the full one.
+    `groups` is where control groups can be made. `fix` says what would give a host of the `tier` reduced the full one.
     """
 
     bwrap: str
@@ -118,6 +110,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
     fix: str | None = None
+    groups: Tree | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -161,6 +154,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
     inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
+    `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `group` its control
+    groups, `mechanisms` what keeps each limit.
     """
 
     bwrap: str
@@ -178,7 +173,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     stages: list[Stage] = []
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
-    mechanisms: dict[str, str] = {}
+    mechanisms: dict[str, Mechanism] = {}
+    totals: Limits = Limits()
+    writable: list[str] = []
+    group: GroupPlan | None = None
     private: str | None = None
     code: str = ""
     environment: dict[str, str] = {}
@@ -254,7 +252,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root else host.bwrap,
         options=options,
         filter=program(host.machine, sockets=network),
-        limits=resource_limits(tool.sandbox.limits),
+        limits=resource_limits(tool.sandbox.limits, host.groups),
         landlock=ruleset(host.landlock, _rights(request, host), network=network),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
         open_workdir=None if host.stage else request.workdir_real,
@@ -265,7 +263,10 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stage=host.stage,
         stages=sources.stages,
         walls=walls(host),
-        mechanisms=MECHANISMS,
+        mechanisms=mechanisms(host.groups),
+        totals=tool.sandbox.limits,
+        writable=[real for real, _ in _writable(request)],
+        group=group_plan(host.groups, tool.sandbox.limits),
     )
 
 
@@ -299,7 +300,7 @@ def _is_file(places: list[Place], path: str) -> bool:
     return any(place.path == path and place.kind == "file" for place in places)
 
 
-def resource_limits(limits: Limits) -> list[tuple[int, int]]:
+def resource_limits(limits: Limits, groups: Tree | None = None) -> list[tuple[int, int]]:
     """The limits of each process of a jail, and of its processes in all: (resource, value), the kernel's numbers.
 
     RLIMIT_DATA and not RLIMIT_AS: address space that nobody writes to is free, and threads and Node take much of it.
@@ -309,7 +310,7 @@ def resource_limits(limits: Limits) -> list[tuple[int, int]]:
         (_RLIMIT_DATA, limits.memory_mb << 20),
         (_RLIMIT_FSIZE, limits.file_mb << 20),
         (_RLIMIT_NOFILE, limits.open_files),
-        (_RLIMIT_NPROC, limits.processes),
+        (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits)),
     ]
 
 

@@ -13,9 +13,9 @@ from typing import Final
 from schemas.errors import fail
 from schemas.grantable import within
 from toolhost.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
+from toolhost.limits.plan import group_plan, mechanisms
 from toolhost.policy import (
     JAIL_PATH,
-    MECHANISMS,
     HostFacts,
     LaunchPlan,
     Place,
@@ -74,13 +74,16 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         filter=program(host.machine, sockets=False),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits),
+        totals=tool.sandbox.limits,
+        writable=[*writable, *(place.path for place in request.write)],
+        group=group_plan(host.groups, tool.sandbox.limits),
         command=[host.python, "-I", "-S", "-B", f"{request.private}/code/goondan_tool/boot.py"],
         open_workdir=None,
         workdir=request.workdir_real or home,
         import_paths=[*paths, *([request.venv_site] if request.venv_site else [])],
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
-        mechanisms=MECHANISMS,
+        mechanisms=mechanisms(host.groups),
         private=request.private,
         code=host.inside,
         environment={

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import to_raw
 from schemas.errors import tool_error
-from schemas.frames import Frame, ToolError, ToolProgress
-from schemas.worker_frames import Progress
+from schemas.frames import ToolError
+from schemas.worker_frames import WorkerError
 from toolhost.calls import Call
-from toolhost.denials import shown
+from toolhost.denials import shown, without_network
 from toolhost.jail import Jail
+from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.messages import SentMessages
 from toolhost.network import JailNetwork
 from toolhost.pending import Work
@@ -95,24 +95,34 @@ def started(tenancy: Tenancy) -> WorkerNews | None:
     )
 
 
-def progress_frame(call: Call, progress: Progress) -> Frame:
-    """What a handler says of its work, for the bus."""
-    message = None if progress.message is None else progress.message[:1000]
-    told = ToolProgress(progress.done, progress.total, message)
-    return Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key, payload=to_raw(told))
-
-
 def ending(tenancy: Tenancy, cause: str) -> ToolError:
     """Why a call that was running in a jail which has ended has failed."""
     if tenancy.reason is not None:
         return tenancy.reason
     jail = tenancy.jail
+    if jail.account.met is not None:
+        return limit_error(jail.account.met, jail.account.limits)
     words = jail.last_words
     if not jail.live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
         return tool_error("E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable")
     while_ = "during the call" if jail.live else "while the tool was being loaded"
     said = f"; it said last: {words}" if words else ""
     return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
+
+
+def under_way(tenancy: Tenancy) -> list[str] | None:
+    """What its jail's account must be watched for: calls by their names in the jail; None when there is nothing."""
+    calls = [*list(tenancy.slot.calls), *list(tenancy.abandoned)]
+    return calls if calls or tenancy.background else None
+
+
+def explained(tenancy: Tenancy, error: WorkerError) -> WorkerError:
+    """A handler's error, with the wall or the limit that it has met, as far as that can be told at once."""
+    if tenancy.network is None:
+        error = without_network(error)
+    account = tenancy.jail.account
+    refused = lacks_processes(error) and account.refused()
+    return with_limit(error, account.limits, refused=refused, counted=account.counts_processes)
 
 
 def receipt(tenancy: Tenancy, call: Call, now: float) -> Raw:

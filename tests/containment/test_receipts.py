@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.toolhost_fixture import bench, make_tool
+from toolhost.limits.plan import mechanisms
 
 SOURCE = """
 import os, time
@@ -38,7 +39,7 @@ async def test_a_receipt_with_every_result(short_tmp: Path) -> None:
         walls = ["namespaces", "seccomp", "landlock", "uid", "limits"]
         assert receipt["jail"]["tier"] == "full"
         assert receipt["jail"]["walls"] == [wall for wall in walls if wall != "uid" or os.geteuid() == 0]
-        assert receipt["jail"]["limits"]["processes"] == "rlimit"
+        assert receipt["jail"]["limits"] == mechanisms(made.facts.groups)
         assert 0 < receipt["call"]["wallMs"] < 10_000
         assert "exit" not in receipt["jail"]
         result, receipt = await call("burn", {"s": 0.2})

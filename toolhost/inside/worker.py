@@ -511,7 +511,7 @@ class Worker:
         if isinstance(error, SystemExit):
             code = "E_TOOL"
         message = describe(error)
-        if self.offline and isinstance(error, Exception):
+        if self.offline and isinstance(error, Exception) and not _out_of_means(error):
             from .refused import OFFLINE, is_offline
 
             if is_offline(error):
@@ -581,6 +581,11 @@ def error_frame(
         if isinstance(value, str) and value:
             error[key] = value[:MAX_ERROR]
     return wire.pack({"type": "result", "callId": call_id, "status": "error", "error": error})
+
+
+def _out_of_means(error: Exception) -> bool:
+    """Whether there may be no descriptor or memory left to import anything with."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENOMEM)
 
 
 def describe(error: BaseException) -> str:

@@ -44,8 +44,9 @@ def main(fd: int) -> NoReturn:
             with suppress(OSError):  # then the launch that needs it says why
                 namespaces.get(*request["prepare"])
             continue
-        channel.send(json.dumps(_launch(request, fds, namespaces)).encode())
-        for given in fds:
+        answer, counter = _launch(request, fds, namespaces)
+        socket.send_fds(channel, [json.dumps(answer).encode()], counter)
+        for given in [*fds, *counter]:
             os.close(given)
 
 
@@ -62,28 +63,38 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces) -> dict[str, Any]:
+def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
     trees: list[int] = []
+    counter: list[int] = []
+    gate, opened = os.pipe()  # it goes through when its counter is there, or could not be made
     try:
         if uid is not None:
             trees = staging.copy(request["stages"], fds[len(places) :], uid, namespaces)
         pid = calls.sibling()
+        if pid == 0:
+            output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below
+            try:
+                os.close(opened)
+                os.read(gate, 1)
+                _become(request, fds[: len(places)], trees)
+            except BaseException as error:
+                _fail(output, f"{type(error).__name__}: {error}")
+        if request["counted"]:
+            with suppress(OSError):  # refused to users on some hosts: then it is sampled
+                counter.append(calls.clock_of(pid))
     except OSError as error:
-        return {"error": error.strerror or str(error)}
-    if pid == 0:
-        output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below
-        try:
-            _become(request, fds[: len(places)], trees)
-        except BaseException as error:
-            _fail(output, f"{type(error).__name__}: {error}")
-    for tree in trees:
-        os.close(tree)
-    return {"pid": pid}
+        return {"error": error.strerror or str(error)}, counter
+    finally:
+        for fd in (gate, opened, *trees):
+            os.close(fd)
+    return {"pid": pid}, counter
 
 
 def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
     """Everything between fork and exec."""
+    for path in request["joins"]:
+        _join(path)
     os.setsid()
     calls.fresh_session_keyring()
     high = [_moved(fd) for fd in fds]
@@ -104,6 +115,12 @@ def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
         os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
     _close_others(set(request["places"]))
     os.execve(request["argv"][0], request["argv"], request["env"])
+
+
+def _join(path: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, b"0")
+    os.close(fd)
 
 
 def _moved(fd: int) -> int:

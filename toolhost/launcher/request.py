@@ -1,9 +1,11 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid"}   -> {"pid"} or {"error"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "joins", "counted"}
+              -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
-The descriptors of a launch are those of `places`, in its order, then those of `stages`.
+The descriptors of a launch are those of `places`, in its order, then those of `stages`. With its answer comes one, the
+counter of processor time, if it was asked for and could be had.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Launch(TypedDict):
     to die with the tool host.
 
     `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
-    None to stay who we are.
+    None to stay who we are. `joins` are files of control groups that let a process in when it writes "0" to them.
+    `counted`: attach a counter of the processor time of everything that will run there.
     """
 
     argv: list[str]
@@ -45,3 +48,5 @@ class Launch(TypedDict):
     stage: str | None
     stages: list[Stage]
     uid: int | None
+    joins: list[str]
+    counted: bool

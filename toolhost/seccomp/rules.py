@@ -70,7 +70,7 @@ rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo rt_sigsuspend sigaltstack utim
 fstatfs getpriority setpriority sched_setparam sched_getparam sched_setscheduler sched_getscheduler
 sched_get_priority_max sched_get_priority_min sched_rr_get_interval sched_setaffinity sched_getaffinity sched_setattr
 sched_getattr mlock mlock2 munlock mlockall munlockall arch_prctl sync syncfs sync_file_range gettid readahead
-fadvise64 fallocate getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr time futex futex_waitv futex_wake
+fadvise64 getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr time futex futex_waitv futex_wake
 futex_wait futex_requeue set_tid_address set_robust_list get_robust_list restart_syscall rseq membarrier epoll_create
 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 timer_create timer_settime timer_gettime timer_getoverrun
 timer_delete timerfd_create timerfd_settime timerfd_gettime clock_gettime clock_getres clock_nanosleep inotify_init
@@ -103,6 +103,9 @@ REFUSED: Final[dict[str, tuple[str, ...]]] = {
 
 #: As on a file system that has none, which programs know how to live with: they would stay on the operator's disk.
 NO_ATTRIBUTES: Final = ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")
+
+#: Takes gigabytes of disk in no time, before anybody can look. As on a file system that has none: libc then writes.
+NO_ALLOCATION: Final = ("fallocate",)
 
 # --- file modes -----------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ def rules(*, sockets: bool) -> dict[str, Rule]:
     """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network."""
     made = {name: Rule((), ALLOW) for name in ALLOWED}
     made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}
-    made |= {name: Rule((), EOPNOTSUPP) for name in NO_ATTRIBUTES}
+    made |= {name: Rule((), EOPNOTSUPP) for name in (*NO_ATTRIBUTES, *NO_ALLOCATION)}
     made |= {
         "open": _open(1, 2),
         "openat": _open(2, 3),

@@ -20,7 +20,7 @@ def read(ledger: Ledger, call_s: float = 0.0) -> Receipt:
 def test_a_fresh_jail() -> None:
     found = read(Ledger(PLAN), 0.0123456)
     assert (found.jail.tier, found.jail.walls) == ("full", ["namespaces", "seccomp", "limits"])
-    assert found.jail.limits["memoryMb"] == "rlimit"
+    assert found.jail.limits["memoryMb"] == "watched"
     assert (found.jail.cpu_ms, found.jail.peak_memory_kb, found.jail.exit) == (0, 0, None)
     assert found.call.wall_ms == 12.346
 

@@ -1,0 +1,142 @@
+"""Walks over trees that were written by a hostile hand, and control groups of version 2 as far as they are here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toolhost.limits.decide import Growth
+from toolhost.limits.groups import Group, find_tree, remove_tree
+from toolhost.limits.growth import MAX_DEPTH, walk
+from toolhost.limits.plan import GroupPlan
+
+ENOUGH = Growth(1 << 30, 1000)
+
+
+def test_only_what_is_newer_counts(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"x" * 100_000)
+    (tmp_path / "folder").mkdir()
+    time.sleep(0.05)
+    since = time.time() - 0.02
+    assert walk(str(tmp_path), since, ENOUGH) == Growth(0, 0)
+    (tmp_path / "new").write_bytes(b"x" * 8192)
+    os.link(tmp_path / "new", tmp_path / "same")
+    (tmp_path / "folder" / "inner").write_bytes(b"x" * 4096)
+    (tmp_path / "link").symlink_to("/usr")
+    found = walk(str(tmp_path), since, ENOUGH)
+    assert found.entries == 4  # new (once), folder (it was changed), inner, link
+    assert 12288 <= found.size <= 12288 + 2 * 4096
+    assert walk(str(tmp_path / "new"), since, ENOUGH).entries == 1
+    assert walk(str(tmp_path / "gone"), since, ENOUGH) == Growth(0, 0)
+    os.utime(tmp_path / "new", (0, 0))  # what a program can set does not matter
+    assert walk(str(tmp_path), since, ENOUGH) == found
+
+
+def test_a_tree_that_is_too_deep_is_enough(tmp_path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(MAX_DEPTH + 5):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    before = len(os.listdir("/proc/self/fd"))
+    assert walk(str(tmp_path), 0.0, ENOUGH) == ENOUGH
+    assert walk(str(tmp_path), time.time() + 60, ENOUGH) == Growth(0, 0)  # an old one is nobody's
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_walk_ends_when_it_has_seen_enough(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "f").touch()
+    assert 30 <= walk(str(tmp_path), 0.0, Growth(1 << 30, 31)).entries < 60
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mark a group as delegated here")
+def test_groups_of_version_2(tmp_path: Path) -> None:
+    """In a delegated group of its own: everything but the controllers of memory and pids, which this machine may have
+    in version 1 only. Processor time needs none.
+    """
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    mount = next((at for _, at, kind, *_ in mounts if kind == "cgroup2"), None)
+    if mount is None:
+        pytest.skip("no control groups of version 2 here")
+    scope = f"{mount}/goondan-test-{os.getpid()}"
+    try:
+        os.mkdir(scope)
+        os.setxattr(scope, "trusted.delegate", b"1")
+    except OSError as error:
+        pytest.skip(f"no group can be made: {error}")
+    program = """
+import os, sys
+from pathlib import Path
+scope = sys.argv[1]
+Path(scope, "cgroup.procs").write_text("0")
+from toolhost.limits.groups import Group, find_tree, remove_tree
+from toolhost.limits.plan import GroupPlan
+tree = find_tree(controllers=())
+assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree
+assert Path("/proc/self/cgroup").read_text().splitlines()[-1].endswith("/goondan-host")
+group = Group(GroupPlan(tree, []))
+pid = os.fork()
+if pid == 0:
+    for path in group.joins: Path(path).write_text("0")
+    x = 0
+    while os.times().user < 0.2: x += 1
+    os._exit(0)
+os.waitpid(pid, 0)
+assert 0.15 < group.cpu_s() < 2, group.cpu_s()
+assert not group.refused() and not group.out_of_memory()
+group.remove()
+remove_tree(tree)
+assert not os.path.exists(tree.cpuacct)
+"""
+    root = str(Path(__file__).parents[2])
+    try:
+        done = subprocess.run([sys.executable, "-c", program, scope], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for folder in (f"{scope}/goondan-host", scope):
+            if os.path.isdir(folder):
+                os.rmdir(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="groups of version 1 are root's")
+def test_what_a_killed_tool_host_left_behind_is_removed() -> None:
+    tree = find_tree()
+    if tree is None or tree.version != 1 or tree.pids is None:
+        pytest.skip("no control groups of version 1 here")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = f"{os.path.dirname(tree.pids)}/goondan.{gone.pid}"
+    os.makedirs(f"{left}/7")
+    again = find_tree()
+    assert again == tree
+    assert not os.path.exists(left)
+
+
+def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    tree = find_tree()
+    if tree is None:
+        pytest.skip("no control groups here")
+    before = {folder: sorted(os.listdir(folder)) for folder in tree.folders}
+    with pytest.raises(OSError):
+        Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")]))
+    assert {folder: sorted(os.listdir(folder)) for folder in tree.folders} == before
+    Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")], optional=("no.such.file",))).remove()
+    assert {folder: sorted(os.listdir(folder)) for folder in tree.folders} == before
+
+
+def test_removing_a_tree_twice_is_no_error() -> None:
+    tree = find_tree()
+    if tree is not None:
+        remove_tree(tree)
+        remove_tree(tree)
+        assert find_tree() == tree

@@ -1,0 +1,173 @@
+"""When a limit is reached, and what keeps it: the pure half of toolhost/limits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.launch import Limits
+from schemas.worker_frames import WorkerError
+from toolhost.limits.decide import (
+    MIB,
+    CpuMeter,
+    DiskMeter,
+    Growth,
+    Usage,
+    exceeded,
+    limit_error,
+    with_limit,
+)
+from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace
+
+LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
+
+
+@pytest.mark.parametrize(
+    ("usage", "limit"),
+    [
+        (Usage(), None),
+        (Usage(memory=100 * MIB, tasks=9), None),
+        (Usage(memory=100 * MIB + 1), "memoryMb"),
+        (Usage(out_of_memory=True, refused=True), "memoryMb"),
+        (Usage(tasks=10), "processes"),
+        (Usage(refused=True), "processes"),
+    ],
+)
+def test_limits_of_a_jail(usage: Usage, limit: str | None) -> None:
+    assert exceeded(usage, LIMITS) == limit
+
+
+@pytest.mark.parametrize("limit", ["memoryMb", "processes", "cpuSeconds", "diskMb", "files", "fileMb", "openFiles"])
+def test_every_limit_is_named_with_its_value(limit: str) -> None:
+    error = limit_error(limit, LIMITS)
+    assert error.code == "E_TOOL_LIMIT"
+    assert error.message.startswith(f"the limit {limit} was reached: ")
+    assert any(character.isdigit() for character in error.message)
+
+
+@pytest.mark.parametrize(
+    ("error", "refused", "counted", "limit"),
+    [
+        (WorkerError(name="MemoryError", message=""), False, True, "memoryMb"),
+        (WorkerError(name="OSError", message="no", code="ENOMEM"), False, True, "memoryMb"),
+        (WorkerError(name="OSError", message="no", code="EMFILE"), False, True, "openFiles"),
+        (WorkerError(name="OSError", message="no", code="EFBIG"), False, True, "fileMb"),
+        (WorkerError(name="BlockingIOError", message="no", code="EAGAIN"), True, True, "processes"),
+        (WorkerError(name="BlockingIOError", message="no", code="EAGAIN"), False, True, None),
+        (WorkerError(name="BlockingIOError", message="no", code="EAGAIN"), False, False, "processes"),
+        (WorkerError(name="RuntimeError", message="can't start new thread"), True, True, "processes"),
+        (WorkerError(name="RuntimeError", message="can't start new thread"), False, True, "memoryMb"),
+        (WorkerError(name="RuntimeError", message="other"), True, False, None),
+        (WorkerError(name="MemoryError", message="", code="MY_OWN"), False, True, None),
+        (WorkerError(name="OSError", message="no", code="ENOSPC"), True, False, None),
+    ],
+)
+def test_a_handlers_error_names_the_limit(error: WorkerError, refused: bool, counted: bool, limit: str | None) -> None:
+    told = with_limit(error, LIMITS, refused=refused, counted=counted)
+    if limit is None:
+        assert told is error
+    else:
+        assert told.code == "E_TOOL_LIMIT"
+        assert told.name == error.name
+        assert told.message.startswith(f"the limit {limit} was reached")
+        assert told.message.endswith(f"({error.message or error.name})")
+
+
+def test_a_call_that_runs_alone_is_charged_exactly() -> None:
+    meter = CpuMeter()
+    meter.charge(3.0, ["a"])
+    meter.charge(4.5, ["a"])
+    assert meter.used("a") == 4.5
+    assert meter.over(4.0) == ["a"]
+    meter.charge(5.0, [])
+    meter.charge(9.0, ["b"])
+    assert meter.over(4.0) == []  # not what others have used before
+    assert meter.used("b") == 4.0
+
+
+def test_calls_side_by_side_share() -> None:
+    meter = CpuMeter()
+    meter.charge(2.0, ["a", "b"])
+    meter.charge(3.0, ["b"])
+    assert meter.used("b") == 2.0
+    assert meter.used("a") == 0.0  # ended, forgotten
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1, allow_nan=False), st.sets(st.sampled_from("abcd"), max_size=4)),
+        min_size=1,
+        max_size=50,
+    )
+)
+def test_no_more_is_charged_than_was_used(steps: list[tuple[float, set[str]]]) -> None:
+    meter = CpuMeter()
+    total = 0.0
+    for used, running in steps:
+        total += used
+        meter.charge(total, sorted(running))
+        assert sum(meter.used(call) for call in "abcd") <= total + 1e-9
+    meter.charge(total - 1, ["a"])  # a counter that falls is no credit
+    assert meter.total_s == total
+
+
+def test_a_disk_is_walked_when_the_file_system_has_lost_enough() -> None:
+    meter = DiskMeter(fallen=1000 * MIB, taken=0)
+    assert not meter.suspects(1089 * MIB, 0, LIMITS)
+    assert meter.suspects(1090 * MIB, 0, LIMITS)
+    assert meter.walked(Growth(10 * MIB, 5), 1090 * MIB, 5, LIMITS) is None  # somebody else's
+    assert not meter.suspects(1169 * MIB, 5, LIMITS)
+    assert meter.suspects(1170 * MIB, 5, LIMITS)
+    assert meter.walked(Growth(90 * MIB, 5), 1170 * MIB, 5, LIMITS) == "diskMb"
+
+
+def test_a_large_file_that_was_touched_is_not_what_was_written() -> None:
+    meter = DiskMeter(fallen=0, taken=0)
+    assert meter.walked(Growth(5000 * MIB, 1), 20 * MIB, 1, LIMITS) is None
+    assert meter.walked(Growth(5000 * MIB, 1), 91 * MIB, 1, LIMITS) == "diskMb"
+
+
+def test_entries_count_where_the_file_system_counts_them_and_where_not() -> None:
+    meter = DiskMeter(fallen=0, taken=0)
+    assert meter.suspects(0, 900, LIMITS)
+    assert meter.walked(Growth(0, 5000), 0, 800, LIMITS) is None  # a tree that was touched, not made
+    assert meter.walked(Growth(0, 5000), 0, 901, LIMITS) == "files"
+    assert DiskMeter(fallen=0, taken=0).walked(Growth(0, 900), 0, 0, LIMITS) == "files"
+
+
+V1 = Tree(version=1, memory="/m/g", pids="/p/g", cpu="/c/g", cpuacct="/a/g")
+V2 = Tree(version=2, memory="/u/g", pids="/u/g", cpu="/u/g", cpuacct="/u/g")
+
+
+def test_what_is_written_into_groups() -> None:
+    assert group_plan(None, LIMITS) is None
+    assert group_plan(V1, LIMITS) == GroupPlan(
+        V1,
+        [
+            ("/m/g", "memory.limit_in_bytes", str(100 * MIB)),
+            ("/m/g", "memory.memsw.limit_in_bytes", str(100 * MIB)),
+            ("/p/g", "pids.max", "11"),
+        ],
+    )
+    assert group_plan(V2, LIMITS) == GroupPlan(
+        V2,
+        [
+            ("/u/g", "memory.max", str(100 * MIB)),
+            ("/u/g", "memory.swap.max", "0"),
+            ("/u/g", "memory.oom.group", "1"),
+            ("/u/g", "pids.max", "11"),
+        ],
+    )
+    assert V1.folders == ["/m/g", "/p/g", "/c/g", "/a/g"]
+    assert V2.folders == ["/u/g"]
+
+
+def test_receipts_say_what_keeps_each_limit() -> None:
+    assert mechanisms(V2)["memoryMb"] == mechanisms(V1)["cpuSeconds"] == mechanisms(V1)["processes"] == "cgroup"
+    assert mechanisms(None)["memoryMb"] == mechanisms(None)["cpuSeconds"] == mechanisms(V1)["diskMb"] == "watched"
+    assert mechanisms(None)["processes"] == "rlimit"
+    names = {"memoryMb", "processes", "openFiles", "fileMb", "diskMb", "files", "cpuSeconds", "wallSeconds", "outputMb"}
+    assert set(mechanisms(None)) == names
+    assert processes_of_a_namespace(None, LIMITS) == 10
+    assert processes_of_a_namespace(V1, LIMITS) > 11

@@ -1,0 +1,162 @@
+"""When a limit is reached, from what was seen of a jail. Pure; times and sizes are arguments.
+
+Processor time. A jail's clock runs for all of its processes; a call's share of it is what it used while that call ran,
+divided by the number of calls that ran at the same time. So a call that runs alone is charged exactly, up to one look.
+
+Disk. What a jail may have written at most is what it was last seen to have written, plus what the file system has lost
+since, whoever took it. Only when that nears the limit are its folders walked, which shows who it was.
+
+Source: sandbox.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from msgspec import Struct
+
+from schemas.errors import tool_error
+from schemas.frames import ToolError
+from schemas.launch import Limits
+from schemas.worker_frames import WorkerError
+
+#: A jail's disk is full at this part of its limit: what is written until it has ended goes on top.
+DISK_PART: Final = 0.9
+MIB: Final = 1 << 20
+
+_UNITS: Final = {"memoryMb": "MiB of memory", "processes": "processes and threads", "cpuSeconds": "s of processor time",
+                 "diskMb": "MiB on disk", "files": "files", "fileMb": "MiB in one file",
+                 "openFiles": "open files in one process"}  # fmt: skip
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What was seen of a jail. `memory` in bytes, None when the kernel keeps that limit itself.
+
+    `tasks` are processes and threads, 0 when the kernel counts; `refused`: it has refused a new one. `out_of_memory`:
+    the kernel has met the limit of memory.
+    """
+
+    memory: int | None = None
+    tasks: int = 0
+    refused: bool = False
+    out_of_memory: bool = False
+
+
+def exceeded(usage: Usage, limits: Limits) -> str | None:
+    """The name of the limit of a whole jail that is reached, or None."""
+    if usage.out_of_memory or (usage.memory is not None and usage.memory > limits.memory_mb * MIB):
+        return "memoryMb"
+    if usage.refused or usage.tasks >= limits.processes:
+        return "processes"
+    return None
+
+
+def limit_error(limit: str, limits: Limits) -> ToolError:
+    """The error of a call that has met a limit of its tool, which is named as in the manifest."""
+    value = getattr(limits, _FIELDS[limit])
+    return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {value} {_UNITS[limit]}", name="ToolLimit")
+
+
+_FIELDS: Final = {"memoryMb": "memory_mb", "processes": "processes", "cpuSeconds": "cpu_seconds", "diskMb": "disk_mb",
+                  "files": "files", "fileMb": "file_mb", "openFiles": "open_files"}  # fmt: skip
+
+#: What the kernel says when a limit of one process is met, as the code of a handler's error.
+_SAID: Final = {"ENOMEM": "memoryMb", "EMFILE": "openFiles", "EFBIG": "fileMb"}
+#: A jail with this part of its processes has run out of them: some may have ended since.
+NEAR: Final = 0.9
+
+
+def lacks_processes(error: WorkerError) -> bool:
+    """Whether a handler's error can be that it got no process or thread any more."""
+    return error.code == "EAGAIN" or (error.name == "RuntimeError" and error.message == "can't start new thread")
+
+
+def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True) -> WorkerError:
+    """A handler's error, which names the limit that it has met if it is one of those by which the kernel says so.
+
+    `refused`: the jail has, or had, as many processes as it may. `counted`: the kernel would know; if it does not, an
+    error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). A jail can lie
+    here, about its own limits and to its own caller.
+    """
+    limit = _SAID.get(error.code or "")
+    if limit is None and error.name == "MemoryError" and error.code in (None, "E_TOOL"):
+        limit = "memoryMb"
+    if limit is None and lacks_processes(error):
+        if refused or (error.code == "EAGAIN" and not counted):
+            limit = "processes"
+        elif error.code != "EAGAIN":
+            limit = "memoryMb"  # a thread's stack counts as the memory that it may come to
+    if limit is None:
+        return error
+    message = f"{limit_error(limit, limits).message} ({error.message or error.name})"
+    return WorkerError(name=error.name, message=message, code="E_TOOL_LIMIT")
+
+
+class CpuMeter:
+    """The processor time of the calls of one jail, in seconds."""
+
+    __slots__ = ("_at", "_used")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._used: dict[str, float] = {}
+
+    def charge(self, total_s: float, running: Collection[str]) -> None:
+        """The jail has used `total_s` since it began; these calls run now. Ended ones are forgotten."""
+        share = max(0.0, total_s - self._at) / max(1, len(running))
+        self._at = max(self._at, total_s)
+        self._used = {call: self._used.get(call, 0.0) + share for call in running}
+
+    def over(self, limit_s: float) -> list[str]:
+        """Calls that have used more than that."""
+        return [call for call, used in self._used.items() if used > limit_s]
+
+    def used(self, call: str) -> float:
+        """What a running call has used."""
+        return self._used.get(call, 0.0)
+
+    @property
+    def total_s(self) -> float:
+        """What the jail has used in all."""
+        return self._at
+
+
+class Growth(Struct, frozen=True):
+    """What a walk has found: bytes and entries that are newer than the jail, or were changed since."""
+
+    size: int
+    entries: int
+
+
+class DiskMeter:
+    """What one jail has at most written to one file system. `fallen` and `taken` are what that file system has lost in
+    all since we look at it: bytes and entries (0 for file systems that do not count them).
+    """
+
+    __slots__ = ("_entries", "_fallen", "_size", "_taken")
+
+    def __init__(self, fallen: int, taken: int) -> None:
+        self._fallen, self._taken = fallen, taken
+        self._size = self._entries = 0
+
+    def suspects(self, fallen: int, taken: int, limits: Limits) -> bool:
+        """Whether the jail may have reached a limit, so that its folders must be walked."""
+        size = self._size + fallen - self._fallen
+        entries = self._entries + taken - self._taken
+        return size >= limits.disk_mb * MIB * DISK_PART or entries >= limits.files * DISK_PART
+
+    def walked(self, growth: Growth, fallen: int, taken: int, limits: Limits) -> str | None:
+        """A walk that began when the file system had lost `fallen` and `taken` has found this: the limit reached.
+
+        What the file system has not lost the jail cannot have taken, however large the files are that it touched.
+        """
+        self._size = min(growth.size, self._size + fallen - self._fallen)
+        entries = self._entries + taken - self._taken
+        self._entries = min(growth.entries, entries) if taken else growth.entries
+        self._fallen, self._taken = fallen, taken
+        if self._size >= limits.disk_mb * MIB * DISK_PART:
+            return "diskMb"
+        if self._entries >= limits.files * DISK_PART:
+            return "files"
+        return None

@@ -1,0 +1,208 @@
+"""What /proc and the kernel show of a jail's processes: how many, their memory, what they hold open.
+
+Everything is read through the jail's first process, whose namespaces tell its processes from all others. Processes come
+and go while we look; one that is gone counts for nothing.
+
+Source: sandbox.md section 4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+#: Memory file systems of a jail, seen from its first process (policy.py sizes them).
+MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
+#: Sockets of a process that are not worth asking for what they hold: together less than a MiB or two.
+_FEW_SOCKETS: Final = 8
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_SO_MEMINFO: Final = 55
+_PIDFD_GETFD: Final = 438  # the same number on every machine
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process(NamedTuple):
+    """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children."""
+
+    pid: int
+    threads: int
+    resident: int
+    cpu_s: float
+
+
+class View(NamedTuple):
+    """Where a jail's processes show: below `proc`, all of them, or those that `members` gives when it is not None.
+
+    `root` is the jail's root, None when it has none of its own; `init_pid` the number here of its first process.
+    """
+
+    proc: str
+    root: str | None = None
+    init_pid: int = 0
+    members: Callable[[], list[int]] | None = None
+
+
+def by_namespace(init_pid: int) -> View:
+    """The jail whose first process has that number here; in the view, processes have the numbers of the jail."""
+    root = f"/proc/{init_pid}/root"
+    return View(f"{root}/proc", root, init_pid)
+
+
+def processes(view: View) -> list[Process]:
+    """Every process of the jail; `pid` is the number in the view. None as long as the jail still sees the host's /proc:
+    bubblewrap's first process is there before its mounts are.
+    """
+    found = []
+    with suppress(OSError):
+        if view.root is not None and os.stat(view.proc).st_dev == os.stat("/proc").st_dev:
+            return []
+        names = [name for name in os.listdir(view.proc) if name.isdigit()] if view.members is None else view.members()
+        for name in names:
+            with suppress(OSError, IndexError, ValueError):
+                found.append(_process(int(name), f"{view.proc}/{name}/stat"))
+    return found
+
+
+def _process(pid: int, path: str) -> Process:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fields = os.read(fd, 2048).rpartition(b")")[2].split()
+    finally:
+        os.close(fd)
+    ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return Process(pid, int(fields[17]), int(fields[21]) * _PAGE, ticks / _TICKS_PER_S)
+
+
+def memory(view: View, limit: int, there: list[Process]) -> int:
+    """What the jail's memory comes to (bytes). Pages that processes share count once, if it nears `limit` otherwise."""
+    files, sockets = _held(view, there)
+    for place in MEMORY_PLACES if view.root is not None else ():
+        with suppress(OSError):
+            at = os.statvfs(f"{view.root}/{place}")
+            files += (at.f_blocks - at.f_bfree) * at.f_frsize
+    rough = sum(process.resident for process in there) + files + sockets
+    if rough <= limit:
+        return rough
+    own = shared = 0
+    for process in there:
+        fields = _smaps(f"{view.proc}/{process.pid}/smaps_rollup")
+        own += fields.get("Pss_Anon", 0)
+        shared += fields.get("Pss_Shmem", 0)
+    # A mapped file of a memory file system is in both: count the larger one.
+    return own + max(shared, files) + sockets
+
+
+def _smaps(path: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with suppress(OSError, ValueError, IndexError), open(path, encoding="ascii", errors="replace") as source:
+        for line in source:
+            name, _, value = line.partition(":")
+            if name.startswith("Pss_"):
+                found[name] = int(value.split()[0]) << 10
+    return found
+
+
+def _held(view: View, there: list[Process]) -> tuple[int, int]:
+    """What open files without a name in memory hold, and what sockets have under way (bytes)."""
+    files: dict[tuple[int, int], int] = {}
+    sockets: set[str] = set()
+    under_way = 0
+    for process in there:
+        folder = f"{view.proc}/{process.pid}/fd"
+        own: list[tuple[int, str]] = []
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                with suppress(OSError):
+                    link = os.readlink(f"{folder}/{name}")
+                    if link.startswith("/memfd:"):
+                        status = os.stat(f"{folder}/{name}")
+                        files[status.st_dev, status.st_ino] = status.st_blocks * 512
+                    elif link.startswith("socket:"):
+                        own.append((int(name), link))
+        if len(own) > _FEW_SOCKETS:
+            new = [number for number, link in own if link not in sockets]
+            sockets.update(link for _, link in own)
+            pid = process.pid if view.root is None else _outer(view.init_pid, process.pid)
+            under_way += 0 if pid is None else _under_way(pid, new)
+    return sum(files.values()), under_way
+
+
+def _under_way(pid: int, numbers: list[int]) -> int:
+    """What these sockets of one process hold (bytes): asked through copies of them."""
+    total = 0
+    with suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            for number in numbers:
+                fd = _libc.syscall(ctypes.c_long(_PIDFD_GETFD), pidfd, number, 0)
+                if fd >= 0:
+                    with socket.socket(fileno=fd) as copy, suppress(OSError, struct.error):
+                        # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
+                        words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
+                        total += words[0] + max(words[2], words[5])
+        finally:
+            os.close(pidfd)
+    return total
+
+
+def _outer(init_pid: int, inner_pid: int) -> int | None:
+    """The number here of a process that has that number in the jail."""
+    for pid in outer_processes(init_pid):
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as source:
+            for line in source:
+                if line.startswith(b"NSpid:"):
+                    if int(line.split()[-1]) == inner_pid:
+                        return pid
+                    break
+    return None
+
+
+def outer_processes(init_pid: int) -> list[int]:
+    """Every process of the jail by its number here."""
+    found = [init_pid]
+    for pid in found:
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
+                    found += map(int, source.read().split())  # the list grows while it is walked
+    return found
+
+
+class Nameless(NamedTuple):
+    """A file that has no name any more and is still held by a process: it takes room, and no walk finds it."""
+
+    device: int
+    inode: int
+    size: int
+
+
+def nameless(view: View) -> set[Nameless]:
+    """Regular files without a name that processes of the jail have open or mapped."""
+    found: set[Nameless] = set()
+    for process in processes(view):
+        folder = f"{view.proc}/{process.pid}"
+        with suppress(OSError):
+            for name in os.listdir(f"{folder}/fd"):
+                with suppress(OSError):
+                    status = os.stat(f"{folder}/fd/{name}")
+                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                        found.add(Nameless(status.st_dev, status.st_ino, status.st_blocks * 512))
+        open_ones = {(file.device, file.inode) for file in found}
+        with suppress(OSError), open(f"{folder}/maps", encoding="utf-8", errors="replace") as source:
+            for line in source:
+                if line.rstrip().endswith("(deleted)"):
+                    with suppress(ValueError, IndexError):
+                        span, _, _, device, inode, *_ = line.split()
+                        first, _, last = span.partition("-")
+                        major, _, minor = device.partition(":")
+                        file = (os.makedev(int(major, 16), int(minor, 16)), int(inode))
+                        if file not in open_ones:
+                            found.add(Nameless(*file, int(last, 16) - int(first, 16)))
+    return found

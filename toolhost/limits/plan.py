@@ -1,0 +1,95 @@
+"""Which mechanism keeps which limit of a jail, and what is written into its control groups. Pure.
+
+Rules.
+- The kernel counts where it can: control groups of version 1 as root, of version 2 where a part of the tree was
+  delegated to us. What they do not count is watched from outside, and per process limits stand behind both.
+- A group lets one process more in than the jail has: bubblewrap's own, which waits outside of the jail.
+
+Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from schemas.launch import Limits
+from schemas.receipts import Mechanism
+
+#: bubblewrap's process outside of the jail.
+OUTSIDE: Final = 1
+#: With a control group that says when it refused a process, the limit of the user namespace is only a second wall.
+SPARE: Final = 16
+
+
+class Tree(Struct, frozen=True, kw_only=True):
+    """Where groups can be made: the folder of each controller that we may use, None for one that is not to be had.
+
+    In version 2 they are all the same folder; processor time is counted there without a controller.
+    """
+
+    version: Literal[1, 2]
+    memory: str | None = None
+    pids: str | None = None
+    cpu: str | None = None
+    cpuacct: str | None = None
+
+    @property
+    def folders(self) -> list[str]:
+        """Every folder, each once."""
+        found = (self.memory, self.pids, self.cpu, self.cpuacct)
+        return list(dict.fromkeys(folder for folder in found if folder is not None))
+
+
+class GroupPlan(Struct, frozen=True):
+    """The groups of one jail: the tree they are made in, and (folder of the tree, file, value) to write, in order.
+
+    A value whose file the kernel does not have is left out when it is `optional`: swap accounting can be off.
+    """
+
+    tree: Tree
+    settings: list[tuple[str, str, str]]
+    optional: tuple[str, ...] = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+
+
+def group_plan(tree: Tree | None, limits: Limits) -> GroupPlan | None:
+    """What a jail's groups must say; None where there are none."""
+    if tree is None:
+        return None
+    settings: list[tuple[str, str, str]] = []
+    if tree.memory is not None:
+        size = str(limits.memory_mb << 20)
+        if tree.version == 1:
+            settings.append((tree.memory, "memory.limit_in_bytes", size))
+            settings.append((tree.memory, "memory.memsw.limit_in_bytes", size))  # else what is over goes to swap
+        else:
+            settings.append((tree.memory, "memory.max", size))
+            settings.append((tree.memory, "memory.swap.max", "0"))
+            settings.append((tree.memory, "memory.oom.group", "1"))
+    if tree.pids is not None:
+        settings.append((tree.pids, "pids.max", str(limits.processes + OUTSIDE)))
+    return GroupPlan(tree, settings)
+
+
+def processes_of_a_namespace(tree: Tree | None, limits: Limits) -> int:
+    """RLIMIT_NPROC inside the jail's user namespace."""
+    return limits.processes + (SPARE if tree is not None and tree.pids is not None else 0)
+
+
+def mechanisms(tree: Tree | None) -> dict[str, Mechanism]:
+    """What keeps each limit, by its name in a manifest: the strongest, where several do."""
+    memory = tree is not None and tree.memory is not None
+    pids = tree is not None and tree.pids is not None
+    cpu = tree is not None and tree.cpuacct is not None
+    return {
+        "memoryMb": "cgroup" if memory else "watched",
+        "processes": "cgroup" if pids else "rlimit",
+        "openFiles": "rlimit",
+        "fileMb": "rlimit",
+        "diskMb": "watched",
+        "files": "watched",
+        "cpuSeconds": "cgroup" if cpu else "watched",
+        "wallSeconds": "host",
+        "outputMb": "host",
+    }
