@@ -59,7 +59,8 @@ async def main():
     work = place / "work"; work.mkdir(); (work / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()
-    low = SandboxSpec(min_tier="reduced", limits=Limits(wall_seconds=40))
+    # Processes count on top of what the user has at the start, and others may start some.
+    low = SandboxSpec(min_tier="reduced", limits=Limits(wall_seconds=40, processes=1024))
     source = Path(attempts.__file__).read_text()
     tools = [
         make_tool(place, source, "run", sandbox=low),
@@ -82,6 +83,7 @@ async def main():
         home, session = (await made.call("low__leave", workdir=plain))["output"]
         out["slow"] = refusal(await made.call("low__sleeps", workdir=plain, deadline_ms=300))
         result = await made.call("t__run", told, workdir=plain, deadline_ms=40000, within_s=45)
+        assert result["status"] == "ok", result
         out["found"] = result["output"]
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
     out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.remains.members(session)]
