@@ -91,7 +91,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
-    `groups` is where control groups can be made. `fix` says what would give a host of the `tier` reduced the full one.
+    `groups` is where control groups can be made. On a host of the `tier` reduced `lack` says why it has not the full
+    one, and `fix` what would give it.
     """
 
     bwrap: str
@@ -110,6 +111,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
     fix: str | None = None
+    lack: str | None = None
     groups: Tree | None = None
 
 

@@ -42,7 +42,8 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     """
     tool = request.tool
     if tool.sandbox.min_tier != "reduced":
-        text = f"the tool {tool.name} needs the full sandbox (minTier), and this host has the reduced one"
+        lack = f": {host.lack}" if host.lack else ""
+        text = f"the tool {tool.name} needs the full sandbox (minTier), and this host has the reduced one{lack}"
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
     if tool.sandbox.network != "none":
         text = f"the tool {tool.name} was granted a network, which the reduced sandbox cannot bound"

@@ -86,6 +86,7 @@ async def _reduced(finding: Finding, signs: Signs) -> Survey:
     if signs.root or signs.landlock < MINIMUM_LANDLOCK or not can_be:
         return _none(finding)
     facts = msgspec.structs.replace(host_facts("", []), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix)
+    facts = msgspec.structs.replace(facts, lack=finding.problem)
     if await probe(facts, _NOTHING) is not None:
         return _none(finding)
     return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[finding], facts=facts)

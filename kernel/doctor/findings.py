@@ -147,8 +147,11 @@ def _jail(survey: Survey) -> Iterator[Finding]:
     elif survey.tier == "full":
         yield _ok("sandbox", "jail", f"a jail was started and looked at from both sides: full ({walls})")
     else:
+        # Every tool asks for the full one unless its manifest says that less will do, the bundled ones among them.
+        message = f"only the {survey.tier} sandbox ({walls}), and tools need the full one unless they say otherwise"
+        lacks = "; ".join(lack.problem for lack in survey.findings)
         fix = survey.findings[0].fix if survey.findings else "python3 -m toolhost.survey"
-        yield _warning("sandbox", "jail", f"only the {survey.tier} sandbox ({walls}); tools that need more refuse", fix)
+        yield _problem("sandbox", "jail", f"{message}: {lacks}" if lacks else message, fix)
     if survey.bwrap is not None:
         yield _ok("sandbox", "bubblewrap", f"bubblewrap {survey.bwrap_version or ''} at {survey.bwrap}")
     if survey.landlock:

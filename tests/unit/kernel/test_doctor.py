@@ -110,7 +110,7 @@ NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo
         (replace(GOOD, survey=None), "jail", "problem", "python3 -m toolhost.survey"),
         (replace(GOOD, survey=NO_JAIL), "jail", "problem", "sudo fix"),
         (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "toolhost.survey"),
-        (with_survey(tier="reduced"), "jail", "warning", "toolhost.survey"),
+        (with_survey(tier="reduced"), "jail", "problem", "toolhost.survey"),
         (with_host(uid=0), "user", "warning", "ordinary user"),
         (with_host(setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
         (with_host(cgroup=Cgroup("v1", "/x")), "cgroup", "warning", "Delegate=yes"),
