@@ -101,6 +101,7 @@ class Jail:
         self.pid = launched.pid
         self.uid = launched.uid
         self.account = Account(plan.totals, plan.writable, launched.group, launched.counter)
+        self.account.session = launched.pid
         if self._reduced:
             self.account.view = look.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd
@@ -225,19 +226,22 @@ class Jail:
         return found
 
     def usage(self) -> Usage:
-        """What its processes have used: by the kernel's count, else of the living ones and of children they waited for.
+        """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
 
-        Some file reads.
+        A few file reads, because this is asked in the loop: a jail with many processes is the watch's affair.
         """
         cpu_s, memory = self.account.seen()
         ticks = kilobytes = 0
-        for pid in self.processes() if cpu_s is None or memory is None else ():
-            with suppress(OSError, IndexError, ValueError, KeyError), open(f"/proc/{pid}/stat", "rb") as source:
-                fields = source.read().rpartition(b")")[2].split()
-                ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-                kilobytes += int(process_status(pid)["VmHWM"].removesuffix(" kB"))
+        if (cpu_s is None or memory is None) and self.worker_pid is not None:
+            with (
+                suppress(OSError, IndexError, ValueError, KeyError),
+                open(f"/proc/{self.worker_pid}/stat", "rb") as stat,
+            ):
+                fields = stat.read().rpartition(b")")[2].split()
+                ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+                kilobytes = int(process_status(self.worker_pid)["VmHWM"].removesuffix(" kB"))
         return Usage(
-            ticks * 1000 // _TICKS_PER_S if cpu_s is None else int(cpu_s * 1000),
+            int(max(ticks / _TICKS_PER_S, self.account.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
         )
 

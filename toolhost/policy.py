@@ -340,7 +340,7 @@ def _walls(host: HostFacts) -> list[str]:
     options = [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", JAIL_HOSTNAME, "--uid", str(JAIL_UID), "--gid", str(JAIL_GID),
-        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
     return [*options, "--disable-userns"] if host.disable_userns else options

@@ -6,8 +6,9 @@ still live.
 
 Rules.
 - Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time.
-- When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait,
-  first come first served by key.
+- When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait.
+  The next slot goes to the agent that has the fewest, and among equals to who came first: an agent with many instances
+  does not keep another one out.
 - The host performs what is returned: start a jail for a slot, put calls into it, end it.
 
 Source: sandbox.md sections 1 and 5; design section 6.
@@ -15,7 +16,7 @@ Source: sandbox.md sections 1 and 5; design section 6.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any, Final
 
 from msgspec import Struct
@@ -72,6 +73,11 @@ def key_of(call: Call) -> Key:
         return (tool.name, call.generation)
     key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
     return (*key, call.id) if isolation == "call" else key
+
+
+def _agent(key: Key) -> str:
+    """Whose jail it is; a shared one is nobody's."""
+    return key[2] if len(key) > 2 else ""
 
 
 class Pool:
@@ -166,7 +172,11 @@ class Pool:
         """Give waiting calls what places there are."""
         actions: list[Action] = []
         short = 0  # keys that need a slot while there is none
-        for key in list(self._waiting):
+        held = Counter(_agent(slot.key) for slot in self._slots)
+        waiting = list(self._waiting)
+        while waiting:
+            key = min(waiting, key=lambda key: (key not in self._by_key, held[_agent(key)]))  # the first of equals
+            waiting.remove(key)
             calls = self._waiting[key]
             slot = self._by_key.get(key)
             if slot is None:
@@ -175,6 +185,7 @@ class Pool:
                     continue
                 slot = Slot(key)
                 self._slots.add(slot)
+                held[_agent(key)] += 1
                 self._by_key[key] = slot
                 actions.append(Start(slot))
             room = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from schemas.launch import Limits, SandboxSpec
+from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.limits.groups import own_tree
 
@@ -209,3 +211,35 @@ async def test_another_agents_calls_go_on_while_jails_bomb(place: Path, grouped:
     )
     assert len(times) > 20
     assert percentile(times, 0.5) < 0.05
+
+
+AS_USER = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.containment.test_totals import LIMITS, bombs
+from schemas.launch import Limits
+from tests.toolhost_fixture import bench
+
+async def main():
+    place = Path(sys.argv[1]); found = {}
+    for name, limits in (("relay", Limits(cpu_seconds=1)), ("memory_of_many", LIMITS), ("many_files", LIMITS)):
+        workdir = place / name; workdir.mkdir()
+        async with bench(bombs(place, limits)) as made:
+            result = await made.call(f"bomb__{name}", {"mb": 40, "writers": 2}, workdir=workdir)
+            (receipt,) = made.receipts.values()
+            found[name] = [result["error"]["code"], result["error"]["message"], receipt["jail"]["limits"]]
+    print(json.dumps(found))
+
+asyncio.run(main())
+"""
+
+
+def test_an_ordinary_user_has_the_same_limits(short_tmp: Path) -> None:
+    done = run_as_user(AS_USER, short_tmp)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name, limit in (("relay", "cpuSeconds"), ("memory_of_many", "memoryMb"), ("many_files", "diskMb")):
+        code, message, kept_by = found[name]
+        assert code == "E_TOOL_LIMIT", found
+        assert f"the limit {limit} was reached" in message, found
+        assert kept_by[limit] in ("watched", "cgroup")

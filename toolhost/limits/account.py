@@ -18,6 +18,9 @@ from toolhost.limits import look
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Usage, exceeded
 from toolhost.limits.groups import Group
 
+#: The scheduler's niceness of a jail's session, and of one that uses much: 0 is what everybody else has.
+JAIL_NICENESS: Final = 10
+_LOW: Final = 19
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
 
@@ -45,6 +48,8 @@ class Account:
         self.lock = threading.Lock()  # nothing is closed while it is read
         self.closed = False
         self.met: str | None = None  # the limit that the kernel had met when the jail ended
+        self.session = 0  # a process of its session here, whose group for the scheduler can be asked to yield
+        self._yields = False
         self._last: tuple[float | None, int | None] = (None, None)
         self._group = group
         self._counter = counter
@@ -82,6 +87,20 @@ class Account:
             refused=group is not None and group.refused(),
             out_of_memory=group is not None and group.out_of_memory(),
         )
+
+    def yield_to_others(self, yields: bool) -> None:
+        """Whether other jails, and whoever else wants them, come first while processors are short."""
+        if yields == self._yields:
+            return
+        self._yields = yields
+        with suppress(OSError):  # the kernel takes ten changes a second from a user; the next look tries again
+            if self._group is not None and self._group.tree.cpu is not None:
+                self._group.yield_to_others(yields)
+            elif self.session:
+                with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as niceness:
+                    niceness.write(str(_LOW if yields else JAIL_NICENESS))
+            return
+        self._yields = not yields
 
     @property
     def counts_processes(self) -> bool:

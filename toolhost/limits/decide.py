@@ -112,6 +112,11 @@ class CpuMeter:
         """Calls that have used more than that."""
         return [call for call, used in self._used.items() if used > limit_s]
 
+    @property
+    def most_s(self) -> float:
+        """What the running call that has used most has used."""
+        return max(self._used.values(), default=0.0)
+
     def used(self, call: str) -> float:
         """What a running call has used."""
         return self._used.get(call, 0.0)

@@ -22,7 +22,6 @@ from toolhost.limits.plan import GroupPlan, Tree
 PREFIX: Final = "goondan."
 #: Where the processes of a delegated group are put.
 _LEAF: Final = "goondan-host"
-_ROOT: Final = "/sys/fs/cgroup"
 #: A file of a group holds one line, or a few (bytes).
 _MAX_FILE: Final = 4096
 
@@ -201,6 +200,12 @@ class Group:
         if self.tree.version == 1:
             return int(said) / 1e9
         return int(said.split()[1]) / 1e6  # usage_usec comes first
+
+    def yield_to_others(self, yields: bool) -> None:
+        """Whether other jails come first while processors are short."""
+        if self.tree.cpu is not None:
+            name, low, usual = ("cpu.shares", 64, 1024) if self.tree.version == 1 else ("cpu.weight", 6, 100)
+            _write(f"{self.tree.cpu}/{self._name}/{name}", str(low if yields else usual))
 
     def refused(self) -> bool:
         """Whether a process was refused for their number."""

@@ -30,6 +30,8 @@ from toolhost.limits.growth import walk
 DISK_S: Final = 0.005
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05
+#: A jail with a call that has used this much processor time yields to jails whose calls are quick (seconds).
+YIELD_S: Final = 0.2
 #: The part of the time that looks may take.
 _PART: Final = 0.25
 #: Between two walks over folders of a file system that does not count its entries (seconds).
@@ -138,6 +140,7 @@ class Watch:
     def _look_at(self, jail: Account) -> None:
         there = jail.processes()
         jail.cpu.charge(jail.cpu_s(there), jail.running() or ())
+        jail.yield_to_others(jail.cpu.most_s > YIELD_S)
         over = jail.cpu.over(jail.limits.cpu_seconds)
         if over:
             self._tell(jail, "cpuSeconds", over)

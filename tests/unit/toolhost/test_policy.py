@@ -53,7 +53,7 @@ def test_the_whole_plan_of_a_plain_tool() -> None:
     assert made.options == [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", "tool", "--uid", "1000", "--gid", "1000",
-        "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", "4", "--seccomp", "7", "--disable-userns",
         "--ro-bind", "/usr", "/usr",
         "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib64", "/lib64", "--ro-bind", "/lib32", "/lib32",

@@ -230,3 +230,20 @@ class Jails(RuleBasedStateMachine):
 
 TestJails = Jails.TestCase
 TestJails.settings = settings(max_examples=80, stateful_step_count=40)
+
+
+def test_the_next_jail_goes_to_the_agent_that_has_the_fewest() -> None:
+    driver = Driver(3)
+    many = [(call(f"m{n}"), ("t", "1", "many", str(n), "")) for n in range(6)]
+    for made, key in many:
+        driver.come(key, made)
+    late, key = call("late"), ("t", "1", "late", "0", "")
+    driver.come(key, late)
+    assert set(driver.where) == {"m0", "m1", "m2"}
+    driver.finish(many[0][0])
+    (ending,) = driver.ending
+    driver.over(ending)
+    assert set(driver.where) == {"m1", "m2", "late"}  # though three others came before it
+    driver.finish(many[1][0])
+    driver.over(driver.ending[0])
+    assert set(driver.where) == {"m2", "late", "m3"}  # and among one agent's own, who came first
