@@ -460,8 +460,9 @@ class Host:
             if not slot.calls and not tenancy.abandoned and slot.closed:
                 tenancy.jail.kill("not needed any more")
             return
-        if result.error is not None:
-            result = msgspec.structs.replace(result, error=explained(tenancy, result.error))
+        said = result.error
+        if said is not None:
+            result = msgspec.structs.replace(result, error=explained(tenancy, said))
         now = self._loop.time()
         payload = shape(result, receipt(tenancy, call, now), call.tool)
         work = tenancy.pending.get(result.call_id)
@@ -477,7 +478,8 @@ class Host:
             self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
         else:
             self._conclude(call, work, payload)
-        spent = result.error is not None and result.error.code == "E_TOOL_LIMIT"  # it may hold what nobody can sweep
+        # A jail that has met one of its own limits may hold what nobody can sweep; a large output harms nobody.
+        spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
         if spent or call.tool.sandbox.isolation == "call":
             actions += self._pool.close(slot)
         if actions:

@@ -18,11 +18,12 @@ import pytest
 from msgspec import Raw
 
 from schemas.frames import Frame
-from schemas.launch import ToolHostSpec
+from schemas.launch import Limits, ToolHostSpec
 from schemas.worker_frames import LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.channel import Channel, Violation
 from toolhost.host import Host
+from toolhost.limits.account import Account
 from toolhost.pool import Slot, Start
 from toolhost.receipts import Usage
 from toolhost.tenancy import Tenancy
@@ -83,6 +84,7 @@ class NoJail:
         self.tenant: Any = None
         self.last_words = ""
         self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={})
+        self.account = Account(Limits(), [], None, None)
 
     def kill(self, reason: str) -> None:
         self.dying = True
