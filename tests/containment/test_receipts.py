@@ -46,7 +46,7 @@ async def test_a_receipt_with_every_result(short_tmp: Path) -> None:
         assert result["output"] == {"receipt": {"jail": {"tier": "forged"}}}
         assert receipt["jail"]["tier"] == "full"
         assert receipt["jail"]["cpuMs"] >= 190
-        assert receipt["call"]["wallMs"] >= 200
+        assert receipt["call"]["wallMs"] >= 190  # the loop's clock stands still within one of its turns
         _, receipt = await call("hold", {"mb": 40})
         _, receipt = await call("fails")
         assert receipt["jail"]["peakMemoryKb"] >= 40_000  # though it is free again
