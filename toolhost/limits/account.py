@@ -45,6 +45,7 @@ class Account:
         self.since = time.time() - _TICK_S
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
+        self.walk_again_at = 0.0  # on the monotonic clock (seconds)
         self.lock = threading.Lock()  # nothing is closed while it is read
         self.closed = False
         self.met: str | None = None  # the limit that the kernel had met when the jail ended

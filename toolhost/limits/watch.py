@@ -4,8 +4,8 @@ Why a thread: a look at a jail with many processes takes milliseconds of system 
 must go on. It only reads; what it finds is handed to the loop, which ends jails.
 
 How often. The file systems that jails write to are asked for their free space every DISK_S; processor time, processes
-and memory are looked at every LOOK_S, but never for more than a quarter of the time. While no jail runs anything the
-thread sleeps.
+and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks, nor into walks over a jail's
+folders. While no jail runs anything the thread sleeps.
 
 Source: sandbox.md section 4; docs/decisions/028 and 029.
 """
@@ -76,6 +76,7 @@ class Watch:
         self._asleep = True
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._looked_at = self._cost_s = 0.0  # when all were looked at, and how long that took (seconds)
 
     def add(self, jail: Account) -> None:
         """Watch this jail from now on."""
@@ -109,20 +110,28 @@ class Watch:
     # --- in the thread
 
     def _run(self) -> None:
-        looked_at = cost_s = 0.0
         while not self._closing:
             time.sleep(DISK_S)
-            busy = [jail for jail in self._jails if jail.running() is not None]
-            if not busy:
-                self._sleep()
-                continue
-            self._look_at_disks(busy)
-            now = time.monotonic()
-            if now - looked_at >= max(LOOK_S, cost_s / _PART):
-                for jail in busy:
-                    self._guarded(jail, self._look_at)
-                looked_at = time.monotonic()
-                cost_s = looked_at - now
+            try:
+                self._round()
+            except Exception as error:  # a bug of ours must be seen, and must not end the watch
+                with suppress(RuntimeError):
+                    told = {"message": "the watch of limits failed", "exception": error}
+                    self._loop.call_soon_threadsafe(self._loop.call_exception_handler, told)
+                time.sleep(LOOK_S)
+
+    def _round(self) -> None:
+        busy = [jail for jail in self._jails if jail.running() is not None]
+        if not busy:
+            self._sleep()
+            return
+        self._look_at_disks(busy)
+        now = time.monotonic()
+        if now - self._looked_at >= max(LOOK_S, self._cost_s / _PART):
+            for jail in busy:
+                self._guarded(jail, self._look_at)
+            self._looked_at = time.monotonic()
+            self._cost_s = self._looked_at - now
 
     def _sleep(self) -> None:
         self._awake.clear()
@@ -155,10 +164,13 @@ class Watch:
                 with suppress(OSError):  # that folder is gone; another one may be there
                     device.look(place)
                     break
-            blind = not device.counts_entries and time.monotonic() - device.walked_at >= WALK_S
+            now = time.monotonic()
+            blind = not device.counts_entries and now - device.walked_at >= WALK_S
             for jail in busy:
                 meter = jail.disks.get(number)
-                if meter is not None and (blind or meter.suspects(device.fallen, device.taken, jail.limits)):
+                if meter is None or now < jail.walk_again_at:
+                    continue
+                if blind or meter.suspects(device.fallen, device.taken, jail.limits):
                     self._guarded(jail, lambda jail, number=number: self._walk(jail, number))  # type: ignore[misc]
 
     def _walk(self, jail: Account, number: int) -> None:
@@ -172,6 +184,8 @@ class Watch:
             size, entries = size + found.size, entries + found.entries
         if jail.view is not None:
             size += sum(file.size for file in look.nameless(jail.view) if file.device == number)
+        done = time.monotonic()
+        jail.walk_again_at = done + (done - device.walked_at) / _PART
         limit = meter.walked(Growth(size, entries), fallen, taken, jail.limits)
         if limit is not None:
             self._tell(jail, limit, None)
