@@ -21,6 +21,7 @@ import yaml
 from kernel.bundle.opening import inspect_bundle
 from schemas.export import export
 from schemas.resources import API_V1, DOCUMENTS
+from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TEXT: Final = ROOT / "scripts" / "bundle_text"
@@ -217,21 +218,5 @@ def shown_default(schema: dict[str, Any]) -> str:
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default)}`"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the pages, or check them: 1 when something is out of date or without its translation."""
-    status = 0
-    for page in (Page(korean=False), Page(korean=True)):
-        text = page.text()
-        problems = page.problems()
-        if "--check" not in arguments:
-            page.path.write_text(text, encoding="utf-8")
-        elif not page.path.is_file() or page.path.read_text(encoding="utf-8") != text:
-            problems.append(f"{page.path.relative_to(ROOT)} is out of date: run scripts/bundle_docs.py")
-        for problem in problems:
-            print(problem, file=sys.stderr)
-            status = 1
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check((Page(korean=False), Page(korean=True)), "scripts/bundle_docs.py", sys.argv[1:]))

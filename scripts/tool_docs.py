@@ -21,6 +21,7 @@ from kernel.bundle.tools import CheckedTool
 from schemas.address import build_tool_name
 from schemas.launch import DEFAULT_ERROR_LIMIT, Limits
 from schemas.resources import Example, NetworkAllow, Sandbox, ToolExport
+from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TEXT: Final = ROOT / "scripts" / "tool_text"
@@ -138,21 +139,5 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def main(arguments: list[str]) -> int:
-    """Write the pages, or check them: 1 when something is out of date or without its translation."""
-    status = 0
-    for page in (Page(korean=False), Page(korean=True)):
-        text = page.text()
-        problems = page.problems()
-        if "--check" not in arguments:
-            page.path.write_text(text, encoding="utf-8")
-        elif not page.path.is_file() or page.path.read_text(encoding="utf-8") != text:
-            problems.append(f"{page.path.relative_to(ROOT)} is out of date: run scripts/tool_docs.py")
-        for problem in problems:
-            print(problem, file=sys.stderr)
-            status = 1
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check((Page(korean=False), Page(korean=True)), "scripts/tool_docs.py", sys.argv[1:]))

@@ -56,7 +56,7 @@ def refusal(result): return [result["error"]["code"], result["error"]["message"]
 
 async def main():
     facts = (await toolhost.survey.survey()).facts
-    work = place / "work"; work.mkdir(); (work / ".git").mkdir()
+    repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()
     # Processes count on top of what the user has at the start, and others may start some.
@@ -77,7 +77,7 @@ async def main():
         made.host.open(facts)
         out = {"high": refusal(await made.call("high__ok", workdir=plain)),
                "net": refusal(await made.call("net__ok", workdir=plain)),
-               "git": refusal(await made.call("low__ok", workdir=work))}
+               "git": refusal(await made.call("low__ok", workdir=repository))}
         out["ok"] = (await made.call("low__ok", workdir=plain))["output"]
         out["receipt"] = list(made.receipts.values())[-1]["jail"]
         home, session = (await made.call("low__leave", workdir=plain))["output"]
@@ -116,7 +116,8 @@ def test_what_the_reduced_tier_holds(short_tmp: Path) -> None:
     found = read(run_as_user(ATTEMPTS, short_tmp))
     assert found["high"][0] == found["net"][0] == "E_SANDBOX_UNAVAILABLE"
     assert "needs the full sandbox" in found["high"][1]
-    assert found["git"][0] == "E_SANDBOX_DENIED" and "/work/.git" in found["git"][1]
+    assert found["git"][0] == "E_SANDBOX_DENIED"
+    assert str(short_tmp / "repository" / ".git") in found["git"][1]
     assert set(found["ok"]) == {"HOME", "LANG", "PATH", "TMPDIR"}
     assert (short_tmp / "plain" / "kept").exists()
     assert (found["receipt"]["tier"], found["receipt"]["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])

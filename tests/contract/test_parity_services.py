@@ -6,7 +6,6 @@ compared as well: method, path, headers and body of every request.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -65,25 +64,6 @@ async def benches(api: MockApi) -> AsyncIterator[Callable[..., Awaitable[Bench]]
             return made[key]
 
         yield get
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of all cases; a jail has it mounted, so it is emptied between them and not made anew."""
-    path = tmp_path_factory.mktemp("s", numbered=True) / "work"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def place(folder: Path) -> Iterator[Path]:
-    """An empty workdir inside an otherwise empty folder."""
-    yield folder
-    for path in (*folder.iterdir(), *(other for other in folder.parent.iterdir() if other != folder)):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 @pytest.mark.requirement("TELEGRAM-01", "TELEGRAM-02", "TELEGRAM-03", "TELEGRAM-05", "TELEGRAM-07", "TELEGRAM-08")

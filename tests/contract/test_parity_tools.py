@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -52,25 +51,6 @@ async def benches() -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
             return made[key]
 
         yield get
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of all cases; a jail has it mounted, so it is emptied between them and not made anew."""
-    path = tmp_path_factory.mktemp("p", numbered=True) / "work"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def place(folder: Path) -> Iterator[Path]:
-    """An empty workdir inside an otherwise empty folder."""
-    yield folder
-    for path in (*folder.iterdir(), *(other for other in folder.parent.iterdir() if other != folder)):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 @pytest.mark.requirement("FS-01", "FS-02", "FS-03", "FS-04", "FS-05", "FS-06", "FS-07", "FS-08", "FS-09", "FS-10")

@@ -1,0 +1,38 @@
+"""Pages of the documentation that are made from the code: written, or held against what is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+
+class Page(Protocol):
+    """One page in one language."""
+
+    @property
+    def path(self) -> Path:
+        """Where it stands."""
+
+    def text(self) -> str:
+        """What it should be."""
+
+    def problems(self) -> list[str]:
+        """What is missing for it; to be asked after `text`."""
+
+
+def write_or_check(pages: Iterable[Page], script: str, arguments: list[str]) -> int:
+    """Write the pages, or with `--check` compare them: 1 when one is out of date or lacks a translation."""
+    status = 0
+    for page in pages:
+        text = page.text()
+        problems = page.problems()
+        if "--check" not in arguments:
+            page.path.write_text(text, encoding="utf-8")
+        elif not page.path.is_file() or page.path.read_text(encoding="utf-8") != text:
+            problems.append(f"docs/{page.path.name} is out of date: run {script}")
+        for problem in problems:
+            print(problem, file=sys.stderr)
+            status = 1
+    return status
