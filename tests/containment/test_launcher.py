@@ -69,7 +69,7 @@ def place(short_tmp: Path) -> Path:
 
 def jail_status(made: Bench) -> list[dict[str, str]]:
     """/proc/PID/status of every process of the only jail."""
-    (slot,) = made.host._pool.slots()
+    (slot,) = made.host.jails.pool.slots()
     return [process_status(pid) for pid in slot.jail.jail.processes()]
 
 
@@ -108,7 +108,7 @@ async def test_jails_side_by_side_are_different_users(place: Path) -> None:
     async with bench(one, two) as made:
         for name in "ab":
             assert (await made.call(f"{name}__keys", workdir=place / "work"))["status"] == "ok"
-        uids = [slot.jail.jail.uid for slot in made.host._pool.slots()]
+        uids = [slot.jail.jail.uid for slot in made.host.jails.pool.slots()]
         assert len(set(uids)) == 2
     assert not set(uids) & UIDS._taken
 

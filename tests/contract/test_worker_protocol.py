@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from schemas import worker_frames
 from schemas.worker_frames import Result
-from toolhost import channel, host, messages, pool, results
+from toolhost import channel, jails, messages, pool, results
 from toolhost.inside import wire, worker
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
@@ -45,8 +45,8 @@ def test_the_numbers() -> None:
         f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {results.MAX_HANDLE:,} characters",
-        f"{host.CANCEL_GRACE_S:g} seconds later",
-        f"after {host.EXIT_GRACE_S:g} seconds",
+        f"{jails.CANCEL_GRACE_S:g} seconds later",
+        f"after {jails.EXIT_GRACE_S:g} seconds",
     ):
         assert text in PAGE, text
 

@@ -129,9 +129,9 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
                 frames: list[WorkerFrame] = channel.feed(mutate(rng), 0.0)
             except Violation as violation:
                 jail.kill(str(violation))
-                host.jail_broken(jail, violation)
+                host.jails.jail_broken(jail, violation)
             else:
-                host.jail_frames(jail, frames)
+                host.jails.jail_frames(jail, frames)
                 accepted += len(frames)
             assert channel.kept <= (1 << 20) + (64 << 10) + 4
             if jail.dying:
@@ -139,7 +139,7 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
                 break
         if not jail.dying:
             jail.kill("the end")
-        host.jail_gone(jail, "exited with status 0")
+        host.jails.jail_gone(jail, "exited with status 0")
         results = [frame.call_id or "" for frame in sent if frame.type == "tool.result"]
         assert sorted(results) == sorted(calls), "each call has exactly one result"
         host.on_frame(Frame("ack", stage="result", calls=calls))
@@ -158,7 +158,7 @@ def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
     from tests.unit.toolhost.test_calls import call
 
     calls = [call(f"turn/{number}") for number in (1, 2, 3)]
-    pool, book = host._pool, host._book
+    pool, book = host.jails.pool, host.answers.book
     jail: Any = NoJail()
     for number, made in enumerate(calls, 1):
         made.tool = tool
@@ -175,7 +175,7 @@ def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
 
 
 def enter(host: Host, slot: Slot, jail_id: str, made: Any) -> None:
-    host._pool.enter(slot, jail_id, made)
+    host.jails.pool.enter(slot, jail_id, made)
     made.slot, made.state, made.jail_id = slot, "running", jail_id
 
 

@@ -1,0 +1,542 @@
+"""Live jails: started for the calls that need them, heard, and ended; what a jail reports becomes answers.
+
+Which call goes where is pool.py's affair, what a jail sees policy.py's, how one lives jail.py's.
+
+Rules.
+- Every call that is placed here ends in exactly one result, whatever its jail does.
+- A jail that is ended for one call's sake gives the others in it SIBLING_GRACE_S to finish; after that they run again
+  if their export is idempotent, and else their outcome is unknown.
+- A cancelled call's handler is asked to stop, and after CANCEL_GRACE_S its jail ends like that.
+- Without a sandbox nothing runs: each call is answered with the reason.
+
+Source: sandbox.md section 5; design section 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from schemas.errors import GoondanError, error_payload, tool_error
+from schemas.frames import Frame, ToolError
+from schemas.hosts import read_network
+from schemas.launch import ToolHostSpec
+from schemas.worker_frames import (
+    WORKER_PROTOCOL,
+    Cancel,
+    Exit,
+    LoadFailed,
+    Log,
+    Message,
+    Progress,
+    Ready,
+    Result,
+    WorkerFrame,
+)
+from toolhost.answers import Answers
+from toolhost.calls import Call
+from toolhost.channel import Violation
+from toolhost.denials import with_denial
+from toolhost.egress.messages import Denied, Failed
+from toolhost.facts import look_up
+from toolhost.jail import Jail
+from toolhost.limits.account import Account
+from toolhost.limits.decide import limit_error
+from toolhost.limits.watch import Watch
+from toolhost.messages import MessageCache
+from toolhost.network import Egress, JailNetwork
+from toolhost.pending import PENDING_S, Work
+from toolhost.policy import HostFacts, plan
+from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
+from toolhost.results import error_result, output_limit, refusal, shape
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
+from toolhost.wording import log_line, network_line, progress_frame, worker_call, worker_init
+
+#: What siblings of a call that ran out of time may still take (seconds): most calls take less.
+SIBLING_GRACE_S: Final = 5.0
+#: What a cancelled handler may take to stop before its jail is ended (seconds).
+CANCEL_GRACE_S: Final = 2.0
+#: What a worker that was told to leave may take (seconds): enough to run exit handlers, short for whoever waits.
+EXIT_GRACE_S: Final = 0.3
+#: What a tool's module may take to load when none of its calls has a deadline (seconds).
+LOAD_TIMEOUT_S: Final = 60.0
+#: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
+SETTLED_BYTES: Final = 65536
+#: Progress frames of one call that are passed on (seconds between two).
+PROGRESS_S: Final = 0.05
+#: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
+CLOSE_S: Final = 3.0
+
+
+class Jails:
+    """All live jails of one tool host, and the calls in them. Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        answers: Answers,
+        messages: MessageCache,
+        *,
+        spec: ToolHostSpec,
+        facts: HostFacts | None,
+        unavailable: GoondanError | None,
+        send: Callable[[Frame], bool],
+        on_log: Callable[[LogLine], None],
+        on_worker: Callable[[WorkerNews], None],
+        environment: Mapping[str, str],
+    ) -> None:
+        """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
+        self._loop = loop
+        self._answers = answers
+        self._messages = messages
+        self._spec = spec
+        self._facts = facts
+        self._unavailable = unavailable
+        self._send_frame = send
+        self._on_log = on_log
+        self._on_worker = on_worker
+        self._environment = environment
+        self.pool = Pool(spec.max_jails)
+        self._egress = Egress(self._loop, self._network_lost, self._network_news)
+        self._networked: dict[int, Tenancy] = {}
+        self._watch = Watch(self._loop, self._over_limit)
+        self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
+        self._next_jail_id = 0
+        self._closing = False
+        self._all_gone: asyncio.Future[None] | None = None
+
+    # --- life
+
+    def configure(self, spec: ToolHostSpec, changed: Iterable[str]) -> None:
+        """Jails of tools that changed (by name) finish what they run."""
+        self._spec = spec
+        self.pool.max_jails = max(1, spec.max_jails)
+        names = frozenset(changed)
+        for slot in self.pool.slots():
+            if slot.key[0] in names:
+                self._perform(self.pool.close(slot))
+
+    def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
+        """It is known now whether jails can be made: run what has waited for that."""
+        self._facts, self._unavailable = facts, unavailable
+        held, self._held = self._held or [], None
+        for call in held:
+            if call.state != "done":
+                self.place(call)
+
+    async def close(self) -> None:
+        """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
+        self._closing = True
+        slots = [slot for slot in self.pool.slots() if slot.jail is not None]
+        if slots:
+            self._all_gone = self._loop.create_future()
+            for slot in slots:
+                slot.jail.jail.kill("the tool host was stopped")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_gone, CLOSE_S)
+        self._egress.close()
+        self._watch.close()
+
+    @property
+    def jail_count(self) -> int:
+        """Jails whose processes are not all gone."""
+        return len(self.pool.slots())
+
+    def tick(self) -> None:
+        """Now and then: retire what is idle, end what runs for too long, sweep what calls have left behind."""
+        self._perform(self.pool.retire(self._loop.time() - self._spec.jail_idle_s))
+        overdue = self._answers.completions.overdue()
+        for late in [slot.jail for slot in self.pool.slots() if overdue and slot.jail is not None]:
+            if any(work in overdue for work in late.pending.values()):
+                message = f"pending work ran for more than {PENDING_S:g} s"
+                self._break(late, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), message)
+        for slot in self.pool.idle():
+            tenancy: Tenancy | None = slot.jail
+            looked_at = tenancy is None or tenancy.clean or tenancy.background or not tenancy.jail.live
+            if tenancy is not None and not looked_at and not sweep(tenancy):
+                self._perform(self.pool.close(slot))
+                tenancy.jail.kill("left processes behind that would not end")
+
+    # --- placing
+
+    def place(self, call: Call) -> None:
+        """Run a call in the jail that it belongs to, or fail it."""
+        if self._held is not None:
+            self._held.append(call)
+            return
+        if self._unavailable is not None:
+            self._answers.fail(call, refusal(self._unavailable.info))
+            return
+        key = key_of(call)
+        slot = self.pool.find(key)
+        if slot is not None and slot.jail.jail.dying:
+            self._perform(self.pool.close(slot))  # its worker has ended, only its last process has not
+            slot = None
+        if slot is not None:
+            self._run(slot, call)
+        else:
+            self._perform(self.pool.place(key, call))
+
+    def _perform(self, actions: list[Action]) -> None:
+        """Do what the pool decided."""
+        for action in actions:
+            if isinstance(action, Assign):
+                if action.call.state != "done":
+                    self._run(action.slot, action.call)
+            elif isinstance(action, Start):
+                self._start(action.slot, actions)
+            else:
+                self._end(action.slot)
+
+    def _start(self, slot: Slot, actions: list[Action]) -> None:
+        """Start the jail of a slot for the first call that is assigned to it."""
+        first = next(action.call for action in actions if isinstance(action, Assign) and action.slot is slot)
+        tool = first.tool
+        try:
+            if self._facts is None or self._closing:
+                raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
+            launch_plan = plan(look_up(tool, first.workdir, self._spec, self._facts), self._facts)
+            limit = output_limit(tool.sandbox.limits.output_mb)
+            jail = Jail(launch_plan, self, self._loop, output_limit=limit, name=tool.name)
+        except (GoondanError, OSError) as error:
+            info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
+            for action in actions:
+                if isinstance(action, Assign) and action.slot is slot:
+                    self._answers.fail(action.call, refusal(info))
+            self._perform(self.pool.gone(slot))
+            return
+        tenancy = slot.jail = Tenancy(slot, jail)
+        jail.tenant = jail.account.tenant = tenancy
+        jail.account.running = partial(under_way, tenancy)
+        self._watch.add(jail.account)
+        granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
+        if launch_plan.layout is not None:
+            jail.hold()  # until its sockets are there
+            tenancy.network = JailNetwork(read_network(tool.sandbox.network), launch_plan.layout)
+            granted = {**launch_plan.layout.environment, **granted}
+        jail.send(worker_init(tenancy, tool, granted, limit))
+        tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
+
+    def _run(self, slot: Slot, call: Call) -> None:
+        """Hand a call to its jail."""
+        tenancy: Tenancy | None = slot.jail
+        if tenancy is None:
+            return  # the start failed, and with it the call
+        jail = tenancy.jail
+        self._next_jail_id += 1
+        jail_id = call.jail_id = str(self._next_jail_id)
+        self.pool.enter(slot, jail_id, call)
+        call.slot = slot
+        call.state = "running"
+        call.attempts += 1
+        now = call.started = self._loop.time()
+        call.denied_before = 0 if tenancy.network is None else tenancy.network.denied_count
+        tenancy.clean = False
+        message_id = None
+        if call.message_id is not None:
+            name = (call.agent, call.instance_key, call.message_id)
+            message_id, is_new = tenancy.messages.name(name, self._messages.get(name))
+            if is_new:
+                jail.send(Message(message_id or "", Raw(self._messages.get(name) or b"\xc0")))
+        if call.export.background:
+            tenancy.background = True
+        jail.send(worker_call(tenancy, call, message_id, now))
+        self._watch.wake()
+
+    def _end(self, slot: Slot) -> None:
+        """End a jail that runs nothing: politely first, so that its exit handlers run."""
+        tenancy: Tenancy | None = slot.jail
+        if tenancy is None:
+            self._perform(self.pool.gone(slot))
+            return
+        jail = tenancy.jail
+        if jail.dying:
+            return
+        if tenancy.abandoned or not jail.live:
+            jail.kill("not needed any more")
+            return
+        jail.send(Exit())
+        self._grace(tenancy, EXIT_GRACE_S, lambda: jail.kill("not needed any more"))
+
+    def _grace(self, tenancy: Tenancy, delay_s: float, action: Callable[[], None]) -> None:
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+        tenancy.grace = self._loop.call_later(delay_s, action)
+
+    # --- from jails
+
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """The namespaces of a jail are there (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        if tenancy.network is not None:
+            self._networked[jail.pid] = tenancy
+            self._egress.attach(jail.pid, pid, tenancy.network, lambda problem: self._network_up(tenancy, problem))
+
+    def _network_up(self, tenancy: Tenancy, problem: str | None) -> None:
+        """The jail has its network, or cannot have it."""
+        if problem is None:
+            tenancy.jail.release()
+            return
+        message = f"the tool {tenancy.jail.name} has a network grant, and its jail has no network: {problem}"
+        self._break(tenancy, tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable"), "has no network")
+
+    def _network_lost(self, number: int) -> None:
+        """The egress proxy has ended. What runs in the jail sees its connections end; new calls get another one."""
+        tenancy = self._networked.get(number)
+        if tenancy is not None:
+            self._perform(self.pool.close(tenancy.slot))
+
+    def _network_news(self, number: int, news: Denied | Failed) -> None:
+        tenancy = self._networked.get(number)
+        if tenancy is not None:
+            self._on_log(network_line(tenancy, news))
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        """Frames of a worker (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        for frame in frames:
+            try:
+                if type(frame) is Result:
+                    self._result(tenancy, frame)
+                else:
+                    self._news(tenancy, frame)
+            except Violation as violation:
+                self.jail_broken(jail, violation)
+                return
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        """The worker broke the protocol: its calls end here and now (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"
+        self._break(tenancy, tool_error(violation.code, f"{violation}; its jail was ended", name=name), str(violation))
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        """Something came over the jail's standard output or error (jail.Owner)."""
+        for line in text.splitlines():
+            if line.strip():
+                self._on_log(LogLine(time=time.time(), level="info", message=line[:8192], tool=jail.name))
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        """The last process of a jail has ended (jail.Owner)."""
+        tenancy: Tenancy = jail.tenant
+        slot = tenancy.slot
+        self._watch.remove(jail.account)
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+        if tenancy.network is not None:
+            self._networked.pop(jail.pid, None)
+            self._egress.detach(jail.pid)
+        if jail.worker_pid is not None:
+            self._on_worker(WorkerNews(op="exit", pid=jail.worker_pid, tool=jail.name, cause=cause))
+        running = [call for call in slot.calls.values() if call.state == "running"]
+        again = [call for call in running if tenancy.rerun and call.export.idempotent]
+        if self._closing:
+            slot.calls.clear()  # whoever made them decides, with the next incarnation of this host
+            again = []
+        for call in again:
+            call.state = "waiting"
+        slot.calls = {name: call for name, call in slot.calls.items() if call.state != "waiting"}
+        tenancy.ledger.ended(cause)
+        self._fail_all(tenancy, ending(tenancy, cause))
+        actions = self.pool.gone(slot)
+        if not self._closing:
+            self._perform(actions)
+            for call in again:
+                self.place(call)
+        if self._all_gone is not None and not self._all_gone.done() and self.jail_count == 0:
+            self._all_gone.set_result(None)
+
+    # --- what workers say
+
+    def _result(self, tenancy: Tenancy, result: Result) -> None:
+        slot = tenancy.slot
+        call = slot.calls.get(result.call_id)
+        if call is None:
+            if result.call_id not in tenancy.abandoned:
+                raise Violation("the worker sent a result for a call that it does not run")
+            tenancy.abandoned.discard(result.call_id)
+            if not slot.calls and not tenancy.abandoned and slot.closed:
+                tenancy.jail.kill("not needed any more")
+            return
+        said = result.error
+        if said is not None:
+            result = msgspec.structs.replace(result, error=explained(tenancy, said))
+        now = self._loop.time()
+        payload = shape(result, receipt(tenancy, call, now), call.tool)
+        work = tenancy.pending.get(result.call_id)
+        if result.continues:
+            self._go_on(tenancy, call, result, payload, work)
+            return
+        if work is not None and result.status == "pending":
+            raise Violation("the worker said `pending` twice")
+        tenancy.pending.pop(result.call_id, None)
+        actions = self.pool.leave(slot, result.call_id, now)
+        if tenancy.network is not None and (result.error is not None or memoryview(payload).nbytes <= SETTLED_BYTES):
+            # What was reached, and whether it was the sandbox that refused, the proxy says after the fact.
+            self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
+        else:
+            self._answers.conclude(call, work, payload)
+        # A jail that has met one of its own limits may hold what nobody can sweep; a large output harms nobody.
+        spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
+        if spent or call.tool.sandbox.isolation == "call":
+            actions += self.pool.close(slot)
+        if actions:
+            self._perform(actions)
+
+    def _go_on(self, tenancy: Tenancy, call: Call, result: Result, payload: Raw, work: Work | None) -> None:
+        """The call is answered with `pending`, and stays in its jail until its work has ended."""
+        if result.status != "pending" or work is not None:
+            raise Violation("the worker sent a result that continues without being the first `pending`")
+        begun = self._answers.completions.begin(call, result.handle or "")
+        if isinstance(begun, ToolError):
+            self._answers.fail(call, begun)
+            self._abandon(tenancy.slot, call)
+            return
+        tenancy.pending[result.call_id] = begun
+        self._answers.finish(call, payload)
+
+    def _explained(self, tenancy: Tenancy, call: Call, work: Work | None, result: Result) -> None:
+        """Finish a call in a jail with a network, now that everything reached and denied there is known."""
+        if result.error is not None and tenancy.network is not None:
+            denied = tenancy.network.denied_since(call.denied_before)
+            result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
+        self._answers.conclude(call, work, shape(result, receipt(tenancy, call, self._loop.time()), call.tool))
+
+    def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
+        jail = tenancy.jail
+        if isinstance(frame, Log | Progress):
+            call = tenancy.slot.calls.get(frame.call_id or "")
+            if isinstance(frame, Progress):
+                if call is not None:
+                    self._progress(call, frame)
+                return
+            self._on_log(log_line(tenancy, call, frame))
+        elif isinstance(frame, Ready):
+            if jail.live or frame.protocol != WORKER_PROTOCOL:
+                raise Violation("the worker said `ready` twice, or for another protocol")
+            self._ready(tenancy)
+        elif isinstance(frame, LoadFailed):
+            if jail.live:
+                raise Violation("the worker said `load_failed` after `ready`")
+            message = f"the tool {jail.name} could not be loaded: {frame.message[:4096]}"
+            self._break(tenancy, tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError"), "could not be loaded")
+
+    def _ready(self, tenancy: Tenancy) -> None:
+        tenancy.jail.mark_live()
+        if tenancy.grace is not None:
+            tenancy.grace.cancel()
+            tenancy.grace = None
+        if (news := started(tenancy)) is not None:
+            self._on_worker(news)
+
+    def _progress(self, call: Call, progress: Progress) -> None:
+        now = self._loop.time()
+        if now - call.progress_at < PROGRESS_S:
+            return
+        call.progress_at = now
+        self._send_frame(progress_frame(call, progress))
+
+    # --- calls that end before their handlers do
+
+    def run_out(self, call: Call) -> None:
+        """The call has reached its deadline."""
+        slot: Slot | None = call.slot if call.state == "running" else None
+        where = "before it could start" if slot is None else "and its jail was ended"
+        message = f"the call ran out of its {call.allowed_ms} ms {where}"
+        if slot is not None:
+            slot.jail.ledger.ended("a call ran out of time")
+        self._answers.fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"))
+        if slot is None:
+            self.pool.withdraw(key_of(call), call)
+        else:
+            self._abandon(slot, call)
+            self._give_up(slot.jail)
+
+    def cancel(self, call: Call) -> None:
+        """Nobody wants the call any more: answer it, ask its handler to stop, and see to it that it does."""
+        slot: Slot | None = call.slot if call.state == "running" else None
+        self._answers.fail(call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
+        if slot is None:
+            self.pool.withdraw(key_of(call), call)
+            return
+        tenancy: Tenancy = slot.jail
+        tenancy.jail.send(Cancel(call.jail_id))
+        jail_id = call.jail_id
+        self._abandon(slot, call)
+
+        def late() -> None:
+            if jail_id in tenancy.abandoned:
+                self._give_up(tenancy)
+
+        self._loop.call_later(CANCEL_GRACE_S, late)
+
+    def _abandon(self, slot: Slot, call: Call) -> None:
+        """Nobody waits for this call any more, but its handler still runs."""
+        tenancy: Tenancy = slot.jail
+        tenancy.abandoned.add(call.jail_id)
+        actions = self.pool.leave(slot, call.jail_id, self._loop.time())
+        self._perform(actions)
+
+    def _give_up(self, tenancy: Tenancy) -> None:
+        """A handler does not end: its jail must. What else runs there gets a last chance."""
+        slot, jail = tenancy.slot, tenancy.jail
+        if jail.dying:
+            return
+        tenancy.rerun = True
+        tenancy.reason = tool_error(
+            "E_TOOL_OUTCOME_UNKNOWN",
+            "the jail was ended because another call in it did not end",
+            name="ToolInterrupted",
+        )
+        self._perform(self.pool.close(slot))
+        if not slot.calls:
+            jail.kill("a call did not end")
+        else:
+            self._grace(tenancy, SIBLING_GRACE_S, lambda: jail.kill("a call did not end"))
+
+    def _over_limit(self, account: Account, limit: str, jail_ids: list[str] | None) -> None:
+        """A jail has reached one of its limits, or these calls in it one of theirs (watch.Report)."""
+        tenancy: Tenancy = account.tenant
+        slot, error = tenancy.slot, limit_error(limit, account.limits)
+        if tenancy.jail.dying:
+            return
+        if jail_ids is None:
+            self._break(tenancy, error, error.message)
+            return
+        tenancy.ledger.ended(error.message)
+        for jail_id in jail_ids:
+            call = slot.calls.get(jail_id)
+            if call is not None:
+                work = tenancy.pending.pop(jail_id, None)
+                told = receipt(tenancy, call, self._loop.time())
+                self._answers.conclude(call, work, error_result(error, call.tool.error_message_limit, told))
+                self._abandon(slot, call)
+        self._give_up(tenancy)
+
+    def _load_timeout(self, tenancy: Tenancy) -> None:
+        message = f"the tool {tenancy.jail.name} did not load in {LOAD_TIMEOUT_S:g} s"
+        self._break(tenancy, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), "did not load in time")
+
+    def _break(self, tenancy: Tenancy, error: ToolError, reason: str) -> None:
+        """End a jail that is good for nothing; all of its calls get `error`, and new ones another jail."""
+        tenancy.jail.kill(reason)
+        tenancy.ledger.ended(reason)
+        self._fail_all(tenancy, error)
+        self._perform(self.pool.close(tenancy.slot))
+
+    def _fail_all(self, tenancy: Tenancy, error: ToolError) -> None:
+        calls = list(tenancy.slot.calls.values())
+        tenancy.slot.calls.clear()
+        pending, tenancy.pending = tenancy.pending, {}
+        for call in calls:
+            told = receipt(tenancy, call, self._loop.time())
+            self._answers.conclude(
+                call, pending.get(call.jail_id), error_result(error, call.tool.error_message_limit, told)
+            )
