@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
 from toolhost.facts import find_bwrap, host_facts
 from toolhost.host import Host
+from toolhost.policy import HostFacts
 from toolhost.tenancy import LogLine, WorkerNews
 
 
@@ -160,8 +161,12 @@ async def bench(
     hidden: list[str] | None = None,
     environment: dict[str, str] | None = None,
     grouped: bool = True,
+    facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
 ) -> AsyncIterator[Bench]:
-    """A host that serves these tools; at the end all of its jails are gone. `grouped`: with control groups."""
+    """A host that serves these tools; at the end all of its jails are gone.
+
+    `grouped`: with control groups. `facts` changes what is known of this machine.
+    """
     spec = ToolHostSpec(
         tools=list(tools),
         state_dir=str(state_dir),
@@ -171,6 +176,7 @@ async def bench(
         protected=protected or [],
     )
     made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped)
+    made.facts = facts(made.facts)
     made.host.open(made.facts)
     try:
         yield made

@@ -1,0 +1,37 @@
+"""Stands where bubblewrap does and puts up no wall: the worker, its socket and its frames are the real ones.
+
+Called as `no_walls.py INSIDE --args FD -- …`, INSIDE being the folder of the worker's package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+#: Where the host reads who the first process is (toolhost.policy.STATUS_FD).
+STATUS_FD = 4
+#: Descriptors above the worker's socket are for bubblewrap and the boot stage.
+FIRST_FD, LAST_FD = 4, 64
+BOOT = """
+import sys
+sys.path.insert(0, {parent!r})
+from {package}.worker import main
+main()
+"""
+
+
+def main() -> None:
+    """Fork as bubblewrap does, say who the child is, and wait for it."""
+    parent, package = os.path.split(sys.argv[1])
+    child = os.fork()
+    if child == 0:
+        os.closerange(FIRST_FD, LAST_FD)
+        source = BOOT.format(parent=parent, package=package)
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-B", "-c", source], {"PATH": os.defpath})
+    os.write(STATUS_FD, json.dumps({"child-pid": child}).encode() + b"\n")
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+main()
