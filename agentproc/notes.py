@@ -5,14 +5,22 @@ Source: design sections 5 and 11; schemas/traces.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
+
+from msgspec import Raw
 
 from agentproc.conversation import Message, ToolData
 from agentproc.providers.base import ModelRequest, Usage
 from agentproc.store import ConversationStore
 from agentproc.turn import Action, AskModel, RunTool
-from schemas.traces import CallDetail, ModelDetail, NoteKind, ResultDetail, encode_detail
+from schemas.codec import from_raw
+from schemas.errors import GoondanError
+from schemas.receipts import Receipt, kept
+from schemas.traces import CallDetail, ModelDetail, NoteKind, ResultDetail, encode_detail, encode_receipt
+
+log = logging.getLogger("agentproc")
 
 
 class TurnNotes:
@@ -22,6 +30,7 @@ class TurnNotes:
         self._store = store
         self._turn_id = turn_id
         self._model_end: ModelDetail | None = None  # of a model call whose end is not stored yet
+        self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
 
     def turn(self, kind: NoteKind, at: str) -> None:
         """Begin, resumption or end of the turn."""
@@ -41,8 +50,21 @@ class TurnNotes:
         for part in results_of(message):
             code = part.result.error.code if part.result.error is not None else None
             kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
-            detail = ResultDetail(part.tool_call_id, part.result.status, code)
+            receipt = self._receipt(part.tool_call_id)
+            detail = ResultDetail(part.tool_call_id, part.result.status, code, receipt)
             self._store.note(self._turn_id, kind, at, encode_detail(detail))
+
+    def received(self, tool_call_id: str, receipt: Raw) -> None:
+        """The tool host's receipt of a call: noted with the call's result, whatever middleware makes of that."""
+        self._receipts[tool_call_id] = receipt
+
+    def _receipt(self, tool_call_id: str) -> Raw | None:
+        data = self._receipts.pop(tool_call_id, None)
+        try:
+            return None if data is None else encode_receipt(kept(from_raw(data, Receipt)))
+        except GoondanError as error:
+            log.warning("call %s: its receipt cannot be read: %s", tool_call_id, error.info.message)
+            return None
 
     def model_ended(
         self,

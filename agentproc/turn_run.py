@@ -316,6 +316,8 @@ class TurnRun:
                 return
             if answered_id is not None:
                 self._answered[part.tool_call_id] = answered_id
+            if result.receipt is not None:
+                self._notes.received(part.tool_call_id, result.receipt)
             then(result)
 
         refused = runner.caller.start(

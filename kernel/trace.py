@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from schemas.frames import ErrorPayload
-from schemas.traces import CallDetail, ModelDetail, ResultDetail
+from schemas.receipts import Receipt
+from schemas.traces import CallDetail, ModelDetail, ResultDetail, read_receipt
 
 _T = TypeVar("_T")
 
@@ -59,7 +60,9 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool call. `status` is its result's (ok, error, pending), or `running`, or `lost`."""
+    """One tool call. `status` is its result's (ok, error, pending), or `running`, or `lost`; `receipt` is what the tool
+    host saw of the jail that had it.
+    """
 
     tool_call_id: str
     tool_name: str
@@ -67,6 +70,7 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     started_at: str
     duration_ms: int | None = None
     code: str | None = None
+    receipt: Receipt | None = None
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -146,6 +150,7 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         if ended is not None and known is not None:
             known.status, known.code = ended.status, ended.code
             known.duration_ms = between_ms(known.started_at, note.at)
+            known.receipt = read_receipt(ended.receipt)
 
 
 def _begin_step(trace: Trace, number: int | None, at: str) -> None:

@@ -1,19 +1,28 @@
 """The receipt of a tool call: what the sandbox was, as the tool host saw it. Nothing in it is a jail's word.
 
-It stands beside `status` in a `tool.result` and is for operators; no model is shown one. Values are grouped by what
-they are about: `jail` (all of its life so far, all of its calls) or `call` (this one alone).
+It stands beside `status` in a `tool.result` and is for operators: agents keep it with the call's notes, for traces, and
+show it to no model. Values are grouped by what they are about: `jail` (all of its life so far, all of its calls) or
+`call` (this one alone).
 
 Source: sandbox.md section 7.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from schemas.results import cut_message
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
 Mechanism = Literal["cgroup", "rlimit", "watched", "host"]
+
+#: What is kept of a receipt for a trace: the last so many hosts of each list, and characters of why the jail ended. So
+#: one receipt takes at most some 5 KiB, whatever the jail tried.
+KEPT_HOSTS: Final = 8
+KEPT_EXIT_CHARS: Final = 300
 
 
 class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -46,3 +55,20 @@ class Receipt(Struct, frozen=True, rename="camel", kw_only=True):
 
     jail: JailReceipt
     call: CallReceipt
+
+
+def kept(receipt: Receipt) -> Receipt:
+    """The receipt as a trace has it: its lists end with how many more hosts there were."""
+    jail = receipt.jail
+    bounded = replace(
+        jail,
+        reached=_last(jail.reached),
+        denied=_last(jail.denied),
+        exit=None if jail.exit is None else cut_message(jail.exit, KEPT_EXIT_CHARS),
+    )
+    return Receipt(jail=bounded, call=receipt.call)
+
+
+def _last(hosts: list[str]) -> list[str]:
+    more = len(hosts) - KEPT_HOSTS
+    return hosts if more <= 0 else [*hosts[-KEPT_HOSTS:], f"and {more} more"]

@@ -11,7 +11,8 @@ that a crash took back. `detail` is JSON, by kind:
 - `turn.started`, `turn.resumed` (by another process, after the one before was lost), `turn.completed`, `turn.failed`:
   nothing.
 
-No note holds arguments, texts or outputs; those are messages.
+No note holds arguments, texts or outputs; those are messages. What the tool host says of the jail that had a call is
+the other way round: it is in the call's note and in no message, so no model reads it.
 
 Source: design sections 5, 10 and 11.
 """
@@ -20,7 +21,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Raw, Struct, json
+
+from schemas.frames import OptionalRaw
+from schemas.receipts import Receipt
 
 #: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. The tables below are
 #: the same in formats 1 and 2; an agent that opens the file of an earlier format brings it up to this one.
@@ -72,11 +76,27 @@ class CallDetail(Struct, frozen=True, rename="camel"):
 
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The one result of a call."""
+    """The one result of a call. `receipt` is a Receipt (`schemas.receipts.kept`) if a jail had the call, encoded by
+    itself: of one of a later version its reader loses no more than the receipt.
+    """
 
     tool_call_id: str
     status: str
     code: str | None = None
+    receipt: OptionalRaw = None
+
+
+def encode_receipt(receipt: Receipt) -> Raw:
+    """A receipt as it stands in a ResultDetail."""
+    return Raw(json.encode(receipt))
+
+
+def read_receipt(data: Raw | None) -> Receipt | None:
+    """The receipt of a ResultDetail; None when there is none, or none that can be read."""
+    try:
+        return None if data is None else json.decode(data, type=Receipt)
+    except (DecodeError, UnicodeError):
+        return None
 
 
 def encode_detail(detail: ModelDetail | CallDetail | ResultDetail) -> str:

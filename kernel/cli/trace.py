@@ -15,6 +15,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
     from kernel.trace import ModelCall, Step, ToolCall, Trace
+    from schemas.receipts import JailReceipt, Receipt
 
 
 @click.command()
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def command(
     turn: str | None, last: bool, agent: str | None, instance: str | None, bundle: str | None, as_json: bool
 ) -> int:
-    """Show what a turn did: steps, model calls, tool calls, times.
+    """Show what a turn did: steps, model calls, tool calls, times, and what was seen of each call's jail.
 
     TURN is a turn's or an event's id, as `gdn send --json` prints them; without it, the turn that began last.
     """
@@ -77,13 +78,15 @@ def render(trace: Trace, style: Style) -> list[str]:
 def _step(trace: Trace, step: Step, style: Style) -> Iterator[str]:
     title = f"step {step.step}" if step.model is not None else "operator call"
     yield f"{_offset(trace, step.started_at)}  {style.bold(title)}"
-    parts: list[tuple[str, str]] = []
+    parts: list[tuple[str, str, Receipt | None]] = []
     if step.model is not None:
-        parts.append((step.model.started_at, _model(step.model, style)))
-    parts += [(call.started_at, _tool(call, style)) for call in step.tools]
-    for index, (at, text) in enumerate(parts):
-        branch = "└─" if index == len(parts) - 1 else "├─"
+        parts.append((step.model.started_at, _model(step.model, style), None))
+    parts += [(call.started_at, _tool(call, style), call.receipt) for call in step.tools]
+    for index, (at, text, receipt) in enumerate(parts):
+        branch, stem = ("└─", "  ") if index == len(parts) - 1 else ("├─", "│ ")
         yield f"{_offset(trace, at)}  {style.dim(branch)} {text}"
+        if receipt is not None:
+            yield f"{'':>10}  {style.dim(f'{stem}   {_jail(receipt.jail)}')}"
 
 
 def _model(call: ModelCall, style: Style) -> str:
@@ -102,6 +105,18 @@ def _tool(call: ToolCall, style: Style) -> str:
     took = duration(call.duration_ms) if call.duration_ms is not None else ""
     what = [printable(call.tool_name), _status(call.status, style, call.code), took]
     return "  ".join(part for part in [*what, style.dim(printable(call.tool_call_id))] if part)
+
+
+def _jail(jail: JailReceipt) -> str:
+    """What the tool host saw of the jail until the call had its result."""
+    from kernel.cli.terminal import printable
+
+    what = [f"jail {jail.tier}", f"peak {jail.peak_memory_kb / 1024:.1f} MiB", f"cpu {duration(jail.cpu_ms)}"]
+    if jail.denied:
+        what.append(f"denied {' '.join(printable(host) for host in jail.denied)}")
+    if jail.exit is not None:
+        what.append(f"ended: {printable(jail.exit)}")
+    return ", ".join(what)
 
 
 def _status(status: str, style: Style, code: str | None = None) -> str:

@@ -92,6 +92,10 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, pro
         assert kernel.gdn("stop").status == 0
         assert_nothing_holds_the_key(kernel)
         if provider == "anthropic":
+            assert "wallMs" not in result.out, "the model gives back what it was shown, and receipts are for operators"
+            (call,) = kernel.gdn("trace", sent.json["turnId"], "--json").json["steps"][0]["tools"]
+            assert call["receipt"]["jail"]["tier"] in ("full", "reduced")
+            assert call["receipt"]["call"]["wallMs"] > 0
             (database,) = kernel.home.glob("state/workspaces/*/instances/main/default/conversation.db")
             with closing(connect(database)) as db:
                 (detail,) = db.execute("SELECT detail FROM runtime_events WHERE type = 'model.answered'").fetchone()

@@ -26,6 +26,7 @@ from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
 from schemas.errors import fail, tool_error
 from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
 from schemas.launch import ModelSpec
+from schemas.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 
 Make = Callable[..., TurnRunner]
@@ -126,6 +127,27 @@ async def test_history_is_what_earlier_turns_left(make: Make) -> None:
     assert [m.data.content for m in messages if isinstance(m.data, UserData)] == ["first", "second"]
     assert last_results(messages) == [("a", "error")]
     assert is_presentable(messages)
+
+
+async def test_a_receipt_is_noted_for_traces_and_shown_to_no_model(make: Make, tmp_path: Path) -> None:
+    jail = JailReceipt(tier="full", walls=["seccomp"], limits={}, denied=["evil.test:443"])
+    receipt = to_raw(Receipt(jail=jail, call=CallReceipt(wall_ms=1.5)))
+
+    def handler(tool: str, args: Any) -> ToolResult:
+        unreadable = to_raw({"jail": "?"})
+        return msgspec.structs.replace(ok("out"), receipt=receipt if tool == "bash__exec" else unreadable)
+
+    model = FakeModel(wants(("a", "bash__exec", {"command": "x"}), ("b", "notes__add", {})), says("one"), says("two"))
+    runner = make(FakeLink(handler), model)
+    await runner.run(event_frame("e1", "first"))
+    await runner.run(event_frame("e2", "second"))
+    for request in model.requests:
+        assert b"tier" not in msgspec.msgpack.encode(request.messages)
+    assert len(last_results(model.requests[-1].messages)) == 2
+    with closing(sqlite3.connect(next(tmp_path.rglob("conversation.db")))) as db:
+        kept = [json.loads(d) for (d,) in db.execute("SELECT detail FROM runtime_events WHERE type='tool.completed'")]
+        assert b"tier" not in b"".join(data for (data,) in db.execute("SELECT message FROM base"))
+    assert [note.get("receipt", {}).get("jail", {}).get("denied") for note in kept] == [["evil.test:443"], None]
 
 
 async def test_every_call_has_a_result_whatever_is_wrong_with_it(make: Make) -> None:

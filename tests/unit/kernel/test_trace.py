@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from agentproc.store import ConversationStore
 from kernel.cli.terminal import Style
@@ -20,7 +21,8 @@ from kernel.trace_files import find_trace
 from schemas.address import instance_dir
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Answer
-from schemas.traces import CallDetail, ModelDetail, ResultDetail, encode_detail
+from schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
+from schemas.traces import CallDetail, ModelDetail, ResultDetail, encode_detail, encode_receipt
 
 
 def at(ms: int) -> str:
@@ -120,6 +122,42 @@ def test_nothing_in_a_trace_steers_the_terminal() -> None:
     assert text.count("owned") == 11  # everything is still told
     coloured = "\n".join(render(told, Style(True)))
     assert coloured.replace("\x1b[", "").count("\x1b") == 0
+
+
+def receipt(**jail: Any) -> Receipt:
+    known: dict[str, Any] = {"tier": "full", "walls": ["seccomp"], "limits": {"memory": "cgroup"}}
+    return Receipt(jail=JailReceipt(**{**known, **jail}), call=CallReceipt(wall_ms=1.5))
+
+
+def with_receipt(data: Raw) -> list[Note]:
+    result = ResultDetail("a", "ok", None, data)
+    return [*WHOLE[:4], Note("tool.completed", at(900), encode_detail(result)), WHOLE[9]]
+
+
+def test_a_calls_receipt_is_told_in_a_line_and_whole() -> None:
+    seen = receipt(cpu_ms=40, peak_memory_kb=12_595, denied=["evil.test:443", "\x1b]0;x\x07:1"], exit="ended by us")
+    told = tell(turn(), with_receipt(encode_receipt(seen)))
+    assert told.steps[0].tools[0].receipt == seen
+    lines = render(told, Style())
+    (line,) = [line for line in lines if "jail" in line]
+    assert line.split("jail ")[1].startswith("full, peak 12.3 MiB, cpu 40 ms, denied evil.test:443 ")
+    assert line.endswith("ended: ended by us")
+    assert all(line.isprintable() for line in lines)
+    quiet = render(tell(turn(), with_receipt(encode_receipt(receipt()))), Style())
+    assert [line for line in quiet if "denied" in line or "ended" in line] == []
+
+
+def test_a_receipt_that_cannot_be_read_costs_nothing_but_itself() -> None:
+    told = tell(turn(), with_receipt(Raw(b'{"jail":{"tier":"of another version"}}')))
+    assert (told.steps[0].tools[0].status, told.steps[0].tools[0].receipt) == ("ok", None)
+
+
+def test_a_kept_receipt_is_small_whatever_the_jail_tried() -> None:
+    hosts = [f"{number}.{'x' * 250}:65535" for number in range(256)]
+    small = kept(receipt(denied=hosts, reached=hosts, exit="words " * 1000))
+    assert small.jail.denied == [*hosts[-8:], "and 248 more"]
+    assert len(encode_receipt(small)) < 6000
+    assert kept(receipt(denied=hosts[:8])) == receipt(denied=hosts[:8])
 
 
 def test_times_that_are_none_or_go_backwards() -> None:
