@@ -1,7 +1,9 @@
 """`python -P kernel/start.py MODULE ARG…`: run a module of this installation, and no other of that name.
 
 `python -m` would put the current directory first on the module path, where a user's `json.py` waits; a plain `-P -m`
-would not find packages that run from a source tree. So the folder that this file's package lies in goes last.
+would not find packages that run from a source tree. So our packages are found by name, in the folder that this one
+lies in. That folder itself is never on the path: it may be a workdir of tools, and what a tool puts there under the
+name of a module that is only tried for (the standard library tries for `org`) must not be imported.
 
 What the program was given as descriptors stays its own: none of them passes on to what it starts.
 """
@@ -11,7 +13,26 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+PACKAGES = frozenset(("schemas", "kernel", "agentproc", "toolhost"))
+
+
+class OurPackages:
+    """Finds our packages in one folder, and nothing else that lies there."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder."""
+        return PathFinder.find_spec(name, [self._root], target) if path is None and name in PACKAGES else None
+
 
 if __name__ == "__main__":
     for name in os.listdir("/proc/self/fd"):
@@ -19,8 +40,7 @@ if __name__ == "__main__":
             if int(name) > 2:
                 os.set_inheritable(int(name), False)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if root not in sys.path:
-        sys.path.append(root)
+    sys.meta_path.append(OurPackages(root))
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -39,6 +39,24 @@ from kernel.cli import main
 sys.exit(main())
 """
 
+#: Found by the environment's interpreter: what runs, and what `make` uses.
+FOUND = ("schemas", "kernel", "agentproc", "toolhost", "scripts", "tests", "bench")
+
+FINDER = """\
+import sys
+from importlib.machinery import PathFinder
+
+
+class Source:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if path is None and name in {found!r}:
+            return PathFinder.find_spec(name, [{root!r}], target)
+
+
+sys.meta_path.append(Source)
+"""
+
 
 def main(kind: str) -> None:
     """Make .venv ready for `kind` ("run", "dev" or "bench"). Exits with a message when that is not possible."""
@@ -121,10 +139,16 @@ def pip(environment: dict[str, str]) -> list[str]:
 
 
 def expose(name: str, version: str) -> None:
-    """Put the repository on the environment's import path, its name and version into the list of what is installed,
-    and `gdn` into bin: what an editable install does, without a build and its download."""
+    """Let the environment find the packages of the repository, put its name and version into the list of what is
+    installed, and `gdn` into bin: what an editable install does, without a build and its download.
+
+    The repository itself is not on the import path: it may be a workdir of tools, and whatever they put there under the
+    name of a module that somebody only tries for would be imported.
+    """
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV), "platbase": str(VENV)}))
-    (site / f"{name}.pth").write_text(f"{ROOT}\n")
+    module = f"_{name.replace('-', '_')}_source"
+    (site / f"{module}.py").write_text(FINDER.format(root=str(ROOT), found=FOUND))
+    (site / f"{name}.pth").write_text(f"import {module}\n")
     for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
         shutil.rmtree(old)
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"

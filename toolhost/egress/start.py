@@ -6,8 +6,15 @@
 import os
 import sys
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from toolhost.egress.proxy import main
+# Only these two: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
+sys.path.insert(0, ROOT)
+import schemas  # noqa: E402, F401
+import toolhost  # noqa: E402, F401
+
+sys.path.remove(ROOT)
+
+from toolhost.egress.proxy import main  # noqa: E402
 
 sys.exit(main(int(sys.argv[1])))
