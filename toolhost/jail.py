@@ -6,9 +6,7 @@ Rules.
 - Without namespaces (the tier reduced) it ends with every process of its session instead.
 - A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
   and that process is over only when all of them are. `gone` is reported after that, never before.
-- At most one read per wake-up, so that a jail that talks much does not starve the others.
-- What the jail writes to its standard output is read within a budget; beyond it the jail's own write blocks.
-- Frames are judged by channel.py; one that is refused ends the jail at once.
+- A frame that is refused ends the jail at once; how the jail is read is stream.py's affair.
 
 The host decides what a jail is for; nothing here knows calls or tools.
 """
@@ -25,8 +23,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from schemas.codec import DECODE_ERRORS
-from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.channel import Channel, Violation
+from schemas.worker_frames import WorkerFrame
+from toolhost.channel import Violation
 from toolhost.launch import UIDS, Launched, launch
 from toolhost.limits import look
 from toolhost.limits.account import Account
@@ -34,15 +32,8 @@ from toolhost.limits.decide import limit_error
 from toolhost.policy import LaunchPlan
 from toolhost.receipts import Usage
 from toolhost.remains import end_session, members, remove_tree
+from toolhost.stream import FrameStream, StrayOutput
 
-#: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
-BURST: Final = 8
-#: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
-READ_BYTES: Final = 65536
-#: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
-STRAY_BYTES_PER_S: Final = 1 << 20
-#: The end of the stray output is kept for the error of a crash (bytes).
-STRAY_TAIL: Final = 2048
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
 #: How long bubblewrap may take to name its first process before it is killed without (seconds).
@@ -51,8 +42,6 @@ STATUS_PATIENCE_S: Final = 2.0
 MAX_STATUS: Final = 4096
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Owner(Protocol):
@@ -90,7 +79,6 @@ class Jail:
         self.tenant: Any = None  # what the owner knows about this jail
         self._owner = owner
         self._loop = loop
-        self._channel = Channel(output_limit, loop.time())
         self._reduced = plan.tier == "reduced"
         try:
             launched: Launched = launch(plan)
@@ -107,91 +95,46 @@ class Jail:
         self._pidfd = launched.pidfd
         self._init_pid = 0
         self._init_pidfd = -1
-        self._socket = launched.channel
-        self._fd = launched.channel.fileno()
+        self._stream = FrameStream(
+            launched.channel,
+            loop,
+            output_limit,
+            on_frames=self._frames,
+            on_end=self._closed,
+            on_violation=self._violation,
+        )
+        #: Queue a frame for the worker.
+        self.send = self._stream.send
+        self._output = StrayOutput(launched.output, loop, lambda text: owner.jail_printed(self, text))
         self._status = launched.status
-        self._output = launched.output
-        self._pending: list[bytes] = []
-        self._held = False
-        self._flush_scheduled = False
-        self._writing = False
         self._status_data = b""
         self._exit_code: int | None = None
         self._reason: str | None = None
-        self._stray_left = STRAY_BYTES_PER_S
-        self._stray_tail = b""
-        self._stray_timer: asyncio.TimerHandle | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
-        loop.add_reader(self._fd, self._readable)
         loop.add_reader(self._status, self._status_readable)
-        loop.add_reader(self._output, self._output_readable)
         loop.add_reader(self._pidfd, self._exited)
 
-    # --- to the worker
-
-    def send(self, frame: HostFrame) -> None:
-        """Queue a frame; what is queued in one turn of the loop is written in bursts."""
-        body = _encode(frame)
-        self._pending.append(len(body).to_bytes(4, "little"))
-        self._pending.append(body)
-        if len(self._pending) >= 2 * BURST and not self._writing:
-            self._flush()
-        elif not self._flush_scheduled and not self._writing:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+    # --- the worker
 
     def hold(self) -> None:
         """Keep what is sent from now on until `release`: the worker must not begin yet."""
-        self._held = True
+        self._stream.hold()
 
     def release(self) -> None:
         """The worker may begin."""
-        self._held = False
-        self._flush()
+        self._stream.release()
 
-    def _flush(self) -> None:
-        self._flush_scheduled = False
-        if self._fd < 0 or not self._pending or self._held:
-            return
-        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError:
-            self._pending.clear()  # the worker is gone; the reader finds out
-            return
-        self._pending = [data[sent:]] if sent < len(data) else []
-        if bool(self._pending) != self._writing:
-            self._writing = not self._writing
-            if self._writing:
-                self._loop.add_writer(self._fd, self._flush)
-            else:
-                self._loop.remove_writer(self._fd)
+    def _frames(self, frames: list[WorkerFrame]) -> None:
+        self._owner.jail_frames(self, frames)
 
-    # --- from the worker
+    def _closed(self) -> None:
+        if not self.dying:
+            self.dying = True
+            self._kill_timer = self._loop.call_later(EXIT_GRACE_S, self.kill, "closed its channel")
 
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._close_channel()
-            if not self.dying:
-                self.dying = True
-                self._kill_timer = self._loop.call_later(EXIT_GRACE_S, self.kill, "closed its channel")
-            return
-        try:
-            frames = self._channel.feed(data, self._loop.time())
-        except Violation as violation:
-            self.kill(str(violation))
-            self._owner.jail_broken(self, violation)
-            return
-        if frames:
-            self._owner.jail_frames(self, frames)
+    def _violation(self, violation: Violation) -> None:
+        self.kill(str(violation))
+        self._owner.jail_broken(self, violation)
 
     def mark_live(self) -> None:
         """The worker has said `ready`; find out its process id on this host."""
@@ -245,57 +188,10 @@ class Jail:
             max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
         )
 
-    def _close_channel(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            if self._writing:
-                self._loop.remove_writer(self._fd)
-                self._writing = False
-            self._fd = -1
-            self._socket.close()
-            self._pending.clear()
-
-    # --- stray output
-
-    def _output_readable(self) -> None:
-        try:
-            data = os.read(self._output, min(READ_BYTES, self._stray_left))
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._close_output()
-            return
-        self._stray_left -= len(data)
-        self._stray_tail = (self._stray_tail + data)[-STRAY_TAIL:]
-        if self._stray_left <= 0:
-            self._loop.remove_reader(self._output)
-        if self._stray_timer is None:
-            self._stray_timer = self._loop.call_later(1.0, self._refill_output)
-        self._owner.jail_printed(self, data.decode("utf-8", "replace"))
-
-    def _refill_output(self) -> None:
-        self._stray_timer = None
-        paused = self._stray_left <= 0
-        self._stray_left = STRAY_BYTES_PER_S
-        if paused and self._output >= 0:
-            self._loop.add_reader(self._output, self._output_readable)
-
-    def _close_output(self) -> None:
-        if self._output >= 0:
-            self._loop.remove_reader(self._output)
-            os.close(self._output)
-            self._output = -1
-        if self._stray_timer is not None:
-            self._stray_timer.cancel()
-            self._stray_timer = None
-
     @property
     def last_words(self) -> str:
         """The last line that the jail wrote to its standard output or error, for the error of a crash."""
-        lines = self._stray_tail.decode("utf-8", "replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]
+        return self._output.last_words
 
     # --- the end
 
@@ -343,7 +239,7 @@ class Jail:
             return
         self.dying = True
         self._reason = reason
-        self._close_channel()
+        self._stream.close()
         with suppress(ProcessLookupError):
             if self._init_pidfd >= 0:
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
@@ -395,45 +291,21 @@ class Jail:
         self.account.close()
         if self.plan.private is not None:
             remove_tree(self.plan.private)
-        for timer in (self._kill_timer, self._stray_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
         if self._init_pidfd >= 0:
             self._loop.remove_reader(self._init_pidfd)
             os.close(self._init_pidfd)
         os.close(self._pidfd)
-        if self._output >= 0:
-            self._output_readable()  # bubblewrap's own error, if it could not start
-        self._close_output()
+        self._output.close()  # after bubblewrap's own error, if it could not start
         if self._status >= 0:
             self._loop.remove_reader(self._status)
             os.close(self._status)
             self._status = -1
-        if self._fd >= 0:
-            self._last_frames()
-        self._close_channel()
+        self._stream.drain()
         met = self.account.met
         cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.plan.totals).message
         self._owner.jail_gone(self, self._reason or cause)
-
-    def _last_frames(self) -> None:
-        """What the worker sent before it ended counts."""
-        while self._fd >= 0:
-            before = self._fd
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except OSError:
-                return
-            if not data:
-                return
-            try:
-                frames = self._channel.feed(data, self._loop.time())
-            except Violation:
-                return
-            if frames:
-                self._owner.jail_frames(self, frames)
-            if self._fd != before:
-                return
 
 
 class _BwrapStatus(msgspec.Struct, rename="kebab"):
