@@ -1,9 +1,9 @@
 """Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
 
-`make_venv.py run|dev|bench` installs the dependencies that pyproject.toml names, in the versions of constraints.txt,
-and makes the four packages importable and `gdn` callable. An environment that was made for another interpreter,
-machine or place, or whose making was interrupted, is thrown away and built anew. Standard library only; nothing outside
-the repository is changed.
+`make_venv.py run|dev|bench` installs the dependencies that pyproject.toml names, in the versions of constraints.txt and
+what pinned.txt has by hash, and makes the four packages importable and `gdn` callable. An environment that was made for
+another interpreter, machine or place, or whose making was interrupted, is thrown away and built anew. Standard library
+only; nothing outside the repository is changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def main(kind: str) -> None:
     INSTALLING.touch()
     if packages:
         say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
-        install(packages)
+        install(["--no-deps", "--require-hashes", "--requirement", str(ROOT / "pinned.txt")])
+        install(["--constraint", str(ROOT / "constraints.txt"), *packages])
     expose(project["name"], project["version"])
     INSTALLING.unlink()
 
@@ -101,8 +102,8 @@ def build(made_for: str) -> None:
     MADE_FOR.write_text(made_for)
 
 
-def install(packages: list[str]) -> None:
-    """Install `packages` with one call of pip. Settings of the user that would send them elsewhere are left out."""
+def install(arguments: list[str]) -> None:
+    """One call of `pip install`. Settings of the user that would send packages elsewhere are left out."""
     elsewhere = (
         "PIP_USER",
         "PIP_TARGET",
@@ -114,7 +115,7 @@ def install(packages: list[str]) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
     environment |= {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    command = [*pip(environment), "install", "-qq", "--constraint", str(ROOT / "constraints.txt"), *packages]
+    command = [*pip(environment), "install", "-qq", *arguments]
     if subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode != 0:
         sys.exit("setup: pip could not install the packages; its message is above")
 

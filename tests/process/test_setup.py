@@ -43,6 +43,7 @@ class Clone:
             shutil.copy(ROOT / name, path / name)
         self.write("pyproject.toml", PROJECT)
         self.write("constraints.txt", "")
+        self.write("pinned.txt", "")
         self.write("kernel/cli.py", CLI)
 
     @property
