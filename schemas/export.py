@@ -37,6 +37,11 @@ _PAYLOADS: Final = (
     frames.RuntimeEvent,
     frames.ToolProgress,
     frames.Completion,
+    frames.AgentsSpawn,
+    frames.AgentsList,
+    frames.SpawnedAgent,
+    frames.AgentsListed,
+    frames.AgentsCatalog,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

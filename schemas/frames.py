@@ -215,6 +215,57 @@ class OperatorCall(Struct, rename="camel", omit_defaults=True):
     args: Any
 
 
+class AgentsSpawn(Struct, frozen=True, omit_defaults=True):
+    """Payload of `agents.spawn`, which names agent and instance in `to` and `instanceKey`. `cwd`: see PROTOCOL.md."""
+
+    cwd: str | None = None
+
+
+class AgentsList(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Payload of `agents.list`: every instance, or only those that the asker has spawned."""
+
+    include_all: bool = False
+
+
+class SpawnedAgent(Struct, frozen=True, rename="camel"):
+    """The `reply` to `agents.spawn` (AGENTS-23). `spawned` is false for an instance that ran already."""
+
+    target: str
+    instance_key: str
+    spawned: bool
+    cwd: str | None
+
+
+class ListedAgent(Struct, frozen=True, rename="camel"):
+    """One instance in the `reply` to `agents.list` (AGENTS-26). `owner_*` are None for one that nobody spawned."""
+
+    target: str
+    instance_key: str
+    owner_agent: str | None
+    owner_instance_key: str | None
+    created_at: str
+    cwd: str | None
+
+
+class AgentsListed(Struct, frozen=True):
+    """The `reply` to `agents.list`. `count` is the number of entries in `agents` (AGENTS-26)."""
+
+    count: int
+    agents: list[ListedAgent]
+
+
+class AgentsCatalog(Struct, frozen=True, rename="camel"):
+    """The `reply` to `agents.catalog` (AGENTS-29, AGENTS-30). `callable_agents` leaves the asker out."""
+
+    swarm_name: str
+    entry_agent: str
+    self_agent: str
+    available_count: int
+    callable_count: int
+    available_agents: list[str]
+    callable_agents: list[str]
+
+
 class ToolCallPayload(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """Payload of `tool.call`. `args` is a JSON object, opened by the tool host and the handler only.
 

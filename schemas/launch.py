@@ -185,7 +185,8 @@ class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """A whole validated bundle, ready to run: what the broker and the supervisor are started with.
 
-    `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail.
+    `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail. `swarm` is
+    the Swarm's name, "" in a bundle without one.
     """
 
     revision: str
@@ -197,3 +198,4 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     protected: list[str] = []
     max_live_agents: int = 256
     agent_idle_s: float = 300.0
+    swarm: str = ""

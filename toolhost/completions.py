@@ -165,6 +165,5 @@ def completion_event(promise: Promise, payload: Raw) -> Frame:
         to=promise.agent,
         instance_key=promise.instance_key,
         event_id=event_id,
-        call_id=promise.call_id,
         payload=Raw(encode_value(event)),
     )

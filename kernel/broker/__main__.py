@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             started_ms=int(clock() * 1000),
             # Epochs must be higher than any that an instance has seen, and no journal remembers them yet.
             first_epoch=int(time.time() * 1000),
+            booted_at=time.time() - clock(),
         )
         loop = BrokerLoop(Router(bus), MemoryJournal(), run_dir)
         loop.bind()

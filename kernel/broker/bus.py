@@ -33,12 +33,23 @@ class Bus:
     """The broker's state and its outgoing side.
 
     `out` collects (socket class, routing id, bytes) and `staged` decisions for the journal; the loop empties both.
+    `booted_at` is when the broker's clock was zero, in seconds since 1970: only for times that people read.
     """
 
-    def __init__(self, plan: KernelPlan, secret: bytes, *, broker_id: str, started_ms: int, first_epoch: int) -> None:
+    def __init__(
+        self,
+        plan: KernelPlan,
+        secret: bytes,
+        *,
+        broker_id: str,
+        started_ms: int,
+        first_epoch: int,
+        booted_at: float = 0.0,
+    ) -> None:
         self.plan = plan
         self.broker_id = broker_id
         self.started_ms = started_ms
+        self.booted_at = booted_at
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
         #: Bugs of ours that were survived; the loop writes them to the log.
@@ -58,9 +69,9 @@ class Bus:
         self._last_id += 1
         return f"{self.broker_id}.{self._last_id}"
 
-    def instance(self, agent: str, key: str) -> Instance:
+    def instance(self, agent: str, key: str, now: float) -> Instance:
         """The instance of that name, made if it is new."""
-        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, agent, key))
+        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, agent, key), now)
 
     def send(self, connection: Connection, frame: Frame) -> None:
         """Queue a frame of the broker's own; it gets an id."""

@@ -4,7 +4,9 @@ Rules.
 - Accepted means journaled: the ack and the first delivery come from `settled`, never from `event`.
 - A repeat of an event id is acknowledged again, and answered again if its answer is there; it is never a second event.
 - `done` carries the turn's answer: the event's end and its answer are one journal record.
-- Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits.
+- Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits; those to
+  a handler's requests go to its tool host at once.
+- A request that would wait for itself is refused: by the chain of those who wait, and by what they wait for now.
 
 Source: delivery.md sections 3, 4, 6.
 """
@@ -15,15 +17,16 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Raw
 
+from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
-from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection
+from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import is_instance_key
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame, Hello, Source
+from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame, Hello, ReplyTo, Source
 
 if TYPE_CHECKING:
     from kernel.broker.processes import Processes
@@ -41,39 +44,45 @@ class Events:
 
     processes: Processes
 
-    def __init__(self, bus: Bus, tool_calls: ToolCalls) -> None:
+    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors) -> None:
         self._bus = bus
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
+        self._actors = actors
 
     # --- in
 
     def event(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`event` from a client or an agent: a new one, or a repeat."""
-        instance = self._target(connection, frame)
+        """`event` from a client, an agent, or a tool host (its own, or a handler's): a new one, or a repeat."""
+        actor = self._actors.of(connection, frame)
+        instance = self._target(connection, frame, now)
         event_id = frame.event_id
         if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         known = self._mailbox.events.get(event_id)
         if known is not None:
-            self._repeat(known, connection, frame, instance)
+            self._repeat(known, actor, connection, frame, instance)
             return
-        self._admit(connection, instance, event_id, len(memoryview(frame.payload)))
+        chain = self._chain(actor, frame, instance)
+        self._admit(connection, instance, event_id, len(memoryview(frame.payload)), ordered=actor.call_id is None)
         event = Event(
             event_id,
             instance,
-            sender=connection.sender,
-            from_=_name(connection),
+            sender=actor.sender,
+            from_=actor.name,
             payload=frame.payload,
-            source=_source(connection),
-            reply_to=frame.reply_to,
-            chain=_chain(connection, frame, instance),
-            auth=_auth(connection, frame),
+            source=actor.source,
+            reply_to=_reply_to(actor, frame),
+            chain=chain,
+            auth=_auth(actor, connection, frame),
             workdir=frame.workdir,
-            trace_id=frame.trace_id,
+            trace_id=frame.trace_id or (None if actor.turn is None else actor.turn.trace_id),
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
+            call_id=actor.call_id,
         )
+        if chain is not None:
+            _note(actor, event)
         event.asker = connection
         event.live = _wants_live(connection, frame)
         event.waiting_acks.append((connection, frame.id))
@@ -81,7 +90,7 @@ class Events:
         self._bus.staged.append(Staged("accept", event))
         self._bus.counters["events"] += 1
 
-    def _target(self, connection: Connection, frame: Frame) -> Instance:
+    def _target(self, connection: Connection, frame: Frame, now: float) -> Instance:
         agent, key = frame.to or "", frame.instance_key or ""
         agents, operator = self._bus.plan.agents, connection.claims.operator
         if agent not in agents or (agent == OPERATOR_AGENT and not operator):
@@ -98,32 +107,39 @@ class Events:
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         if self._bus.closing:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
-        return self._bus.instance(agent, key)
+        return self._bus.instance(agent, key, now)
 
-    def _admit(self, connection: Connection, instance: Instance, event_id: str, size: int) -> None:
-        """Refuse when full, and then everything later from the same sender until the first refused one is back."""
+    def _admit(
+        self, connection: Connection, instance: Instance, event_id: str, size: int, *, ordered: bool = True
+    ) -> None:
+        """Refuse when full, and then everything later from the same sender until the first refused one is back.
+
+        Not `ordered`: a handler's; one that waits for its order sends the next after it has heard of the first.
+        """
         target = (instance.agent, instance.key)
-        first_refused = connection.refused.get(target)
+        first_refused = connection.refused.get(target) if ordered else None
         if (first_refused is None or first_refused == event_id) and self._mailbox.room(instance, size):
-            connection.refused.pop(target, None)
+            if ordered:
+                connection.refused.pop(target, None)
             return
-        connection.refused.setdefault(target, event_id)
+        if ordered:
+            connection.refused.setdefault(target, event_id)
         self._bus.counters["overloaded"] += 1
         message = f"the mailbox of {instance.address} takes no more events now"
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
 
-    def _repeat(self, event: Event, connection: Connection, frame: Frame, instance: Instance) -> None:
+    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, instance: Instance) -> None:
         # By name: an instance that had nothing to do may have been forgotten and made anew.
         same_target = event.instance.address == instance.address
         if event.adopted and same_target:
-            self._complete(event, connection, frame)
-        if event.sender != connection.sender or not same_target:
+            self._complete(event, actor, connection, frame)
+        if event.sender != actor.sender or not same_target:
             message = "the event id is in use for another sender or another instance"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         event.asker = connection
         event.live = _wants_live(connection, frame)
         if event.reply_to is None:
-            event.reply_to = frame.reply_to
+            event.reply_to = _reply_to(actor, frame)
         if event.state == "staged":
             event.waiting_acks.append((connection, frame.id))
             return
@@ -131,19 +147,55 @@ class Events:
         if event.finished:
             self._send_answer(event)
 
-    def _complete(self, event: Event, connection: Connection, frame: Frame) -> None:
+    def _complete(self, event: Event, actor: Actor, connection: Connection, frame: Frame) -> None:
         """The sender of an event that was known from its holder only has come back with its content."""
         event.adopted = False
-        event.sender = connection.sender
+        event.sender = actor.sender
+        event.call_id = actor.call_id
         if event.finished:
             return
         self._mailbox.bytes -= event.size
-        event.from_ = _name(connection)
-        event.source = _source(connection)
+        event.from_ = actor.name
+        event.source = actor.source
         event.payload = frame.payload
         event.workdir = frame.workdir
-        event.auth = _auth(connection, frame)
+        event.auth = _auth(actor, connection, frame)
+        if frame.reply_to is not None and actor.instance is not None:
+            # It was let in once, and its holder works on it: whatever it closes now is too late to refuse.
+            event.chain = _longer(actor.turn, actor.instance)
+            _note(actor, event)
         self._mailbox.bytes += event.size
+
+    def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
+        """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
+        if actor.instance is None or frame.reply_to is None:
+            return None
+        chain = _longer(actor.turn, actor.instance)
+        if target.address in chain or len(chain) > MAX_CHAIN:
+            raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
+        # Two chains that are clean by themselves can wait for each other all the same.
+        if self._waits_for(target, actor.instance):
+            message = f"{target.address} waits for {actor.instance.address} already"
+            raise GoondanError(error_payload("E_AGENT_CYCLE", message))
+        return chain
+
+    def _waits_for(self, one: Instance, other: Instance) -> bool:
+        """Whether the turn of `one` waits for `other`, directly or by others; what ended calls asked for is waited for
+        by nobody.
+        """
+        calls, seen, waiting = self._bus.calls, {one}, [one]
+        while waiting:
+            turn = waiting.pop().leased
+            for asked in turn.requests if turn is not None else ():
+                target = asked.instance
+                if asked.finished or (asked.call_id is not None and calls.get(asked.call_id) is None):
+                    continue
+                if target is other:
+                    return True
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return False
 
     def settled(self, item: Staged, now: float) -> None:
         """The journal has it."""
@@ -272,7 +324,10 @@ class Events:
             trace_id=event.trace_id,
             source=Source("agent", agent, key),
             payload=event.answer,
+            call_id=event.call_id,
         )
+        if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
+            self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
         if asking is None:
             self._bus.send(asker, frame)
@@ -304,38 +359,32 @@ class Events:
             self._expire(event)
 
 
-def _name(connection: Connection) -> str:
-    return connection.instance.agent if connection.instance is not None else connection.address
-
-
 def _wants_live(connection: Connection, frame: Frame) -> bool:
     """Whether this asker is to hear of the turn while it runs: clients that wait for the answer."""
     return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
 
 
-def _source(connection: Connection) -> Source:
-    if connection.instance is not None:
-        return Source("agent", connection.instance.agent, connection.instance.key)
-    if connection.cls == TOOLS:
-        return Source("tool", connection.address)
-    return Source("client", "operator" if connection.claims.operator else "client")
+def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
+    """Where the answer goes, as the agent that is asked sees it: an agent's name is the broker's word."""
+    if frame.reply_to is None or actor.instance is None:
+        return frame.reply_to
+    return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
 
 
-def _chain(connection: Connection, frame: Frame, target: Instance) -> list[str] | None:
-    """Who waits for whom, ending with the sender. A request that would close a circle is refused."""
-    instance = connection.instance
-    if instance is None:
-        return None
-    before = instance.leased.chain if instance.leased is not None else None
-    chain = [*(before or []), instance.address]
-    if frame.reply_to is not None and (target.address in chain or len(chain) > MAX_CHAIN):
-        raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
-    return chain
+def _note(actor: Actor, event: Event) -> None:
+    """The actor's turn waits for `event`; what has ended meanwhile need not be remembered."""
+    if actor.turn is not None:
+        actor.turn.requests = [asked for asked in actor.turn.requests if not asked.finished]
+        actor.turn.requests.append(event)
 
 
-def _auth(connection: Connection, frame: Frame) -> Raw | None:
+def _longer(turn: Event | None, instance: Instance) -> list[str]:
+    """The chain of a request that `instance` makes in `turn`."""
+    return [*((turn.chain if turn is not None else None) or []), instance.address]
+
+
+def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:
     """On whose behalf: an operator may say it, an agent passes on what its own event said."""
-    if connection.instance is not None:
-        leased = connection.instance.leased
-        return leased.auth if leased is not None else None
+    if actor.instance is not None:
+        return actor.turn.auth if actor.turn is not None else None
     return frame.auth if connection.claims.operator else None

@@ -50,6 +50,7 @@ class Event:
         "asker",
         "attempts",
         "auth",
+        "call_id",
         "calls",
         "chain",
         "deadline",
@@ -62,6 +63,7 @@ class Event:
         "payload",
         "progressed",
         "reply_to",
+        "requests",
         "sender",
         "source",
         "state",
@@ -85,6 +87,7 @@ class Event:
         workdir: str | None = None,
         trace_id: str | None = None,
         deadline: float | None = None,
+        call_id: str | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -99,6 +102,10 @@ class Event:
         self.workdir = workdir
         self.trace_id = trace_id
         self.deadline = deadline
+        #: The tool call whose handler asked for it; None when an agent or a client did.
+        self.call_id = call_id
+        #: What its own turn has asked of other instances, and waits for.
+        self.requests: list[Event] = []
         self.state: State = "staged"
         self.attempts = 0
         self.progressed = False
@@ -143,12 +150,17 @@ class Instance:
         "leaving",
         "queue",
         "requested",
+        "since",
+        "spawned",
+        "spawns",
         "workdir",
     )
 
-    def __init__(self, agent: str, key: str, workdir: str, epoch: int) -> None:
+    def __init__(self, agent: str, key: str, workdir: str, epoch: int, since: float) -> None:
         self.agent = agent
         self.key = key
+        #: When this broker first heard of it, on the broker's clock (seconds).
+        self.since = since
         self.workdir = workdir
         self.epoch = epoch
         self.queue: deque[Event] = deque()
@@ -159,6 +171,9 @@ class Instance:
         self.host: Connection | None = None
         #: The supervisor has been asked to start it.
         self.requested = False
+        #: Who asked for it before there was an event for it, and the frames of such that wait for its process.
+        self.spawned: Spawned | None = None
+        self.spawns: dict[tuple[str, str], PendingSpawn] = {}
         #: Its process is on its way out: nothing more is handed to it.
         self.leaving = False
         self.idle_since = 0.0
@@ -166,12 +181,33 @@ class Instance:
     @property
     def wanted(self) -> bool:
         """Whether a process must run for it."""
-        return bool(self.queue or self.leased or self.answers)
+        return bool(self.queue or self.leased or self.answers or self.spawns)
 
     @property
     def address(self) -> str:
         """How it is named in a call chain."""
         return f"{self.agent}/{self.key}"
+
+
+class Spawned(Struct, frozen=True):
+    """An instance that was asked for with `agents.spawn`. `owner_*` asked first; `created` is on the broker's clock.
+
+    `by` is the sender and the frame id that started it last, so that a repeat is told the same.
+    """
+
+    owner_agent: str
+    owner_key: str
+    created: float
+    cwd: str | None
+    by: tuple[str, str]
+
+
+class PendingSpawn(Struct):
+    """An `agents.spawn` that is answered when the process is there. `until` is on the broker's clock."""
+
+    conn: Connection
+    frame_id: str
+    until: float
 
 
 class Staged(Struct, frozen=True):
@@ -196,11 +232,11 @@ class Mailbox:
         self._finished: deque[Event] = deque()
         self._finished_bytes = 0
 
-    def instance(self, agent: str, key: str, workdir: str) -> Instance:
+    def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
         """The instance of that name, made if it is new. `workdir` is used then."""
         found = self.instances.get((agent, key))
         if found is None:
-            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self._first_epoch)
+            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self._first_epoch, now)
         return found
 
     def room(self, instance: Instance, size: int) -> bool:
@@ -262,6 +298,7 @@ class Mailbox:
         event.answer = answer
         event.payload = Raw(b"\xc0")  # nobody reads it again
         event.calls.clear()
+        event.requests.clear()
         self._finished.append(event)
         self._finished_bytes += event.size
         while self._finished and (len(self._finished) > MAX_FINISHED or self._finished_bytes > MAX_FINISHED_BYTES):
@@ -271,6 +308,6 @@ class Mailbox:
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""
-        if not instance.wanted and instance.conn is None and not instance.requested:
+        if not instance.wanted and instance.conn is None and not instance.requested and instance.spawned is None:
             self.instances.pop((instance.agent, instance.key), None)
             self._first_epoch = max(self._first_epoch, instance.epoch + 1)

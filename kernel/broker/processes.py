@@ -3,6 +3,8 @@
 Rules.
 - Level-triggered: an instance with work and no process is wanted; the whole set is told at every control connect.
 - At most `max_live_agents` processes; for one more, the longest idle one is sent home first.
+- An agent that is asked by one that waits for it gets a process beyond that number, one for each that waits: else all
+  places could be taken by those who wait. Chains have a limit (events.MAX_CHAIN), so this ends.
 - A lost holder: its exit has been observed, then the epoch grows, then its event is handed out again.
 
 Source: delivery.md sections 3, 6, 8.
@@ -11,11 +13,13 @@ Source: delivery.md sections 3, 6, 8.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from kernel.broker.bus import Bus, principal_of
+from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.mailbox import Instance
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
@@ -29,6 +33,8 @@ from schemas.frames import Frame, Shutdown
 DEADLINE_GRACE_S: Final = 10.0
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
 PING_AFTER_S: Final = 2.0
+#: Events of a queue that are looked at for one whose asker waits; behind so many it waits for them anyway.
+LOOKED_AT: Final = 64
 #: How long an agent that has to make room may take to leave (milliseconds).
 LEAVE_MS: Final = 1000
 
@@ -38,14 +44,17 @@ _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 class Processes:
     """The process side of the broker."""
 
-    def __init__(self, bus: Bus, events: Events, tool_calls: ToolCalls) -> None:
+    def __init__(self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory) -> None:
         self._bus = bus
         self._events = events
+        self._directory = directory
         self._tool_calls = tool_calls
         self._instances = bus.mailbox.instances
         #: Instances that have a process, or will, or whose process is still leaving.
         self._places: set[Instance] = set()
         self._waiting: deque[Instance] = deque()
+        #: Instances with a process beyond the limit -> the address of the one that waits for each.
+        self._extra: dict[Instance, str] = {}
 
     # --- wanting
 
@@ -54,12 +63,22 @@ class Processes:
         if instance.requested or instance.leaving or instance.conn is not None:
             return
         if instance not in self._places and len(self._places) >= self._bus.plan.max_live_agents:
-            if instance not in self._waiting:
-                self._waiting.append(instance)
-            return
+            waits = self._waits_for(instance)
+            if waits is None:
+                if instance not in self._waiting:
+                    self._waiting.append(instance)
+                return
+            self._extra[instance] = waits
         self._places.add(instance)
         instance.requested = True
         self._bus.tell_supervisor(Wanted([principal_of(instance)]))
+
+    def _waits_for(self, instance: Instance) -> str | None:
+        """The agent whose turn cannot end before this instance has a process, and that has no such process yet."""
+        for event in islice(instance.queue, LOOKED_AT):
+            if event.chain and event.reply_to is not None and event.chain[-1] not in self._extra.values():
+                return event.chain[-1]
+        return None
 
     def wanted(self) -> Wanted:
         """The whole set, for a supervisor that has just connected."""
@@ -73,6 +92,7 @@ class Processes:
         instance.requested = instance.leaving = False
         instance.idle_since = now
         self._places.add(instance)
+        self._directory.started(instance, now)
 
     def leave(self, instance: Instance, connection: Connection) -> None:
         """An agent process goes with our consent; its exit is still to be seen if a supervisor started it."""
@@ -90,6 +110,9 @@ class Processes:
             instance = self._waiting.popleft()
             if instance.wanted:
                 self.want(instance)
+        for instance in [instance for instance in self._waiting if self._waits_for(instance) is not None]:
+            self._waiting.remove(instance)
+            self.want(instance)
         if not self._waiting:
             return
         leaving = sum(1 for i in self._places if i.leaving)
@@ -161,6 +184,7 @@ class Processes:
         text = f"the agent could not be started in {message.attempts} attempts: {message.message}"
         for event in list(instance.queue):
             self._events.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
+        self._directory.failed(instance, "E_AGENT_SPAWN_FAILED", text)
         self._gone(instance)
 
     # --- losses
@@ -175,6 +199,8 @@ class Processes:
             self._gone(instance)
             return
         self._events.dispatch(instance, now)
+        if instance.spawns:
+            self.want(instance)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """libzmq has no such peer any more. With a supervisor its word counts, without one this is all there is."""
@@ -192,6 +218,7 @@ class Processes:
 
     def _gone(self, instance: Instance) -> None:
         self._places.discard(instance)
+        self._extra.pop(instance, None)
         self._bus.mailbox.forget_idle(instance)
         if instance.wanted:
             self.want(instance)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from kernel.broker.acting import Actors
 from kernel.broker.bus import CREDIT, Bus
+from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.live import Live
 from kernel.broker.mailbox import Staged
@@ -44,32 +46,42 @@ class Router:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self._tool_calls = ToolCalls(bus)
-        self._events = Events(bus, self._tool_calls)
-        self._processes = self._events.processes = Processes(bus, self._events, self._tool_calls)
+        actors = Actors(bus)
+        self._events = Events(bus, self._tool_calls, actors)
+        self._directory = directory = Directory(bus, actors)
+        self._processes = Processes(bus, self._events, self._tool_calls, directory)
+        self._events.processes = directory.processes = self._processes
         self._connections = bus.presence.connections
         self._specs = {name: to_raw(spec) for name, spec in bus.plan.agents.items()}
         self._host_spec = to_raw(bus.plan.toolhost)
         self._allowed = {name: _allowed_tools(spec) for name, spec in bus.plan.agents.items()}
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, events = self._tool_calls, self._events
+        asking: dict[str, Handler] = {
+            "event": events.event,
+            "agents.spawn": directory.spawn,
+            "agents.list": directory.list,
+            "agents.catalog": directory.catalog,
+        }
         self._handlers: dict[int, dict[str, Handler]] = {
             CONTROL: {**every, "runtime.event": self._processes.control_event},
             AGENTS: {
                 **every,
+                **asking,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
-                "event": events.event,
                 "bye": self._bye,
                 "shutdown_ack": self._ignore,
                 "runtime.event": Live(bus).relay,
             },
             TOOLS: {
                 **every,
+                **asking,
+                "ack": self._ignore,
                 "tool.result": tools.result,
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
-                "event": events.event,
                 "bye": self._bye,
                 "shutdown_ack": self._ignore,
                 "runtime.event": self._ignore,
@@ -141,6 +153,8 @@ class Router:
         for instance in list(self.bus.mailbox.instances.values()):
             if instance.queue:
                 self._events.tick(instance, now)
+            if instance.spawns:
+                self._directory.tick(instance, now)
         self._tool_calls.tick(now)
         self._processes.tick(now)
 
@@ -184,7 +198,7 @@ class Router:
         self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float
     ) -> None:
         agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
-        instance = self.bus.instance(agent, key)
+        instance = self.bus.instance(agent, key, now)
         if old is not None and old.incarnation != connection.incarnation:
             instance.conn = None
             self.bus.mailbox.lose_holder(instance, counts=True)

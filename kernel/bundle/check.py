@@ -59,6 +59,8 @@ class Checked(Struct):
     files: list[str] = []
     #: folders (or single files) of extensions
     extension_roots: list[str] = []
+    #: the Swarm's name, "" without one
+    swarm: str = ""
 
 
 class Checker:
@@ -119,6 +121,7 @@ class Checker:
             entry_agent=entry,
             files=self._pointed_at,
             extension_roots=sorted({extension.root for extension in extensions.values() if extension.root}),
+            swarm=next((name for _, name, _ in self._of("Swarm")), ""),
         )
 
     # --- one document

@@ -23,6 +23,8 @@ from schemas.errors import error_payload
 from schemas.frames import (
     TOOL_COMPLETED,
     AgentEvent,
+    AgentsList,
+    AgentsSpawn,
     Answer,
     Completion,
     Credit,
@@ -321,6 +323,39 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ("agents.spawn", Frame("agents.spawn", id="x.15", to="reviewer", instance_key="u2"), None),
         ("agents.list", Frame("agents.list", id="x.16"), None),
         ("agents.catalog", Frame("agents.catalog", id="x.17"), None),
+        (
+            "agents.spawn in the name of a call",
+            Frame(
+                "agents.spawn",
+                id="t1/c1~spawn",
+                to="reviewer",
+                instance_key="u2",
+                call_id="t1/c1",
+                deadline_ms=60000,
+                payload=to_raw(AgentsSpawn(".")),
+            ),
+            "AgentsSpawn",
+        ),
+        (
+            "agents.list of all",
+            Frame("agents.list", id="h.7", call_id="t1/c1", payload=to_raw(AgentsList(include_all=True))),
+            "AgentsList",
+        ),
+        (
+            "event of a handler",
+            Frame(
+                "event",
+                id="h.8",
+                to="reviewer",
+                instance_key="u1",
+                event_id="t1/c1~ask",
+                call_id="t1/c1",
+                reply_to=ReplyTo("coder", "q-9"),
+                deadline_ms=60000,
+                payload=to_raw(asked),
+            ),
+            "AgentEvent",
+        ),
         ("admin", Frame("admin", id="x.18", payload=to_raw({"op": "stats"})), None),
         (
             "runtime.event",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker import bus, mailbox
+from kernel.broker import bus, directory, mailbox
 from kernel.broker.events import MAX_CHAIN
 from kernel.broker.presence import MAX_CLIENTS
 from schemas import frames
@@ -54,6 +54,8 @@ def test_stages_and_sockets() -> None:
     [
         frames.Hello, frames.Welcome, frames.AgentEvent, frames.Answer, frames.ToolCallPayload, frames.ToolResult,
         frames.ToolError, frames.Shutdown, frames.Credit, frames.ErrorPayload, frames.Lease,
+        frames.AgentsSpawn, frames.SpawnedAgent, frames.AgentsList, frames.AgentsListed, frames.ListedAgent,
+        frames.AgentsCatalog,
     ],
 )  # fmt: skip
 def test_every_field_of_a_payload_is_named(kind: type[Any]) -> None:
@@ -78,4 +80,6 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| {MAX_CHAIN} |" in limits
     assert f"| {MAX_CLIENTS:,} |" in limits
     assert f"| {mailbox.LEASE_S:g} s;" in limits
+    assert f"{directory.MAX_OWNED} are remembered, of all {directory.MAX_SPAWNED:,}" in TEXT
+    assert f"({directory.SPAWN_S:g} seconds if there is none)" in TEXT
     assert f"({mailbox.MAX_FINISHED:,} events, {mailbox.MAX_FINISHED_BYTES >> 20} MiB)" in TEXT

@@ -21,6 +21,8 @@ BAD: list[dict[str, Any]] = FILE_CONTENT["bad"]
 KINDS: dict[str, Any] = {
     "any": Any,
     "AgentEvent": frames.AgentEvent,
+    "AgentsList": frames.AgentsList,
+    "AgentsSpawn": frames.AgentsSpawn,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,

@@ -17,7 +17,16 @@ from kernel.broker.router import Router
 from schemas.codec import decode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
 from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo, RuntimeEvent
-from schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from schemas.launch import (
+    AgentSpec,
+    CatalogItem,
+    ExportSpec,
+    KernelPlan,
+    ModelSpec,
+    SandboxSpec,
+    ToolHostSpec,
+    ToolSpec,
+)
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
 from schemas.tokens import Claims, mint
 
@@ -26,7 +35,7 @@ TOOL = "bash__exec"
 
 
 def plan(max_live_agents: int = 256) -> KernelPlan:
-    """Two agents with one tool."""
+    """Two agents with one tool, which may ask agents when `coder` calls it."""
     item = CatalogItem(name=TOOL)
     agents = {
         name: AgentSpec(
@@ -39,13 +48,22 @@ def plan(max_live_agents: int = 256) -> KernelPlan:
         )
         for name in ("coder", "reviewer")
     }
+    tool = ToolSpec(
+        name="bash",
+        entry="/b/bash.py",
+        root="/b",
+        exports=[ExportSpec(name="exec")],
+        sandbox=SandboxSpec(permissions=["agents"]),
+        narrowed={"reviewer": SandboxSpec()},
+    )
     return KernelPlan(
         revision="r1",
         bundle="/b",
         state_dir="/state",
         entry_agent="coder",
         agents=agents,
-        toolhost=ToolHostSpec(tools=[], state_dir="/state", revision="r1"),
+        toolhost=ToolHostSpec(tools=[tool], state_dir="/state", revision="r1"),
+        swarm="pair",
         max_live_agents=max_live_agents,
     )
 

@@ -1,0 +1,87 @@
+"""On whose behalf a frame speaks. Pure.
+
+Rules.
+- An agent speaks for its own instance, within the turn of the event that it holds; a client for itself.
+- A tool host that names a `callId` speaks for the agent instance whose open call that is, within that turn, and only if
+  the tool of the call was granted the permission `agents`. Without a `callId` it speaks for itself.
+- Who it is follows from the connection and the call; nothing that the frame says about its sender counts.
+
+Source: delivery.md section 2 ("The tool host may act for an agent only by naming a callId that is open on its
+connection"); sandbox.md section 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.mailbox import Event, Instance
+from kernel.broker.presence import TOOLS, Connection, agent_address
+from schemas.address import build_tool_name
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame, Source
+from schemas.launch import ToolSpec
+
+
+class Actor(NamedTuple):
+    """Who speaks: `sender` is the principal whose ids are compared, `name` what stands in `from`.
+
+    `instance` is the agent instance that it is, `turn` the event that this works on; both None for clients and for what
+    a tool host says for itself. `call_id` is the call in whose name a tool host speaks.
+    """
+
+    sender: str
+    name: str
+    source: Source
+    instance: Instance | None = None
+    turn: Event | None = None
+    call_id: str | None = None
+
+
+class Actors:
+    """Finds out who speaks."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._calls = bus.calls
+        self._tools = {
+            build_tool_name(tool.name, export.name): tool for tool in bus.plan.toolhost.tools for export in tool.exports
+        }
+
+    def of(self, connection: Connection, frame: Frame) -> Actor:
+        """Who speaks in `frame`. Raises GoondanError: E_FORBIDDEN, or E_OVERLOADED while the call is not open here.
+
+        A call that is not open may be so again in a moment: its agent is asked to send it anew after the tool host's
+        reconnect and after a restart of the broker. The tool host drops the frame when the call has ended.
+        """
+        instance = connection.instance
+        if instance is not None:
+            name = instance.agent
+            return Actor(connection.sender, name, Source("agent", name, instance.key), instance, instance.leased)
+        if connection.cls != TOOLS:
+            kind = "operator" if connection.claims.operator else "client"
+            return Actor(connection.sender, connection.address, Source("client", kind))
+        if frame.call_id is None:
+            if frame.reply_to is not None:
+                raise GoondanError(error_payload("E_FORBIDDEN", "a tool host asks in the name of an open call only"))
+            return Actor(connection.sender, connection.address, Source("tool", connection.address))
+        return self._of_call(connection, frame.call_id)
+
+    def _of_call(self, connection: Connection, call_id: str) -> Actor:
+        call = self._calls.get(call_id)
+        if call is None or call.host is None:
+            message = "no such call is open here"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if call.host is not connection:
+            raise GoondanError(error_payload("E_FORBIDDEN", "the call runs in another tool host"))
+        instance = call.event.instance
+        if not _may_ask(self._tools.get(call.tool or ""), instance.agent):
+            message = f"{str(call.tool)[:100]!r} was not granted the permission 'agents'"
+            raise GoondanError(error_payload("E_FORBIDDEN", message))
+        sender = agent_address(instance.agent, instance.key)
+        source = Source("agent", instance.agent, instance.key)
+        return Actor(sender, instance.agent, source, instance, call.event, call_id)
+
+
+def _may_ask(tool: ToolSpec | None, agent: str) -> bool:
+    """Whether `agent` may call this tool with `ctx.runtime`."""
+    return tool is not None and "agents" in tool.narrowed.get(agent, tool.sandbox).permissions

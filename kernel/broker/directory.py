@@ -1,0 +1,238 @@
+"""Which agents and instances there are, and starting one before there is an event for it: `agents.*`. Pure.
+
+Agents ask for themselves, tool hosts in the name of an open call (acting.py); both are served alike.
+
+Rules.
+- Every frame here ends in one `reply` or `error`. `agents.spawn` is answered when the process has said hello; one that
+  cannot be started, or not in time, ends in an error.
+- A repeat (same sender, same frame id) is the same request: it starts nothing and is told the same.
+- An instance has a working directory of its own. A spawn may give it the asker's instead, and no other: a folder that
+  an asker names could be, or become, a link to anywhere.
+- What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first.
+
+Source: delivery.md sections 2 and 4; requirements AGENTS-22 to AGENTS-30.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from kernel.broker.acting import Actor, Actors
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.mailbox import Instance, PendingSpawn, Spawned
+from kernel.broker.presence import Connection
+from schemas.address import is_instance_key
+from schemas.codec import encode_value, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import (
+    NO_PAYLOAD,
+    OPERATOR_AGENT,
+    AgentsCatalog,
+    AgentsList,
+    AgentsListed,
+    AgentsSpawn,
+    Frame,
+    ListedAgent,
+    SpawnedAgent,
+)
+
+if TYPE_CHECKING:
+    from kernel.broker.processes import Processes
+
+#: How long a process may take to be there when the asker names no deadline (seconds).
+SPAWN_S: Final = 60.0
+#: Instances that one asker has spawned, and that all have, of which it is remembered who did.
+MAX_OWNED: Final = 256
+MAX_SPAWNED: Final = 4096
+#: Frames that may wait for the process of one instance.
+MAX_WAITING: Final = 256
+#: Bytes of one list: it has to fit a frame, with its header.
+MAX_LIST_BYTES: Final = 768 << 10
+
+
+class Directory:
+    """The side of the broker that knows who there is. `processes` is set once both exist."""
+
+    processes: Processes
+
+    def __init__(self, bus: Bus, actors: Actors) -> None:
+        self._bus = bus
+        self._actors = actors
+        #: Oldest first.
+        self._spawned: dict[Instance, None] = {}
+
+    # --- frames
+
+    def catalog(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`agents.catalog`: the agents of the swarm."""
+        me = _instance(self._actors.of(connection, frame)).agent
+        available = sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT)
+        others = [name for name in available if name != me]
+        body = AgentsCatalog(
+            swarm_name=self._bus.plan.swarm,
+            entry_agent=self._bus.plan.entry_agent,
+            self_agent=me,
+            available_count=len(available),
+            callable_count=len(others),
+            available_agents=available,
+            callable_agents=others,
+        )
+        self._reply(connection, frame.id, body)
+
+    def list(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`agents.list`: the instances that the asker has spawned, or all of them."""
+        me = _instance(self._actors.of(connection, frame))
+        asked = AgentsList() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsList)
+        every = [*self._bus.mailbox.instances.values()] if asked.include_all else [*self._spawned]
+        agents: list[ListedAgent] = []
+        room = MAX_LIST_BYTES
+        for instance in every:
+            record = instance.spawned
+            mine = record is not None and (record.owner_agent, record.owner_key) == (me.agent, me.key)
+            if instance.agent == OPERATOR_AGENT or not (mine or asked.include_all):
+                continue
+            entry = self._entry(instance, record)
+            room -= len(encode_value(entry))
+            if room < 0:
+                break
+            agents.append(entry)
+        self._reply(connection, frame.id, AgentsListed(len(agents), agents))
+
+    def spawn(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`agents.spawn`: start the process of an instance; it is told when it is there."""
+        actor = self._actors.of(connection, frame)
+        me = _instance(actor)
+        target, key = frame.to or "", frame.instance_key or me.key
+        if target == OPERATOR_AGENT or target not in self._bus.plan.agents:
+            raise fail("E_AGENT_NOT_FOUND", f"the swarm has no agent {target[:100]!r}")
+        if not is_instance_key(key) or len(frame.id) > MAX_ID:
+            message = f"instanceKey must be 1 to {MAX_ID} characters without control characters, id at most as many"
+            raise fail("E_FRAME_INVALID", message)
+        if self._bus.closing:
+            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
+        cwd = _workdir(actor, me, frame)
+        instance = self._bus.mailbox.instances.get((target, key))
+        by = (actor.sender, frame.id)
+        if instance is not None and by in instance.spawns:
+            instance.spawns[by].conn = connection  # a repeat, perhaps over another connection
+            return
+        if instance is not None and instance.conn is not None and not instance.leaving:
+            _same_workdir(instance, cwd)
+            again = instance.spawned is not None and instance.spawned.by == by
+            self._told(connection, frame.id, instance, spawned=again)
+            return
+        if instance is not None and (instance.wanted or instance.spawned is not None):
+            _same_workdir(instance, cwd)
+            if len(instance.spawns) >= MAX_WAITING:
+                message = f"too many wait for {instance.address}"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if instance is None or instance.spawned is None:
+            self._make_room(me)
+        instance = self._bus.instance(target, key, now)
+        if cwd is not None:
+            instance.workdir = cwd
+        record = instance.spawned
+        if record is None:
+            instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
+        else:
+            instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
+        self._spawned[instance] = None
+        milliseconds = frame.deadline_ms
+        patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
+        instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s)
+        self.processes.want(instance)
+
+    # --- what comes of it
+
+    def started(self, instance: Instance, now: float) -> None:
+        """The process of an instance has said hello."""
+        for waiting in instance.spawns.values():
+            self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
+        instance.spawns.clear()
+
+    def failed(self, instance: Instance, code: str, message: str) -> None:
+        """The process of an instance could not be started."""
+        for waiting in instance.spawns.values():
+            self._refuse(waiting, code, message)
+        instance.spawns.clear()
+
+    def tick(self, instance: Instance, now: float) -> None:
+        """Whoever has waited long enough is told so; the process may still come."""
+        for by, waiting in list(instance.spawns.items()):
+            if waiting.until <= now:
+                del instance.spawns[by]
+                self._refuse(waiting, "E_AGENT_TIMEOUT", f"{instance.address} was not started in time")
+
+    # --- inside
+
+    def _make_room(self, me: Instance) -> None:
+        """Forget the oldest spawned instance that has no process and no work, where there are too many."""
+        owned = [i for i in self._spawned if _owner(i) == (me.agent, me.key)]
+        for among, limit in ((owned, MAX_OWNED), ([*self._spawned], MAX_SPAWNED)):
+            if len(among) < limit:
+                continue
+            idle = next((i for i in among if i.conn is None and not i.wanted and not i.requested), None)
+            if idle is None:
+                message = f"{len(among)} spawned instances have processes or work; no more are started now"
+                raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
+            del self._spawned[idle]
+            idle.spawned = None
+            self._bus.mailbox.forget_idle(idle)
+
+    def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:
+        created = instance.since if record is None else record.created
+        return ListedAgent(
+            target=instance.agent,
+            instance_key=instance.key,
+            owner_agent=None if record is None else record.owner_agent,
+            owner_instance_key=None if record is None else record.owner_key,
+            created_at=_rfc3339(self._bus.booted_at + created),
+            cwd=None if record is None else record.cwd,
+        )
+
+    def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
+        cwd = None if instance.spawned is None else instance.spawned.cwd
+        self._reply(connection, frame_id, SpawnedAgent(instance.agent, instance.key, spawned, cwd))
+
+    def _reply(self, connection: Connection, frame_id: str, body: object) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+    def _refuse(self, waiting: PendingSpawn, code: str, message: str) -> None:
+        asked = Frame("agents.spawn", id=waiting.frame_id)
+        self._bus.error(waiting.conn.cls, waiting.conn.ident, error_payload(code, message), asked)
+
+
+def _instance(actor: Actor) -> Instance:
+    if actor.instance is None:
+        raise fail("E_FORBIDDEN", "a tool host asks in the name of an open call only")
+    return actor.instance
+
+
+def _owner(instance: Instance) -> tuple[str, str] | None:
+    record = instance.spawned
+    return None if record is None else (record.owner_agent, record.owner_key)
+
+
+def _workdir(actor: Actor, me: Instance, frame: Frame) -> str | None:
+    """What `cwd` of a spawn means: None, or the asker's own working directory, however that is written."""
+    asked = AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsSpawn)
+    if asked.cwd is None:
+        return None
+    mine = (actor.turn.workdir if actor.turn is not None else None) or me.workdir
+    if posixpath.normpath(posixpath.join(mine, asked.cwd)) != posixpath.normpath(mine):
+        message = f"cwd is no folder that {me.agent!r} may hand on"
+        raise fail("E_FORBIDDEN", message, suggestion="Give '.', the asker's own working directory, or leave it out.")
+    return mine
+
+
+def _same_workdir(instance: Instance, cwd: str | None) -> None:
+    if cwd is not None and cwd != instance.workdir:
+        message = f"{instance.address} is there already, with another working directory"
+        raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Spawn another instance key, or leave cwd out.")
+
+
+def _rfc3339(seconds: float) -> str:
+    """UTC with milliseconds (AGENTS-26)."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

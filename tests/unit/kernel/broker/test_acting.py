@@ -1,0 +1,403 @@
+"""Handlers that ask agents, in the broker: who they are, what they may, and what they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernel.broker import directory
+from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.control import Principal, SpawnFailed
+from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
+from tests.unit.kernel.broker.world import Agent, World
+
+CALL = "coder/k/c0e0/0"
+
+
+def run(world: World, rounds: int = 8) -> None:
+    """Let frames flow, without the tool host doing any work."""
+    for _ in range(rounds):
+        for actor in world.actors():
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+
+
+def working(agent: str = "coder", *, max_live_agents: int = 256) -> World:
+    """An agent in the middle of its first tool call."""
+    world = World(max_live_agents=max_live_agents)
+    world.clients[0].ask("c0e0", agent)
+    run(world)
+    assert list(world.host.running) == [f"{agent}/k/c0e0/0"]
+    return world
+
+
+def out(world: World, cls: int) -> list[Frame]:
+    """What leaves the broker for a class now; everything else is delivered."""
+    bus = world.router.bus
+    staged, bus.staged[:] = list(bus.staged), []
+    world.router.settle(staged, world.now)
+    found = [decode(data) for kind, _, data in bus.out if kind == cls]
+    bus.out[:] = [item for item in bus.out if item[0] != cls]
+    world.after_round()
+    return [frame for frame in found if frame.type != "ping"]
+
+
+def host(world: World) -> Connection:
+    (connection,) = world.router.bus.presence.connections[TOOLS].values()
+    return connection
+
+
+def tell(world: World, frame: Frame, connection: Connection | None = None) -> list[Frame]:
+    """A frame of the tool host, or another peer, and what is answered."""
+    connection = connection or host(world)
+    world.router.receive(connection, encode(frame), world.now)
+    return out(world, connection.cls)
+
+
+def request(
+    event_id: str = "r1", to: str = "reviewer", key: str = "k", call_id: str | None = CALL, **more: Any
+) -> Frame:
+    event = AgentEvent(id=event_id, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+    frame = Frame("event", id=f"f-{event_id}", to=to, instance_key=key, event_id=event_id, call_id=call_id)
+    frame.reply_to, frame.payload = ReplyTo("whoever", f"corr-{event_id}"), to_raw(event)
+    for name, value in more.items():
+        setattr(frame, name, value)
+    return frame
+
+
+def code(frames: list[Frame]) -> str:
+    (error,) = frames
+    assert error.type == "error", error
+    return from_raw(error.payload, ErrorPayload).code
+
+
+def answer(world: World, agent: str, key: str) -> None:
+    """The agent's turn ends."""
+    instance = world.router.bus.mailbox.instances[agent, key]
+    assert instance.leased is not None
+    assert instance.conn is not None
+    done = AgentEvent(id="a", type="agent.response", created_at="2026-01-01T00:00:00Z")
+    done.answer = Answer(turn_id="t", status="completed", response="yes")
+    frame = Frame("ack", id="d", stage="done", event_id=instance.leased.id, epoch=instance.epoch, payload=to_raw(done))
+    world.router.receive(instance.conn, encode(frame), world.now)
+
+
+# --- who it is
+
+
+def test_a_request_is_the_agents_whose_call_it_is_whatever_the_frame_says() -> None:
+    world = working()
+    turn = world.router.bus.mailbox.events["c0e0"]
+    turn.trace_id, turn.auth, turn.chain = "trace", to_raw({"user": 1}), ["boss/b"]
+    lies: dict[str, Any] = {
+        "from_": "boss",
+        "source": Source("client", "operator"),
+        "chain": [],
+        "auth": to_raw({"admin": True}),
+    }
+    (ack,) = tell(world, request(**lies))
+    assert (ack.type, ack.stage, ack.in_reply_to) == ("ack", "accepted", "f-r1")
+    event = world.router.bus.mailbox.events["r1"]
+    assert (event.sender, event.from_, event.source) == ("agent/coder/k", "coder", Source("agent", "coder", "k"))
+    assert (event.chain, event.auth, event.trace_id) == (["boss/b", "coder/k"], turn.auth, "trace")
+    assert (event.reply_to, event.call_id) == (ReplyTo("coder", "corr-r1"), CALL)
+
+
+def test_a_call_that_is_not_open_is_asked_for_later_and_a_foreign_one_refused() -> None:
+    world = working()
+    assert code(tell(world, request(call_id="coder/k/other/0"))) == "E_OVERLOADED"
+    world.router.bus.calls.open[CALL].host = None
+    assert code(tell(world, request())) == "E_OVERLOADED"
+    other = world.router.bus.presence.connections[CONTROL]
+    world.router.bus.calls.open[CALL].host = next(iter(other.values()))
+    assert code(tell(world, request())) == "E_FORBIDDEN"
+    assert "r1" not in world.router.bus.mailbox.events
+
+
+def test_without_a_call_a_tool_host_asks_nobody() -> None:
+    world = working()
+    assert code(tell(world, request(call_id=None))) == "E_FORBIDDEN"
+    for kind in ("agents.catalog", "agents.list", "agents.spawn"):
+        assert code(tell(world, Frame(kind, id="x", to="reviewer"))) == "E_FORBIDDEN"
+
+
+def test_a_tool_without_the_permission_asks_nobody() -> None:
+    world = working("reviewer")
+    frame = request(to="coder", call_id="reviewer/k/c0e0/0")
+    assert code(tell(world, frame)) == "E_FORBIDDEN"
+    assert code(tell(world, Frame("agents.catalog", id="x", call_id="reviewer/k/c0e0/0"))) == "E_FORBIDDEN"
+
+
+def test_a_request_names_no_workdir_no_operator_agent_and_no_stranger() -> None:
+    world = working()
+    assert code(tell(world, request(workdir="/"))) == "E_FORBIDDEN"
+    assert code(tell(world, request(to="_operator"))) == "E_AGENT_NOT_FOUND"
+    assert code(tell(world, request(to="nobody"))) == "E_AGENT_NOT_FOUND"
+
+
+def test_a_repeat_is_the_same_request_and_is_answered_again() -> None:
+    world = working()
+    tell(world, request())
+    before = len(world.router.bus.mailbox.events)
+    (ack,) = tell(world, request(id="again"))
+    assert (ack.in_reply_to, len(world.router.bus.mailbox.events)) == ("again", before)
+    run(world)
+    event = world.router.bus.mailbox.events["r1"]
+    assert event.state == "done", "the reviewer has answered"
+    ack, again = tell(world, request(id="third"))
+    assert (ack.stage, again.event_id, again.in_reply_to, again.call_id) == ("accepted", "r1:answer", "corr-r1", CALL)
+
+
+def test_the_answer_to_an_ended_call_is_counted_as_late() -> None:
+    world = working()
+    tell(world, request())
+    world.host.work()
+    run(world)
+    assert world.router.bus.mailbox.events["r1"].state == "done"
+    assert world.router.bus.counters["answers_late"] == 1
+
+
+# --- circles
+
+
+def test_asking_oneself_is_a_circle_and_asking_another_instance_of_oneself_is_none() -> None:
+    world = working()
+    assert code(tell(world, request(to="coder"))) == "E_AGENT_CYCLE"
+    (ack,) = tell(world, request("r2", to="coder", key="other"))
+    assert ack.stage == "accepted"
+    world.router.bus.mailbox.events["c0e0"].chain = ["reviewer/k"]
+    assert code(tell(world, request("r3"))) == "E_AGENT_CYCLE"
+    world.router.bus.mailbox.events["c0e0"].chain = [f"a/{n}" for n in range(32)]
+    assert code(tell(world, request("r4", key="new"))) == "E_AGENT_CYCLE"
+
+
+def test_what_nobody_waits_for_closes_no_circle_and_makes_no_chain() -> None:
+    world = working()
+    (ack,) = tell(world, request(to="coder", reply_to=None))
+    assert ack.stage == "accepted"
+    assert world.router.bus.mailbox.events["r1"].chain is None
+
+
+def test_two_that_were_asked_by_others_do_not_wait_for_each_other() -> None:
+    world = working()
+    world.clients[1].ask("c1e0", "coder", "z")
+    run(world)
+    (ack,) = tell(world, request("r1", to="coder", key="z"))
+    assert ack.stage == "accepted", "k waits for z"
+    back = request("r2", to="coder", key="k", call_id="coder/z/c1e0/0")
+    assert code(tell(world, back)) == "E_AGENT_CYCLE", "z would wait for k, and neither chain shows it"
+    world.router.bus.calls.remove(world.router.bus.calls.open[CALL])
+    (ack,) = tell(world, back)
+    assert ack.stage == "accepted", "the call of k has ended: it waits no more"
+
+
+def test_one_waits_for_another_by_a_third() -> None:
+    world = working()
+    for client, key in ((1, "y"), (1, "z")):
+        world.clients[client].ask(f"c1{key}", "coder", key)
+    run(world)
+    assert tell(world, request("r1", to="coder", key="y"))[0].stage == "accepted"
+    assert tell(world, request("r2", to="coder", key="z", call_id="coder/y/c1y/0"))[0].stage == "accepted"
+    assert code(tell(world, request("r3", to="coder", key="k", call_id="coder/z/c1z/0"))) == "E_AGENT_CYCLE"
+
+
+def test_who_is_asked_by_one_that_waits_gets_a_process_beyond_the_limit() -> None:
+    world = working(max_live_agents=1)
+    tell(world, request("r1"))
+    tell(world, request("r2", key="second"))
+    for _ in range(3):
+        run(world)
+        world.advance(0.3)
+    states = [world.router.bus.mailbox.events[name].state for name in ("r1", "r2")]
+    assert states == ["done", "done"], "one after the other"
+    world.clients[1].ask("c1e0", "coder", "more")
+    run(world)
+    assert world.router.bus.mailbox.events["c1e0"].state == "accepted", "nobody waits for this one in a turn"
+
+
+# --- who there is
+
+
+def ask(kind: str, payload: object = None, **header: Any) -> Frame:
+    frame = Frame(kind, id="q", call_id=CALL)
+    if payload is not None:
+        frame.payload = to_raw(payload)
+    for name, value in header.items():
+        setattr(frame, name, value)
+    return frame
+
+
+def test_the_catalog_names_the_swarm_and_leaves_the_asker_out() -> None:
+    world = working()
+    (reply,) = tell(world, ask("agents.catalog"))
+    assert (reply.type, reply.in_reply_to) == ("reply", "q")
+    assert from_raw(reply.payload, dict) == {
+        "swarmName": "pair",
+        "entryAgent": "coder",
+        "selfAgent": "coder",
+        "availableCount": 2,
+        "callableCount": 1,
+        "availableAgents": ["coder", "reviewer"],
+        "callableAgents": ["reviewer"],
+    }
+
+
+def spawn(
+    world: World, key: str | None = "s", *, id: str = "q", to: str = "reviewer", cwd: str | None = None
+) -> list[Frame]:
+    return tell(world, ask("agents.spawn", AgentsSpawn(cwd), to=to, instance_key=key, id=id))
+
+
+def listed(world: World, *, all_: bool = False, connection: Connection | None = None) -> list[dict[str, Any]]:
+    (reply,) = tell(world, ask("agents.list", AgentsList(all_)), connection)
+    body = from_raw(reply.payload, dict)
+    assert body["count"] == len(body["agents"])
+    agents: list[dict[str, Any]] = body["agents"]
+    return agents
+
+
+def replies(world: World) -> list[dict[str, Any]]:
+    """Replies on their way to the tool host, delivered by nobody."""
+    found = []
+    while world.host.wire.down:
+        frame = decode(world.host.wire.down.popleft())
+        if frame.type in ("reply", "error"):
+            found.append({"type": frame.type, "to": frame.in_reply_to, **from_raw(frame.payload, dict)})
+    return found
+
+
+def start_wanted(world: World) -> None:
+    """Like `run`, but what the tool host is sent stays on its wire."""
+    for _ in range(6):
+        for actor in world.actors():
+            while world.pump_up(actor) or (actor is not world.host and world.pump_down(actor)):
+                pass
+        world.supervisor.reconcile()
+
+
+def test_a_spawned_instance_is_told_when_it_is_there_and_listed_by_its_owner() -> None:
+    world = working()
+    assert spawn(world) == []
+    start_wanted(world)
+    told = {"type": "reply", "to": "q", "target": "reviewer", "instanceKey": "s", "spawned": True, "cwd": None}
+    assert replies(world) == [told]
+    (repeat,) = spawn(world)
+    assert from_raw(repeat.payload, dict)["spawned"], "the same request is told the same"
+    (second,) = spawn(world, id="other")
+    assert not from_raw(second.payload, dict)["spawned"], "it ran already"
+    (entry,) = listed(world)
+    assert entry == {
+        "target": "reviewer",
+        "instanceKey": "s",
+        "ownerAgent": "coder",
+        "ownerInstanceKey": "k",
+        "createdAt": "1970-01-01T00:16:40.000Z",
+        "cwd": None,
+    }
+    every = listed(world, all_=True)
+    assert {(item["target"], item["instanceKey"]) for item in every} == {("coder", "k"), ("reviewer", "s")}
+    assert [item["ownerAgent"] for item in every if item["target"] == "coder"] == [None]
+
+
+def test_the_key_of_a_spawn_is_the_askers_unless_it_says_another() -> None:
+    world = working()
+    spawn(world, key=None)
+    assert ("reviewer", "k") in world.router.bus.mailbox.instances
+
+
+@pytest.mark.parametrize("to", ["nobody", "_operator", ""])
+def test_only_declared_agents_are_spawned(to: str) -> None:
+    world = working()
+    assert code(spawn(world, to=to)) == "E_AGENT_NOT_FOUND"
+
+
+@pytest.mark.parametrize("cwd", ["/", "..", "sub", "/state/instances/coder/k/workspace/../../other", "./x/../y"])
+def test_a_spawn_hands_on_no_folder_but_the_askers_own(cwd: str) -> None:
+    world = working()
+    assert code(spawn(world, cwd=cwd)) == "E_FORBIDDEN"
+
+
+@pytest.mark.parametrize("cwd", [".", "/state/instances/coder/k/workspace", "x/.."])
+def test_a_spawn_may_share_the_askers_working_directory(cwd: str) -> None:
+    world = working()
+    spawn(world, cwd=cwd)
+    start_wanted(world)
+    (reply,) = replies(world)
+    assert reply["cwd"] == "/state/instances/coder/k/workspace"
+    assert world.router.bus.mailbox.instances["reviewer", "s"].workdir == reply["cwd"]
+
+
+def test_an_instance_that_runs_keeps_its_working_directory() -> None:
+    world = working()
+    spawn(world)
+    start_wanted(world)
+    replies(world)
+    assert code(spawn(world, id="x", cwd=".")) == "E_AGENT_SPAWN_FAILED"
+
+
+def test_a_spawn_that_fails_or_takes_too_long_says_so() -> None:
+    world = working()
+    spawn(world, "a")
+    control = world.router.bus.control
+    assert control is not None
+    failed = Frame("runtime.event", payload=to_raw(SpawnFailed(Principal("agent", "reviewer", "a"), 5, "no memory")))
+    (error,) = [f for f in _with(world, control, failed) if f.type == "error"]
+    told = from_raw(error.payload, ErrorPayload)
+    assert (error.in_reply_to, told.code) == ("q", "E_AGENT_SPAWN_FAILED")
+    assert "no memory" in told.message
+    tell(world, ask("agents.spawn", to="reviewer", instance_key="b", deadline_ms=50))
+    world.now += 1
+    world.router.tick(world.now)
+    assert code(out(world, TOOLS)) == "E_AGENT_TIMEOUT"
+
+
+def _with(world: World, connection: Connection, frame: Frame) -> list[Frame]:
+    world.router.receive(connection, encode(frame), world.now)
+    return out(world, TOOLS)
+
+
+def test_a_process_that_ends_before_its_hello_is_wanted_again() -> None:
+    world = working()
+    spawn(world)
+    wanted = Principal("agent", "reviewer", "s")
+    for _ in range(4):
+        world.pump_down(world.supervisor)
+    assert wanted in world.supervisor.wanted
+    world.launches += 1
+    world.supervisor.exited(wanted, world.launches)
+    start_wanted(world)
+    assert [reply["spawned"] for reply in replies(world)] == [True]
+
+
+def test_what_is_remembered_of_spawned_instances_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "MAX_OWNED", 2)
+    world = working()
+    for key in ("a", "b"):
+        spawn(world, key, id=key)
+    assert code(spawn(world, "c", id="c")) == "E_AGENT_SPAWN_FAILED", "both have work"
+    start_wanted(world)
+    replies(world)
+    (gone,) = [agent for agent in world.agents.values() if agent.key == "a"]
+    world.kill_agent(gone)
+    start_wanted(world)
+    spawn(world, "c", id="c")
+    assert [entry["instanceKey"] for entry in listed(world)] == ["b", "c"]
+
+
+def test_agents_ask_the_same_for_themselves() -> None:
+    world = working()
+    (agent,) = world.agents.values()
+    assert isinstance(agent, Agent)
+    connection = world.router.bus.presence.connections[AGENTS][agent.wire.ident]
+    (reply,) = tell(world, ask("agents.catalog", call_id=None), connection)
+    assert from_raw(reply.payload, dict)["selfAgent"] == "coder"
+    assert tell(world, ask("agents.spawn", to="reviewer", instance_key="s", call_id=None), connection) == []
+    (entry,) = listed(world, connection=connection)
+    assert (entry["instanceKey"], entry["ownerAgent"]) == ("s", "coder")
+    (ack,) = tell(world, request(call_id=None), connection)
+    assert ack.stage == "accepted"
+    assert world.router.bus.mailbox.events["r1"].chain == ["coder/k"]
+    assert code(tell(world, request("r2", to="coder", call_id=None), connection)) == "E_AGENT_CYCLE"
