@@ -69,6 +69,8 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     the agent's own config in it, if that gives one), `config` its spec.config.
 
     `exposes_tools`: the tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
+    `modules` are what it may import from the bundle, by the path from the entry's folder, with the SHA-256 that they
+    had when the kernel started (hexadecimal); None: whatever lies in that folder.
     """
 
     name: str
@@ -76,6 +78,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     resource: dict[str, Any]
     config: dict[str, Any] = {}
     exposes_tools: bool = True
+    modules: dict[str, str] | None = None
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -10,18 +10,15 @@ Source: design section 9; requirements EXT-06 to EXT-08, LOAD-01.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import logging
-import os
-import sys
 import traceback
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Final
 
 from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.modules import import_entry
 from agentproc.extensions.pipeline import Pipeline
 from schemas.errors import GoondanError, fail
 from schemas.launch import ExtensionSpec
@@ -38,7 +35,7 @@ async def load_extensions(
     """Load all of them. Raises GoondanError E_EXTENSION_FAILED, which names the extension and the reason."""
     for number, spec in enumerate(specs):
         try:
-            module = _import(spec, f"goondan_extension_{number}")
+            module = import_entry(spec, f"goondan_extension_{number}")
             register = getattr(module, "register", None)
             if not callable(register):
                 raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: {spec.entry} has no function register(api)")
@@ -79,17 +76,3 @@ def _takes_config(register: Any) -> bool:
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-
-
-def _import(spec: ExtensionSpec, name: str) -> ModuleType:
-    folder = os.path.dirname(spec.entry)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    found = importlib.util.spec_from_file_location(name, spec.entry)
-    if found is None or found.loader is None:
-        raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: {spec.entry} is no Python module")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    sys.dont_write_bytecode = True  # nothing is written into the bundle
-    found.loader.exec_module(module)
-    return module

@@ -120,7 +120,9 @@ class Checker:
             policy=policy,
             entry_agent=entry,
             files=self._pointed_at,
-            extension_roots=sorted({extension.root for extension in extensions.values() if extension.root}),
+            extension_roots=sorted(
+                {path for found in extensions.values() for path in (found.root, *found.beside) if path}
+            ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
         )
 

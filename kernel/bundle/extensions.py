@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.extension_modules import modules_of
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.problems import Path, Report
 from kernel.bundle.shape import Document
@@ -33,7 +34,8 @@ EXPOSE_TOOLS: Final = "goondan.ai/expose-tools"
 class CheckedExtension(Struct):
     """An Extension whose document has been looked at. `entry` and `root` are absolute, '' when they were not found.
 
-    `missing` says why an agent cannot use it, although nothing is wrong with it; None: it can.
+    `modules` are those that it may import from the bundle, `beside` where they are if not in `root`. `missing` says
+    why an agent cannot use it, although nothing is wrong with it; None: it can.
     """
 
     document: Document
@@ -41,6 +43,8 @@ class CheckedExtension(Struct):
     resource: resources.Extension | resources.ExtensionV09
     entry: str = ""
     root: str = ""
+    modules: dict[str, str] = {}
+    beside: list[str] = []
     missing: str | None = None
 
     def spec(self, config: dict[str, Any] | None) -> ExtensionSpec:
@@ -56,6 +60,7 @@ class CheckedExtension(Struct):
             resource=fields,
             config=fields["spec"].get("config") or {},
             exposes_tools=automatic,
+            modules=self.modules,
         )
 
 
@@ -88,6 +93,12 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report) -
     if fault is not None:
         message = f"the entry {text} cannot be used: {fault}"
         report.error("E_CONFIG_ENTRY", message, place, "Give the module a function register(api).")
+        return
+    try:
+        extension.modules, extension.beside = modules_of(found.path, files)
+    except Unreadable as error:
+        message = f"the entry {text} cannot be used: {error}"
+        report.error("E_CONFIG_ENTRY", message, place, "Give the extension a folder of its own.")
 
 
 def _module_fault(path: str, files: Files) -> str | None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from kernel.bundle.lookup import MAX_PROMPT_BYTES, Found, Unreadable
+from kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
 from kernel.paths import BUNDLE_FILE, is_utf8
 
 #: YAML files in a bundle's directory. More is no bundle but a directory that was named by mistake.
@@ -66,6 +66,41 @@ class BundleFiles:
     def is_environment(self, path: str) -> bool:
         """Whether a virtual environment of Python is there."""
         return os.path.isfile(os.path.join(path, "pyvenv.cfg"))
+
+    def is_file(self, path: str) -> bool:
+        """Whether a regular file is there."""
+        return os.path.isfile(path)
+
+    def list_files(self, folder: str, suffixes: tuple[str, ...], limit: int) -> list[str]:
+        """Files below a folder whose names end so, by their paths in it, without hidden and SKIPPED_FOLDERS.
+
+        Raises Unreadable when there are more than `limit`, or more than MAX_ENTRIES entries to look at.
+        """
+        found: list[str] = []
+        seen = 0
+        todo = [folder]
+        while todo:
+            here = todo.pop()
+            try:
+                entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+            except OSError:
+                continue  # what cannot be read cannot be imported either
+            seen += len(entries)
+            for entry in entries:
+                if entry.name.startswith(".") or not is_utf8(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in SKIPPED_FOLDERS:
+                        todo.append(entry.path)
+                elif entry.name.endswith(suffixes) and entry.is_file():
+                    found.append(os.path.relpath(entry.path, folder))
+            if len(found) > limit or seen > MAX_ENTRIES:
+                raise Unreadable(f"its folder holds more than {limit} modules, or {MAX_ENTRIES} entries")
+        return sorted(found)
+
+    def digest(self, path: str) -> str:
+        """SHA-256 of a file of at most MAX_MODULE_BYTES, in hexadecimal digits. Raises Unreadable."""
+        return hashlib.sha256(read_file(path, MAX_MODULE_BYTES)).hexdigest()
 
     def _inside(self, path: str) -> bool:
         return path == self.root or path.startswith(self.root.rstrip("/") + "/")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES: Final = 1 << 20
 #: A system prompt in a file (bytes).
 MAX_PROMPT_BYTES: Final = 256 << 10
+#: A module of an extension, libraries of machine code included (bytes).
+MAX_MODULE_BYTES: Final = 64 << 20
 
 
 class Unreadable(Exception):
@@ -43,6 +45,15 @@ class Files(Protocol):
 
     def is_environment(self, path: str) -> bool:
         """Whether a virtual environment of Python is there (`path` from `resolve`)."""
+
+    def is_file(self, path: str) -> bool:
+        """Whether a regular file is there."""
+
+    def list_files(self, folder: str, suffixes: tuple[str, ...], limit: int) -> list[str]:
+        """Files below a folder whose names end so, by their paths in it. Raises Unreadable when there are more."""
+
+    def digest(self, path: str) -> str:
+        """SHA-256 of a file of at most MAX_MODULE_BYTES, in hexadecimal digits. Raises Unreadable."""
 
 
 class Package:

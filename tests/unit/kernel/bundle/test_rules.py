@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -257,6 +258,41 @@ def test_an_extension_stands_once_in_an_agent(look: Look) -> None:
     text = EXTENSION.format("ext/log.py") + USES_IT.replace("  tools:\n", "    - Extension/log\n  tools:\n", 1)
     seen = look(text, files={"ext/log.py": "def register(api): ..."})
     assert [(p.code, p.path) for p in seen.errors] == [("E_CONFIG_DUPLICATE", "spec.extensions[1]")]
+
+
+def test_an_extension_imports_what_its_folder_holds(look: Look) -> None:
+    files = {
+        "ext/log.py": "register = print",
+        "ext/inner/deep.py": "",
+        "ext/native.so": "",
+        "ext/notes.txt": "",
+        "ext/__pycache__/log.pyc": "",
+        "beside.py": "",
+    }
+    seen = look(EXTENSION.format("./ext/log.py") + USES_IT, files=files)
+    (log,) = seen.checked.agents["helper"].extensions
+    assert list(log.modules or {}) == ["inner/deep.py", "log.py", "native.so"]
+    assert (log.modules or {})["log.py"] == hashlib.sha256(b"register = print").hexdigest()
+
+
+def test_an_extension_in_the_root_imports_what_it_names(look: Look) -> None:
+    files = {
+        "log.py": "def register(api):\n    import first, os, missing.part\n    from second.part import x\n",
+        "first.py": "from . import relative\nimport third",
+        "second/part.py": "import log",
+        "third.py": "broken (",
+        "setup.py": "",
+        "relative.py": "",
+    }
+    seen = look(EXTENSION.format("./log.py") + USES_IT, files=files)
+    (log,) = seen.checked.agents["helper"].extensions
+    assert sorted(log.modules or {}) == ["first.py", "log.py", "second/part.py", "third.py"]
+    assert [path.rpartition("/")[2] for path in seen.checked.extension_roots] == [
+        "first.py",
+        "log.py",
+        "second",
+        "third.py",
+    ]
 
 
 def test_entries_of_extensions(look: Look) -> None:

@@ -1,0 +1,147 @@
+"""Importing extensions: from the bundle comes what the kernel has recorded when it started, and nothing else.
+
+A bundle can be a workdir of tools. What is there already is read-only for them, but a module of another name, a
+library that would be found before a source, or a compiled form in `__pycache__` could be put beside it. So modules of
+extensions are always compiled from their sources, and those that have a digest must still have it.
+
+Source: design section 9; docs/decisions/034.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from types import CodeType, ModuleType
+from typing import Final
+
+from schemas.launch import ExtensionSpec
+
+_PACKAGE: Final = "__init__.py"
+#: In the interpreter's own order: machine code first, then sources; never a compiled form.
+_SUFFIXES: Final = (*EXTENSION_SUFFIXES, ".py")
+
+
+class _Source(SourceFileLoader):
+    """Compiles a module from the very bytes whose digest it has compared."""
+
+    def __init__(self, name: str, path: str, digest: str | None) -> None:
+        super().__init__(name, path)
+        self._digest = digest
+
+    def get_code(self, fullname: str) -> CodeType:
+        data = self.get_data(self.path)
+        _compare(self.path, data, self._digest)
+        code: CodeType = self.source_to_code(data, self.path)
+        return code
+
+
+class _Library(ExtensionFileLoader):
+    def __init__(self, name: str, path: str, digest: str | None) -> None:
+        super().__init__(name, path)
+        self._digest = digest
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        with open(self.path, "rb") as source:
+            _compare(self.path, source.read(), self._digest)
+        return super().create_module(spec)
+
+
+def _compare(path: str, data: bytes, digest: str | None) -> None:
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise ImportError(f"{path} has changed since the kernel was started", path=path)
+
+
+class _Folder:
+    """The modules of one folder. `recorded` None: whatever lies there."""
+
+    def __init__(self, path: str, recorded: Mapping[str, str] | None) -> None:
+        self.path = path
+        self.recorded = recorded
+
+    def spec(self, fullname: str, relative: str) -> ModuleSpec | None:
+        """How to load the module or package that would be at `relative`, without a suffix; None when there is none."""
+        for suffix in _SUFFIXES:
+            if (found := self._file(relative + suffix)) is not None:
+                return spec_from_file_location(fullname, found, loader=self.loader(fullname, relative + suffix))
+        inner = f"{relative}/{_PACKAGE}"
+        if (found := self._file(inner)) is not None:
+            places = [os.path.dirname(found)]
+            loader = self.loader(fullname, inner)
+            return spec_from_file_location(fullname, found, loader=loader, submodule_search_locations=places)
+        if self._holds(relative):
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [f"{self.path}/{relative}"]
+            return spec
+        return None
+
+    def loader(self, fullname: str, relative: str) -> _Source | _Library:
+        """For a file of this folder."""
+        kind = _Source if relative.endswith(".py") else _Library
+        digest = None if self.recorded is None else self.recorded.get(relative, "")
+        return kind(fullname, f"{self.path}/{relative}", digest)
+
+    def _file(self, relative: str) -> str | None:
+        path = f"{self.path}/{relative}"
+        there = os.path.isfile(path) if self.recorded is None else relative in self.recorded
+        return path if there else None
+
+    def _holds(self, relative: str) -> bool:
+        """Whether there is a folder of modules that says nothing of itself."""
+        if self.recorded is None:
+            return os.path.isdir(f"{self.path}/{relative}")
+        return any(path.startswith(f"{relative}/") for path in self.recorded)
+
+
+class _Inner:
+    """Finds submodules of what was found in a folder of an extension. First of all finders: nobody else may."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder. Raises ModuleNotFoundError."""
+        ours = False
+        for place in () if path is None else path:
+            for folder in _folders:
+                if place.startswith(folder.path + "/"):
+                    relative = f"{place[len(folder.path) + 1 :]}/{name.rpartition('.')[2]}"
+                    if (found := folder.spec(name, relative)) is not None:
+                        return found
+                    ours = True
+        if ours:
+            raise ModuleNotFoundError(f"No module named {name!r} when the kernel was started", name=name)
+        return None
+
+
+class _Outer:
+    """Finds modules beside an entry. Last of all finders: what is installed goes before."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """See importlib.abc.MetaPathFinder."""
+        found = (folder.spec(name, name) for folder in _folders if path is None)
+        return next((spec for spec in found if spec is not None), None)
+
+
+_folders: list[_Folder] = []
+
+
+def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
+    """Run the entry module of an extension under a name of its own. Raises what the module raises, or ImportError."""
+    place, _, entry = spec.entry.rpartition("/")
+    folder = _Folder(place, spec.modules)
+    if not _folders:
+        sys.meta_path.insert(0, _Inner)
+        sys.meta_path.append(_Outer)
+    _folders.append(folder)
+    loader = folder.loader(name, entry)
+    module_spec = spec_from_file_location(name, spec.entry, loader=loader)
+    if module_spec is None:
+        raise ImportError(f"{spec.entry} is no Python module", path=spec.entry)
+    module = module_from_spec(module_spec)
+    sys.modules[name] = module
+    sys.dont_write_bytecode = True  # nothing is written into the bundle
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,73 @@
+"""Which modules belong to an extension, with their digests: what an agent process may import from the bundle.
+
+A folder of its own belongs to the extension whole. Of an entry that lies in the bundle's root, which tools may write
+to, only those modules count that it imports by name, and that these import in turn.
+
+Source: docs/decisions/034.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from typing import Final
+
+from kernel.bundle.lookup import Files, Unreadable
+
+#: Modules of one extension; a folder with more holds something else as well.
+MAX_MODULES: Final = 2000
+#: What is a module: sources, and libraries of machine code.
+_SUFFIXES: Final = (".py", ".so")
+
+
+def modules_of(entry: str, files: Files) -> tuple[dict[str, str], list[str]]:
+    """Path from the entry's folder -> SHA-256 in hexadecimal digits, and the files and folders beside the entry that
+    these are in: none but for an entry in the bundle's root.
+
+    Raises Unreadable when there are more than MAX_MODULES.
+    """
+    folder = posixpath.dirname(entry)
+    if folder != files.root:
+        return _digests(folder, files.list_files(folder, _SUFFIXES, MAX_MODULES), files), []
+    wanted, beside = [posixpath.basename(entry)], []
+    todo = [entry]
+    seen: set[str] = set()
+    while todo:
+        for name in _imported(todo.pop(), files) - seen:
+            seen.add(name)
+            found = [f"{name}.py"] if files.is_file(f"{folder}/{name}.py") else []
+            if not found:
+                inner = files.list_files(f"{folder}/{name}", _SUFFIXES, MAX_MODULES)
+                found = [f"{name}/{path}" for path in inner]
+            if found:
+                beside.append(f"{folder}/{name}" if "/" in found[0] else f"{folder}/{found[0]}")
+                wanted += found
+                todo += [f"{folder}/{path}" for path in found if path.endswith(".py")]
+            if len(wanted) > MAX_MODULES:
+                raise Unreadable(f"it imports more than {MAX_MODULES} modules of the bundle")
+    return _digests(folder, wanted, files), sorted(set(beside) - {entry})
+
+
+def _digests(folder: str, paths: list[str], files: Files) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            found[path] = files.digest(f"{folder}/{path}")
+        except Unreadable:
+            continue  # so it cannot be imported, which is said when it is
+    return found
+
+
+def _imported(path: str, files: Files) -> set[str]:
+    """The top-level names that a module imports, wherever in it that is."""
+    try:
+        tree = ast.parse(files.read_text(path))
+    except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
