@@ -26,7 +26,8 @@ from schemas.link import Link
 from schemas.startup import report_ready
 from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
-from toolhost.promises import PromiseFile
+from toolhost.promises import PROMISES, PromiseFile
+from toolhost.state_folder import StateFolder
 from toolhost.survey import survey
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -87,7 +88,12 @@ class App:
             await probing
             return
         spec = _spec(welcome)
-        promises = PromiseFile(spec.state_dir)
+        try:
+            state = await StateFolder.claim(spec.state_dir, welcome.principal)
+        except BaseException:
+            await probing
+            raise
+        promises = PromiseFile(state.file(PROMISES))
         host = self._host = Host(
             spec,
             None,
@@ -99,6 +105,11 @@ class App:
             remember=promises.write,
         )
         host.completions.give_up(promises.read())
+        for orphan in state.orphans():
+            left = PromiseFile(orphan.file(PROMISES))
+            host.completions.give_up(left.read())  # from here on they stand in our file
+            left.write([])
+            orphan.release()
         for frame in self._early:
             self._on_frame(frame)
         self._early.clear()
@@ -123,6 +134,7 @@ class App:
                 with suppress(GoondanError):
                     self._link.send(answer)
             await self._link.close(LINGER_S)
+            state.release()
 
     async def _connect(self) -> Welcome | None:
         """The broker's welcome; None when we are told to stop before it comes."""

@@ -1,4 +1,4 @@
-"""The file in which a tool host keeps what pending work it has promised: `<state_dir>/pending.json`.
+"""The file in which a tool host keeps what pending work it has promised: `pending.json` in its state folder.
 
 Read once, when a tool host starts: whatever stands in it was lost with the one before. Written anew whenever work
 begins or ends; it survives the end of the process, not of the machine's power. A file that cannot be read or written
@@ -17,19 +17,21 @@ import msgspec
 
 from toolhost.pending import Promise
 
-_FILE: Final = "pending.json"
+PROMISES: Final = "pending.json"
 #: A file larger than this is none of ours (bytes).
 _MAX_BYTES: Final = 4 << 20
 
 
 class PromiseFile:
-    """The file in `state_dir`."""
+    """One such file; `path` None: nothing can be kept."""
 
-    def __init__(self, state_dir: str) -> None:
-        self._path = os.path.join(state_dir, _FILE)
+    def __init__(self, path: str | None) -> None:
+        self._path = path
 
     def read(self) -> list[Promise]:
         """What stands in it; nothing when there is none."""
+        if self._path is None:
+            return []
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "rb") as file:
@@ -39,13 +41,14 @@ class PromiseFile:
 
     def write(self, promises: list[Promise]) -> None:
         """Put these in its place."""
+        if self._path is None:
+            return
         if not promises:
             with suppress(OSError):
                 os.unlink(self._path)
             return
         temporary = f"{self._path}.{os.getpid()}"
         with suppress(OSError):
-            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(temporary, flags, 0o600), "wb") as out:
                 out.write(msgspec.json.encode(promises))

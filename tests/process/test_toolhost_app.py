@@ -255,6 +255,24 @@ def test_jails_end_with_a_host_that_is_killed(broker: PlayedBroker, workdir: Pat
         assert gone(below)
 
 
+def test_a_second_host_of_the_same_name_and_state_is_refused(
+    broker: PlayedBroker, short_tmp: Path, workdir: Path
+) -> None:
+    (short_tmp / "b").mkdir()
+    other, log = PlayedBroker(short_tmp / "b", []), short_tmp / "log"
+    other.spec = broker.spec
+    with toolhost(broker.endpoint) as host:
+        broker.welcome()
+        host.wait_ready()
+        with toolhost(other.endpoint, stderr=log) as second:
+            other.welcome()
+            assert second.process.wait(20) == 1
+            assert "another process is toolhost/1" in log.read_text() and "E_PRINCIPAL_BUSY" in log.read_text()
+        broker.call("echo", {"a": 1}, "t/1", workdir)
+        assert broker.result("t/1")["status"] == "ok"
+    other.close()
+
+
 def test_results_survive_a_new_broker(broker: PlayedBroker, workdir: Path) -> None:
     with toolhost(broker.endpoint) as host:
         broker.welcome()

@@ -109,12 +109,12 @@ TestMachine.settings = settings(max_examples=60, deadline=None)
 
 
 def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_path: Path) -> None:
-    file = PromiseFile(str(tmp_path / "state"))
+    path = tmp_path / "pending.json"
+    file = PromiseFile(str(path))
     assert file.read() == []
     file.write([promise("h"), promise("i")])
-    path = tmp_path / "state" / "pending.json"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert PromiseFile(str(tmp_path / "state")).read() == [promise("h"), promise("i")]
+    assert PromiseFile(str(path)).read() == [promise("h"), promise("i")]
     for broken in (b"", b"[{}]", b"\xff", b"[" * 5000):
         path.write_bytes(broken)
         assert file.read() == []
@@ -123,6 +123,6 @@ def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_p
     file.write([])
     path.symlink_to("/etc/passwd")
     assert file.read() == []
-    unusable = PromiseFile("/proc/no/such/place")
-    unusable.write([promise("h")])
-    assert unusable.read() == []
+    for unusable in (PromiseFile("/proc/no/such/place"), PromiseFile(None)):
+        unusable.write([promise("h")])
+        assert unusable.read() == []

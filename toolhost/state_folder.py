@@ -1,0 +1,86 @@
+"""What a tool host keeps on disk: `<state_dir>/toolhosts/<name>/`, locked for as long as it lives.
+
+Several tool hosts can work for one kernel, each under the name that the broker knows it by. Each has a folder of its
+own, so that none takes another's notes for those of one that is gone. The lock goes with the process, however it ends.
+
+Source: requirement RESULT-04; docs/decisions/035.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from contextlib import suppress
+from typing import Final, Self
+
+from schemas.address import path_segment
+from schemas.errors import fail
+
+FOLDER: Final = "toolhosts"
+_LOCK: Final = "lock"
+#: How long the one before may take to end after its link did (seconds): its jails are killed first.
+PATIENCE_S: Final = 2.0
+_POLL_S: Final = 0.05
+
+
+class StateFolder:
+    """A folder whose lock is ours. `path` is None where nothing can be kept; then nothing is locked either."""
+
+    def __init__(self, path: str | None, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    async def claim(cls, state_dir: str, principal: str, *, patience_s: float = PATIENCE_S) -> Self:
+        """The folder of the tool host `principal`. Raises GoondanError E_PRINCIPAL_BUSY when another one has it."""
+        path = os.path.join(state_dir, FOLDER, path_segment(principal.removeprefix("toolhost/")))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience_s
+        try:
+            os.makedirs(path, 0o700, exist_ok=True)
+            while (lock := _lock(path)) is None:
+                if loop.time() >= until:
+                    name = principal[:100]
+                    raise fail("E_PRINCIPAL_BUSY", f"another process is {name} of the state in {state_dir}")
+                await asyncio.sleep(_POLL_S)
+        except OSError:
+            return cls(None, -1)
+        return cls(path, lock)
+
+    def orphans(self) -> list[Self]:
+        """The folders of tool hosts that are gone, locked. `release` each."""
+        found: list[Self] = []
+        above = None if self.path is None else os.path.dirname(self.path)
+        for name in [] if above is None else sorted(os.listdir(above)):
+            path = os.path.join(above or "", name)
+            with suppress(OSError):
+                lock = None if path == self.path else _lock(path)
+                if lock is not None:
+                    found.append(type(self)(path, lock))
+        return found
+
+    def file(self, name: str) -> str | None:
+        """The path of one file in it."""
+        return None if self.path is None else os.path.join(self.path, name)
+
+    def release(self) -> None:
+        """Let another process have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock(folder: str) -> int | None:
+    """The locked descriptor of a folder's lock; None when another process has it. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(os.path.join(folder, _LOCK), flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
