@@ -29,6 +29,7 @@ CODES: Final[dict[str, str]] = {
     "E_TOOL_OUTCOME_UNKNOWN": "The call may or may not have taken effect; check before repeating it.",
     "E_TOOL_NAME_CONFLICT": "Give one of the two tools another name.",
     "E_TOKEN_MISSING": "Set the token the tool documents, by argument or environment variable.",
+    "E_CALL_ENDED": "Wait for what you ask through ctx.runtime before the handler returns.",
     "E_CANCELLED": "The call was cancelled; repeat it if it is still wanted.",
     # sandbox
     "E_SANDBOX_UNAVAILABLE": "Install bubblewrap 0.11 or newer and allow user namespaces; `gdn doctor` names the fix.",

@@ -86,7 +86,8 @@ class Sandbox(_Strict, frozen=True):
     )
     env: Annotated[list[str], Meta(description="Names of host environment variables that the tool may read.")] = []
     permissions: Annotated[
-        list[Literal["agents", "restart"]], Meta(description="Operations on the bus, through ctx.runtime.")
+        list[Literal["agents", "restart"]],
+        Meta(description="`agents`: ask other agents through ctx.runtime. `restart` has no effect yet."),
     ] = []
     python: Annotated[PythonSpec, Meta(description="A virtual environment to import from.")] = field(
         default_factory=PythonSpec

@@ -26,6 +26,16 @@ WORKER_FD: Final = 3
 MAX_WORKER_FRAME: Final = 8 << 20
 
 
+class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """An exception: its class name and message, and what the attributes of the same names carried."""
+
+    name: str
+    message: str
+    code: str | None = None
+    suggestion: str | None = None
+    help_url: str | None = None
+
+
 # --- host to worker -------------------------------------------------------------------------------------------------
 
 
@@ -34,7 +44,8 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
 
     `import_paths` are folders of modules the tool may import, first first. `output_limit` is how many bytes a result's
     `output` may have. `jailed`: the worker has a pid namespace to itself, so it may end what its calls leave behind.
-    `offline`: no network was granted, so no socket can be made; an error of that kind should say so.
+    `offline`: no network was granted, so no socket can be made; an error of that kind should say so. `permissions`:
+    what its handlers may ask of the bus; with `agents`, `ask` frames.
     """
 
     protocol: int
@@ -45,6 +56,7 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
     output_limit: int = 1 << 20
     jailed: bool = False
     offline: bool = False
+    permissions: list[str] = []
 
 
 class Message(Struct, frozen=True, tag="message", rename="camel"):
@@ -80,11 +92,20 @@ class Cancel(Struct, frozen=True, tag="cancel", rename="camel"):
     call_id: str
 
 
+class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=True, kw_only=True):
+    """What came of an `ask`: a value, or an error."""
+
+    call_id: str
+    ask_id: int
+    value: OptionalRaw = None
+    error: WorkerError | None = None
+
+
 class Exit(Struct, frozen=True, tag="exit"):
     """No more calls: leave."""
 
 
-HostFrame = Init | Message | Call | Cancel | Exit
+HostFrame = Init | Message | Call | Cancel | Answer | Exit
 
 
 # --- worker to host -------------------------------------------------------------------------------------------------
@@ -101,16 +122,6 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
     """The module could not be loaded or has no `handlers`; the worker exits."""
 
     message: str
-
-
-class WorkerError(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A handler's exception: its class name and message, and what the attributes of the same names carried."""
-
-    name: str
-    message: str
-    code: str | None = None
-    suggestion: str | None = None
-    help_url: str | None = None
 
 
 class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=True, kw_only=True):
@@ -141,6 +152,26 @@ class Progress(Struct, frozen=True, tag="progress", rename="camel", omit_default
     message: str | None = None
 
 
-WorkerFrame = Ready | LoadFailed | Result | Log | Progress
+class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw_only=True):
+    """A handler asks something of the bus, in the name of its running call; one `answer` with its `ask_id` follows.
+
+    `op` says what: `request` (a turn of another agent, and its answer), `send` (a turn that nobody waits for), `spawn`,
+    `list`, `catalog`. The other fields are arguments of one or some of them.
+    """
+
+    call_id: str
+    ask_id: int
+    op: Literal["request", "send", "spawn", "list", "catalog"]
+    target: str | None = None
+    input: OptionalRaw = None
+    instance_key: str | None = None
+    event_type: str | None = None
+    timeout_ms: int | None = None
+    metadata: OptionalRaw = None
+    cwd: str | None = None
+    include_all: bool = False
+
+
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask
 AnyFrame = HostFrame | WorkerFrame
 Payload = Any

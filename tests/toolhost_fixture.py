@@ -17,6 +17,7 @@ from schemas.codec import encode, encode_value
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
+from toolhost.asking import Speaker
 from toolhost.facts import find_bwrap, host_facts
 from toolhost.host import Host
 from toolhost.policy import HostFacts
@@ -62,6 +63,7 @@ class Bench:
         hidden: list[str] | None = None,
         environment: dict[str, str] | None = None,
         grouped: bool = True,
+        speaker: Speaker | None = None,
     ):
         self.loop = asyncio.get_running_loop()
         self.logs: list[LogLine] = []
@@ -78,6 +80,7 @@ class Bench:
             on_log=self.logs.append,
             on_worker=self.workers.append,
             environment=environment or {},
+            speaker=speaker,
         )
         self.facts = host_facts(bwrap(), hidden or [])
         if not grouped:
@@ -162,6 +165,7 @@ async def bench(
     environment: dict[str, str] | None = None,
     grouped: bool = True,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
+    speaker: Speaker | None = None,
 ) -> AsyncIterator[Bench]:
     """A host that serves these tools; at the end all of its jails are gone.
 
@@ -175,7 +179,7 @@ async def bench(
         jail_idle_s=jail_idle_s,
         protected=protected or [],
     )
-    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped)
+    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, speaker=speaker)
     made.facts = facts(made.facts)
     made.host.open(made.facts)
     try:

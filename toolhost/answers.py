@@ -29,9 +29,11 @@ class Answers:
         send: Callable[[Frame], bool],
         announce: Announce,
         remember: Callable[[list[Promise]], None],
+        on_end: Callable[[Call], None] = lambda call: None,
     ) -> None:
-        """`announce` and `remember`: see completions.py."""
+        """`announce` and `remember`: see completions.py. `on_end` hears of each call that has its result."""
         self._loop = loop
+        self._on_end = on_end
         self._send_frame = send
         self.book = CallBook()
         self.completions = Completions(finish=self.finish, announce=announce, remember=remember)
@@ -39,6 +41,7 @@ class Answers:
     def finish(self, call: Call, payload: Raw) -> None:
         """The call's one result; a second one counts for nothing."""
         if self.book.close(call, payload, self._loop.time()):
+            self._on_end(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
     def fail(self, call: Call, error: ToolError) -> None:

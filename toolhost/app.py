@@ -103,6 +103,7 @@ class App:
             environment=self._settings.granted,
             announce=self._announce,
             remember=promises.write,
+            speaker=self._link,
         )
         host.completions.give_up(promises.read())
         for orphan in state.orphans():

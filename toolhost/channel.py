@@ -4,7 +4,7 @@ Rules.
 - A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
 - A frame that is not one of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
   jail. There is no second chance, because a worker of ours never does it.
-- Log and progress frames have a budget; a worker that keeps to WORKER.md stays far below it.
+- Log, progress and ask frames have a budget; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (`check_json`) and forwarded as it came.
 
 Source: sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from schemas.codec import DECODE_ERRORS
-from schemas.worker_frames import LoadFailed, Log, Progress, Ready, Result, WorkerFrame
+from schemas.worker_frames import Ask, LoadFailed, Log, Progress, Ready, Result, WorkerFrame
 
 #: What a frame needs beside its output: names, ids, an error's texts (bytes).
 FRAME_SLACK: Final = 64 << 10
@@ -104,14 +104,14 @@ class Channel:
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
         """Take the frame from the budget; Ready and LoadFailed come once and are the caller's to judge."""
-        if not isinstance(frame, Log | Progress):
+        if not isinstance(frame, Log | Progress | Ask):
             return
         passed = max(0.0, now - self._news_at)
         self._news_at = now
         self._news = min(float(NEWS_BURST), self._news + passed * NEWS_PER_S) - 1
         self._news_bytes = min(float(NEWS_BYTES_BURST), self._news_bytes + passed * NEWS_BYTES_PER_S) - size
         if self._news < 0 or self._news_bytes < 0:
-            raise Violation("the worker flooded its channel with log lines", "E_TOOL_LIMIT")
+            raise Violation("the worker flooded its channel with log lines or questions", "E_TOOL_LIMIT")
 
 
 def _reason(error: BaseException) -> str:

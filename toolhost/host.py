@@ -23,6 +23,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, ToolCallPayload, ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from toolhost.answers import Answers
+from toolhost.asking import Asking, Speaker
 from toolhost.calls import Call, Kept
 from toolhost.completions import Announce, is_polling
 from toolhost.exports import Exports, Refused, arguments
@@ -52,19 +53,22 @@ class Host:
         remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
         unavailable: GoondanError | None = None,
+        speaker: Speaker | None = None,
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
 
-        `announce` and `remember`: see completions.py.
+        `announce` and `remember`: see completions.py. `speaker`: how handlers ask agents, if they can.
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
-        self.answers = Answers(self._loop, send, announce, remember)
+        self.asking = Asking(self._loop, speaker, on_log)
+        self.answers = Answers(self._loop, send, announce, remember, self.asking.drop)
         self.completions = self.answers.completions
         self.jails = Jails(
             self._loop,
             self.answers,
             self._messages,
+            self.asking,
             spec=spec,
             facts=facts,
             unavailable=unavailable,

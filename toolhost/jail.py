@@ -116,6 +116,11 @@ class Jail:
 
     # --- the worker
 
+    @property
+    def unread(self) -> int:
+        """Bytes that the worker has not taken."""
+        return self._stream.unread
+
     def hold(self) -> None:
         """Keep what is sent from now on until `release`: the worker must not begin yet."""
         self._stream.hold()

@@ -30,6 +30,8 @@ from schemas.hosts import read_network
 from schemas.launch import ToolHostSpec
 from schemas.worker_frames import (
     WORKER_PROTOCOL,
+    Answer,
+    Ask,
     Cancel,
     Exit,
     LoadFailed,
@@ -41,6 +43,8 @@ from schemas.worker_frames import (
     WorkerFrame,
 )
 from toolhost.answers import Answers
+from toolhost.asking import Asking
+from toolhost.asks import ended
 from toolhost.calls import Call
 from toolhost.channel import Violation
 from toolhost.denials import with_denial
@@ -71,6 +75,8 @@ LOAD_TIMEOUT_S: Final = 60.0
 SETTLED_BYTES: Final = 65536
 #: Progress frames of one call that are passed on (seconds between two).
 PROGRESS_S: Final = 0.05
+#: Answers that may wait for a worker which does not read (bytes); 16 of the largest.
+MAX_UNREAD: Final = 16 << 20
 #: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
 CLOSE_S: Final = 3.0
 
@@ -83,6 +89,7 @@ class Jails:
         loop: asyncio.AbstractEventLoop,
         answers: Answers,
         messages: MessageCache,
+        asking: Asking,
         *,
         spec: ToolHostSpec,
         facts: HostFacts | None,
@@ -96,6 +103,7 @@ class Jails:
         self._loop = loop
         self._answers = answers
         self._messages = messages
+        self._asking = asking
         self._spec = spec
         self._facts = facts
         self._unavailable = unavailable
@@ -212,7 +220,8 @@ class Jails:
                     self._answers.fail(action.call, refusal(info))
             self._perform(self.pool.gone(slot))
             return
-        tenancy = slot.jail = Tenancy(slot, jail)
+        permissions = [] if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
+        tenancy = slot.jail = Tenancy(slot, jail, permissions)
         jail.tenant = jail.account.tenant = tenancy
         jail.account.running = partial(under_way, tenancy)
         self._watch.add(jail.account)
@@ -342,6 +351,7 @@ class Jails:
             again = []
         for call in again:
             call.state = "waiting"
+            self._asking.drop(call)
         slot.calls = {name: call for name, call in slot.calls.items() if call.state != "waiting"}
         tenancy.ledger.ended(cause)
         self._fail_all(tenancy, ending(tenancy, cause))
@@ -362,6 +372,7 @@ class Jails:
             if result.call_id not in tenancy.abandoned:
                 raise Violation("the worker sent a result for a call that it does not run")
             tenancy.abandoned.discard(result.call_id)
+            tenancy.ended.append(result.call_id)
             if not slot.calls and not tenancy.abandoned and slot.closed:
                 tenancy.jail.kill("not needed any more")
             return
@@ -377,6 +388,7 @@ class Jails:
         if work is not None and result.status == "pending":
             raise Violation("the worker said `pending` twice")
         tenancy.pending.pop(result.call_id, None)
+        tenancy.ended.append(result.call_id)
         actions = self.pool.leave(slot, result.call_id, now)
         if tenancy.network is not None and (result.error is not None or memoryview(payload).nbytes <= SETTLED_BYTES):
             # What was reached, and whether it was the sandbox that refused, the proxy says after the fact.
@@ -418,6 +430,8 @@ class Jails:
                     self._progress(call, frame)
                 return
             self._on_log(log_line(tenancy, call, frame))
+        elif isinstance(frame, Ask):
+            self._ask(tenancy, frame)
         elif isinstance(frame, Ready):
             if jail.live or frame.protocol != WORKER_PROTOCOL:
                 raise Violation("the worker said `ready` twice, or for another protocol")
@@ -427,6 +441,29 @@ class Jails:
                 raise Violation("the worker said `load_failed` after `ready`")
             message = f"the tool {jail.name} could not be loaded: {frame.message[:4096]}"
             self._break(tenancy, tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError"), "could not be loaded")
+
+    def _ask(self, tenancy: Tenancy, ask: Ask) -> None:
+        """A handler asks something of the bus."""
+        if "agents" not in tenancy.permissions:
+            raise Violation("the worker asked agents, and its tool has not the permission")
+        name, slot = ask.call_id, tenancy.slot
+        call = slot.calls.get(name)
+        if call is not None and call.state == "running":
+            self._asking.ask(call, ask, partial(self._answer, tenancy))
+        elif call is not None or name in tenancy.abandoned or name in tenancy.ended:
+            self._answer(tenancy, ended(ask))
+        else:
+            raise Violation("the worker asked in the name of a call that it does not run")
+
+    def _answer(self, tenancy: Tenancy, answer: Answer) -> None:
+        jail = tenancy.jail
+        if jail.dying:
+            return
+        if jail.unread > MAX_UNREAD:
+            message = "the worker does not read what it has asked for"
+            self._break(tenancy, tool_error("E_TOOL_CRASHED", message, name="ToolProtocolError"), message)
+            return
+        jail.send(answer)
 
     def _ready(self, tenancy: Tenancy) -> None:
         tenancy.jail.mark_live()

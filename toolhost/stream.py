@@ -76,6 +76,11 @@ class FrameStream:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    @property
+    def unread(self) -> int:
+        """Bytes that the worker has not taken."""
+        return sum(map(len, self._pending))
+
     def hold(self) -> None:
         """Keep what is sent from now on until `release`: the worker must not begin yet."""
         self._held = True

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -27,6 +29,8 @@ from toolhost.receipts import Ledger
 
 #: A jail in which strays are still found after so many looks is ended.
 STRAY_LOOKS: Final = 3
+#: Ended calls of a jail by whose names it may still ask something, by mistake; whoever names an older one is lying.
+ENDED_KNOWN: Final = 1024
 
 
 class LogLine(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -55,17 +59,20 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 
 class Tenancy:
     """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for, `pending`
-    the work that goes on after its call was answered; both by the calls' names in the jail.
+    the work that goes on after its call was answered, `ended` the last that are over; by the calls' names in the jail.
+    `permissions` are what its tool was granted of the bus.
     """
 
     __slots__ = (
-        "abandoned", "background", "clean", "grace", "jail", "ledger", "messages", "network", "pending", "reason",
-        "rerun", "slot", "strays",
+        "abandoned", "background", "clean", "ended", "grace", "jail", "ledger", "messages", "network", "pending",
+        "permissions", "reason", "rerun", "slot", "strays",
     )  # fmt: skip
 
-    def __init__(self, slot: Slot, jail: Jail) -> None:
+    def __init__(self, slot: Slot, jail: Jail, permissions: Sequence[str] = ()) -> None:
         self.slot = slot
         self.jail = jail
+        self.permissions = list(permissions)
+        self.ended: deque[str] = deque(maxlen=ENDED_KNOWN)
         self.ledger = Ledger(jail.plan)
         self.abandoned: set[str] = set()
         self.pending: dict[str, Work] = {}

@@ -49,6 +49,7 @@ def worker_init(tenancy: Tenancy, tool: ToolSpec, env: dict[str, str], output_li
         output_limit=output_limit,
         jailed=True,
         offline=tenancy.network is None,
+        permissions=tenancy.permissions,
     )
 
 

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from schemas import worker_frames
 from schemas.worker_frames import Result
-from toolhost import channel, jails, messages, pool, results
+from toolhost import asks, channel, jails, messages, pool, results
 from toolhost.inside import wire, worker
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
@@ -41,10 +41,14 @@ def test_the_numbers() -> None:
         f"up to {pool.MAX_CALLS_PER_JAIL}",
         f"more than {channel.MAX_OUTPUT_DEPTH} levels",
         f"more than {channel.MAX_ELEMENTS:,} values",
-        f"more than {channel.NEWS_BURST:,} `log` and `progress` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
+        f"more than {channel.NEWS_BURST:,} `log`, `progress` and `ask` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
         f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {results.MAX_HANDLE:,} characters",
+        f"more than {jails.MAX_UNREAD >> 20} MiB of answers",
+        f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
+        f"{asks.TIMEOUT_MS:,} when left out",
+        f"up to {asks.MAX_NAME} characters",
         f"{jails.CANCEL_GRACE_S:g} seconds later",
         f"after {jails.EXIT_GRACE_S:g} seconds",
     ):

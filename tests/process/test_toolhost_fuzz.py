@@ -17,9 +17,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from schemas.codec import encode
 from schemas.frames import Frame
 from schemas.launch import Limits, ToolHostSpec
-from schemas.worker_frames import LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from schemas.worker_frames import Answer, Ask, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.channel import Channel, Violation
 from toolhost.host import Host
@@ -47,6 +48,8 @@ SAMPLES: list[bytes] = [
         Result(call_id="3", status="error", error=WorkerError(name="E", message="m", code="C")),
         Log(level="info", message="line", call_id="1"),
         Progress(call_id="1", done=0.5, total=1.0, message="half"),
+        Ask(call_id="1", ask_id=1, op="request", target="b", input=OUTPUT, metadata=Raw(pack({"k": 1}))),
+        Ask(call_id="2", ask_id=2, op="spawn", target="b", cwd="."),
     )
 ]
 
@@ -95,8 +98,31 @@ class NoJail:
     def usage(self) -> Usage:
         return Usage(0, 0)
 
+    unread = 0
+
     def send(self, frame: Any) -> None:
-        raise AssertionError("nothing is sent to a worker here")
+        assert isinstance(frame, Answer), "nothing else is sent to a worker here"
+
+
+class NoBus:
+    """Stands for a link whose broker never answers. What was sent must be a frame, and is forgotten in the end."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, asyncio.Future[Frame]] = {}
+        self.count = 0
+
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        self.count += 1
+        frame.id = frame.id or f"f{self.count}"
+        encode(frame)
+        assert frame.call_id in {f"turn/{number}" for number in (1, 2, 3)}
+        future = self.sent[frame.id] = asyncio.get_running_loop().create_future()
+        return future
+
+    post = ask
+
+    def forget(self, frame_id: str) -> None:
+        self.sent.pop(frame_id).cancel()
 
 
 async def test_mutated_frames_in_process(short_tmp: Path) -> None:
@@ -114,7 +140,9 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
         nonlocal lines
         lines += 1
 
-    host = Host(ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1"), None, send=send, on_log=count)
+    bus = NoBus()
+    spec = ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1")
+    host = Host(spec, None, send=send, on_log=count, speaker=bus)
     host.open(None)
     before = 0
     refused = accepted = made = 0
@@ -148,6 +176,8 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
     assert growth < GROWTH
     assert host.jail_count == 0
     assert host.call_ids() == []
+    assert bus.count > FRAMES // 100
+    assert (bus.sent, host.asking.open_count) == ({}, 0), "what a call has asked ends with it"
     assert refused > FRAMES // 50
     assert accepted > FRAMES // 50
     await host.close()
@@ -168,7 +198,7 @@ def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
             actions = pool.place(("t",), made)
             assert isinstance(actions[0], Start)
             slot = actions[0].slot
-            slot.jail = Tenancy(slot, jail)
+            slot.jail = Tenancy(slot, jail, ["agents"])
             jail.tenant = slot.jail
         enter(host, slot, str(number), made)
     return jail, [made.id for made in calls]

@@ -4,6 +4,6 @@ This folder is mounted read-only in every jail, under the name `goondan_tool`; n
 imports no third-party package and as little of the standard library as it can: a cold jail pays for each import.
 """
 
-from .api import Logger, Message, Pending, ToolContext, ToolError
+from .api import AgentError, Logger, Message, Pending, Runtime, ToolContext, ToolError
 
-__all__ = ["Logger", "Message", "Pending", "ToolContext", "ToolError"]
+__all__ = ["AgentError", "Logger", "Message", "Pending", "Runtime", "ToolContext", "ToolError"]

@@ -1,4 +1,4 @@
-"""What a tool author uses: ToolContext, Pending, ToolError.
+"""What a tool author uses: ToolContext, Runtime, Pending, ToolError.
 
 A tool's entry module exposes `handlers`, a dict from export name to `def handler(ctx, input)` or
 `async def handler(ctx, input)`. What a handler returns is the call's output: None, booleans, numbers, strings, lists
@@ -29,6 +29,12 @@ class ToolError(Exception):
         self.code = code
         self.suggestion = suggestion
         self.help_url = help_url
+
+
+class AgentError(ToolError):
+    """What was asked through `ctx.runtime` failed. `code` says how, for example E_AGENT_NOT_FOUND, E_AGENT_TIMEOUT,
+    E_AGENT_CYCLE, E_AGENT_FAILED, E_AGENT_SPAWN_FAILED, E_CALL_ENDED or E_TOOL_LIMIT.
+    """
 
 
 class Pending:
@@ -117,6 +123,63 @@ class Logger(_ReadOnly):
         self._sink("error", " ".join(map(str, values)))
 
 
+class Runtime(_ReadOnly):
+    """Other agents, for tools with `permissions: [agents]` (CONTEXT-09). All of it ends with the call.
+
+    In a plain handler each method waits and returns; where an event loop runs it returns something to await. Each
+    raises AgentError. What comes back are dicts, named as in JSON.
+    """
+
+    __slots__ = ("_ask",)
+    _ask: Callable[[str, dict[str, Any]], Any]
+
+    def request(
+        self,
+        target: str,
+        input: Any,
+        *,
+        instance_key: str | None = None,
+        event_type: str = "agent.request",
+        timeout_ms: int = 60_000,
+        metadata: dict[str, Any] | None = None,
+    ) -> Any:
+        """Ask an agent, and wait for its answer: {target, eventId, correlationId, accepted, async, response}.
+
+        `response` is what it says. `input` is a text, or any JSON value. `instance_key` is the caller's unless another
+        one is given. The answer has `timeout_ms` milliseconds, and no longer than the call itself.
+        """
+        fields = {"target": target, "input": input, "instanceKey": instance_key, "eventType": event_type}
+        return self._ask("request", {**fields, "timeoutMs": timeout_ms, "metadata": metadata})
+
+    def send(
+        self,
+        target: str,
+        input: Any,
+        *,
+        instance_key: str | None = None,
+        event_type: str = "agent.send",
+        metadata: dict[str, Any] | None = None,
+    ) -> Any:
+        """Give an agent something to do: {target, eventId, accepted}, as soon as that cannot get lost."""
+        fields = {"target": target, "input": input, "instanceKey": instance_key, "eventType": event_type}
+        return self._ask("send", {**fields, "metadata": metadata})
+
+    def spawn(self, target: str, instance_key: str | None = None, cwd: str | None = None) -> Any:
+        """Start an instance of an agent: {target, instanceKey, spawned, cwd}; `spawned` is false when it ran already.
+
+        `cwd="."` gives it the working directory of this call instead of one of its own; no other folder is handed on.
+        """
+        return self._ask("spawn", {"target": target, "instanceKey": instance_key, "cwd": cwd})
+
+    def list(self, include_all: bool = False) -> Any:
+        """The instances that the calling agent has spawned, or all: {count, agents: [{target, instanceKey, …}]}."""
+        return self._ask("list", {"includeAll": bool(include_all)})
+
+    def catalog(self) -> Any:
+        """The agents of the swarm: {swarmName, entryAgent, selfAgent, availableAgents, callableAgents, …Count}."""
+        return self._ask("catalog", {})
+
+
 class ToolContext(_ReadOnly):
     """What a handler knows about its call. All of it is read-only (CONTEXT-08)."""
 
@@ -172,6 +235,11 @@ class ToolContext(_ReadOnly):
     def output_limit(self) -> int:
         """How many bytes the call's output may have as it travels; more is the error E_TOOL_LIMIT."""
         return self._call.worker.output_limit  # type: ignore[no-any-return]
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """Other agents; None unless the tool was granted `permissions: [agents]` (CONTEXT-09)."""
+        return self._call.runtime()  # type: ignore[no-any-return]
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell whoever watches how far the work is. Cheap and lossy: at most some 20 a second are passed on."""

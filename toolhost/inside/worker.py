@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .aio import AsyncCalls
+    from .api import Runtime
+    from .runtime import Questions
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
 
@@ -113,6 +115,10 @@ class Running:
             object.__setattr__(self._logger, "_sink", lambda level, text: self.worker.log(level, text, self.id))
         return self._logger
 
+    def runtime(self) -> Runtime | None:
+        """What the call may ask of the bus; None when its tool has no permission to."""
+        return self.worker.questions().of(self) if "agents" in self.worker.permissions else None
+
     def remaining_ms(self) -> int | None:
         """Milliseconds to the deadline that came with the call."""
         deadline = self.frame.get("deadlineMs")
@@ -143,6 +149,7 @@ class Worker:
         self.messages: dict[str, Any] = {}
         self.output_limit = 1 << 20
         self.offline = False
+        self.permissions: list[str] = []
         self.lock = allocate_lock()
         self.running: dict[str, Running] = {}
         self.current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
@@ -164,6 +171,7 @@ class Worker:
         self._backlog: deque[Callable[[Seat], None]] = deque()
         self.forked = False
         self._async: AsyncCalls | None = None
+        self._questions: Questions | None = None
         self._strays = Strays()
         self._log_tokens = float(LOG_BURST)
         self._log_at = 0.0
@@ -321,6 +329,8 @@ class Worker:
                 self._remember(frame["messageId"], frame["message"])
             elif kind == "cancel":
                 self._cancel(frame["callId"])
+            elif kind == "answer":
+                self.questions().answered(frame)
             elif kind == "init":
                 self._load(frame)
             elif kind == "exit":
@@ -341,12 +351,22 @@ class Worker:
             if call.task is not None and self._async is not None:
                 self._async.cancel(call)
 
+    def questions(self) -> Questions:
+        """What handlers ask through `ctx.runtime`; made when the first one does."""
+        with self.lock:
+            if self._questions is None:
+                from .runtime import Questions
+
+                self._questions = Questions(self)
+        return self._questions
+
     def _load(self, init: dict[str, Any]) -> None:
         if init["protocol"] != PROTOCOL:
             self.send(wire.pack({"type": "load_failed", "message": f"this worker speaks protocol {PROTOCOL}"}))
             leave()
         self.output_limit = init.get("outputLimit", self.output_limit)
         self.offline = init.get("offline", False)
+        self.permissions = init.get("permissions", [])
         for name, value in init.get("env", {}).items():
             posix.environ[name.encode()] = value.encode()
             posix.putenv(name.encode(), value.encode())

@@ -1,0 +1,250 @@
+"""`ctx.runtime` through the real kernel: handlers that ask agents, and what survives of it.
+
+The swarm has two places for agents, so a third who is asked gets a process although its askers hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: ask}
+spec:
+  entry: tools/ask.py
+  sandbox: {permissions: [agents]}
+  exports: [{name: it}, {name: async}, {name: has}, {name: leaves}]
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: plain}
+spec: {entry: tools/ask.py, exports: [{name: has}]}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/ask, Tool/plain, {kind: Tool, name: ask-too, package: "@acme/asking"}]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: narrow}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [{ref: Tool/ask, sandbox: {permissions: []}}]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: helper}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash, Tool/ask]
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: askers}
+spec:
+  entryAgent: Agent/main
+  agents: [{ref: Agent/main}, {ref: Agent/narrow}, {ref: Agent/helper}]
+  policy: {maxLiveAgents: 2}
+"""
+PACKAGE = """\
+apiVersion: goondan.ai/v1
+kind: Package
+metadata: {name: "@acme/asking"}
+spec: {version: 1.0.0}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: ask-too}
+spec: {entry: tools/ask.py, sandbox: {permissions: [agents]}, exports: [{name: has}]}
+"""
+CODE = """\
+def it(ctx, input):
+    return getattr(ctx.runtime, input.pop("op", "request"))(**input)
+
+async def later(ctx, input):
+    return await getattr(ctx.runtime, input.pop("op", "request"))(**input)
+
+def has(ctx, input): return "has it" if ctx.runtime is not None else "has none"
+
+async def leaves(ctx, input):
+    ctx.runtime.request("helper", input["input"])  # sent, and not awaited
+    return "gone"
+
+handlers = {"it": it, "async": later, "has": has, "leaves": leaves}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Sandbox]:
+    """One for all: each test has instances of its own, and those that kill something leave it working."""
+    with sandbox(BUNDLE) as made:
+        package = made.home / "state" / "packages" / "@acme" / "asking"
+        for folder, document in ((made.home, BUNDLE), (package, PACKAGE)):
+            (folder / "tools").mkdir(parents=True)
+            (folder / "goondan.yaml").write_text(document)
+            (folder / "tools" / "ask.py").write_text(CODE)
+        made.detach()
+        yield made
+
+
+def say(kernel: Sandbox, text: str, key: str, *, agent: str = "main") -> str:
+    """What an agent answers."""
+    result = kernel.gdn("send", agent, text, "--instance", key)
+    assert result.status == 0, result.err
+    return result.out
+
+
+def ask(kernel: Sandbox, key: str, export: str = "it", **arguments: Any) -> Any:
+    """What the handler gave, when it was called by the agent `main`."""
+    shown = say(kernel, f"/ask__{export} {json.dumps(arguments)}", key)
+    assert shown.startswith("{"), shown
+    return json.loads(shown)
+
+
+def folder(kernel: Sandbox, agent: str, key: str) -> Any:
+    """The working directory of an instance, as soon as there is one."""
+    pattern = f"state/workspaces/*/instances/{agent}/{key}/workspace"
+    return wait_until(lambda: next(kernel.home.glob(pattern), None), what=pattern)
+
+
+@pytest.mark.requirement("CONTEXT-09", "AGENTS-01", "AGENTS-02", "AGENTS-04", "AGENTS-07")
+def test_a_handler_asks_another_agent_and_gives_its_answer(kernel: Sandbox) -> None:
+    text = "/ask__it " + json.dumps(
+        {"target": "helper", "input": "/bash__exec command='echo $PWD'", "instance_key": "other"}
+    )
+    sent = kernel.gdn("send", text, "--instance", "one", "--json").json
+    given = json.loads(sent["response"])
+    assert given["response"].endswith("/instances/helper/other/workspace")
+    assert (given["target"], given["accepted"], given["async"]) == ("helper", True, False)
+    assert given["correlationId"] == f"corr:{given['eventId']}"
+    assert given["eventId"].startswith(f"{sent['turnId']}/"), "the turn that asks can be found from the question"
+    awaited = ask(kernel, "one", "async", target="helper", input="/bash__exec command=pwd")
+    assert awaited["response"].endswith("/instances/helper/one/workspace"), "the key is the caller's, if none is given"
+
+
+def test_an_agent_that_is_asked_asks_on(kernel: Sandbox) -> None:
+    inner = {"target": "helper", "input": "/bash__exec command='echo deep'", "instance_key": "inner"}
+    given = ask(kernel, "outer", target="helper", input=f"/ask__it {json.dumps(inner)}", instance_key="middle")
+    assert json.loads(given["response"])["response"] == "deep"
+
+
+@pytest.mark.requirement("CONTEXT-09")
+def test_only_a_tool_that_was_granted_the_permission_has_it(kernel: Sandbox) -> None:
+    shown = say(kernel, "/ask__has\n/plain__has\n/ask-too__has", "grants")
+    own, without, packaged = (part.splitlines()[1] for part in shown.split("\n\n"))
+    assert own == "has it"
+    assert without == "has none", "it did not ask for the permission"
+    assert packaged == "has none", "nobody has accepted what the package asks for"
+    assert say(kernel, "/ask__has", "grants", agent="narrow") == "has none\n", "the agent has narrowed it away"
+
+
+@pytest.mark.requirement("AGENTS-03")
+def test_what_is_sent_is_done_by_an_agent_that_did_not_run_and_nobody_waits(kernel: Sandbox) -> None:
+    given = ask(kernel, "sender", op="send", target="helper", input="/bash__exec command='touch here'")
+    assert given == {"target": "helper", "eventId": given["eventId"], "accepted": True}
+    wait_until((folder(kernel, "helper", "sender") / "here").exists, what="the turn")
+
+
+def test_asking_oneself_is_an_error_and_another_instance_of_oneself_answers(kernel: Sandbox) -> None:
+    back = {"target": "main", "input": "x", "instance_key": "self"}
+    asked: list[dict[str, Any]] = [
+        {"target": "main", "input": "x"},
+        {"target": "main", "input": "/plain__has", "instance_key": "twin"},
+        {"target": "helper", "input": f"/ask__it {json.dumps(back)}", "instance_key": "via"},
+    ]
+    shown = say(kernel, "\n".join(f"/ask__it {json.dumps(one)}" for one in asked), "self")
+    itself, twin, around = shown.split("\n\n")
+    assert "E_AGENT_CYCLE" in itself
+    assert '"response": "has none"' in twin
+    assert "E_AGENT_CYCLE" in around
+
+
+def test_failures_are_errors_with_a_code(kernel: Sandbox) -> None:
+    command = "touch began; while [ ! -e go ]; do sleep 0.02; done"
+    text = "/bash__exec " + json.dumps({"command": command})
+    waiting = kernel.popen("send", "helper", text, "--instance", "busy")
+    busy = folder(kernel, "helper", "busy")
+    wait_until((busy / "began").exists)
+    queued = {
+        "target": "helper",
+        "input": "/bash__exec command='touch never'",
+        "instance_key": "busy",
+        "timeout_ms": 200,
+    }
+    text = json.dumps(queued)
+    shown = say(kernel, f'/ask__it {{"target": "nobody", "input": "x"}}\n/ask__it {text}\n/ask__async {text}', "errors")
+    (busy / "go").touch()
+    assert (shown.count("E_AGENT_NOT_FOUND]"), shown.count("E_AGENT_TIMEOUT]")) == (1, 2), shown
+    assert waiting.wait(20) == 0
+    assert not (busy / "never").exists()
+
+
+def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
+    assert ask(kernel, "lists", op="catalog") == {
+        "swarmName": "askers",
+        "entryAgent": "main",
+        "selfAgent": "main",
+        "availableCount": 3,
+        "callableCount": 2,
+        "availableAgents": ["helper", "main", "narrow"],
+        "callableAgents": ["helper", "narrow"],
+    }
+    assert ask(kernel, "lists", op="list") == {"count": 0, "agents": []}
+    spawned = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares", cwd=".")
+    mine = str(folder(kernel, "main", "lists"))
+    assert spawned == {"target": "helper", "instanceKey": "shares", "spawned": True, "cwd": mine}
+    again = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares")
+    assert (again["spawned"], again["cwd"]) == (False, mine), "it runs already"
+    where = ask(kernel, "lists", target="helper", input="/bash__exec command=pwd", instance_key="shares")
+    assert where["response"] == mine
+    (entry,) = ask(kernel, "lists", op="list")["agents"]
+    assert (entry["target"], entry["instanceKey"], entry["cwd"]) == ("helper", "shares", mine)
+    assert (entry["ownerAgent"], entry["ownerInstanceKey"]) == ("main", "lists")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["createdAt"])
+    every = ask(kernel, "lists", op="list", include_all=True)
+    assert ("main", "lists", None) in [(e["target"], e["instanceKey"], e["ownerAgent"]) for e in every["agents"]]
+    shown = say(kernel, '/ask__it {"op": "spawn", "target": "helper", "instance_key": "x", "cwd": "/etc"}', "lists")
+    assert "E_FORBIDDEN" in shown
+
+
+def test_a_request_outlives_the_broker_and_is_answered_once(kernel: Sandbox) -> None:
+    command = "echo ran >> runs; while [ ! -e go ]; do sleep 0.02; done; echo answer"
+    asked = {"target": "helper", "input": f"/bash__exec {json.dumps({'command': command})}"}
+    waiting = kernel.popen("send", "main", f"/ask__it {json.dumps(asked)}", "--instance", "broken")
+    wait_until(lambda: list(kernel.home.glob("state/workspaces/*/instances/helper/broken/workspace/runs")))
+    before = kernel.pid("broker")
+    os.kill(before, signal.SIGKILL)
+    wait_until(
+        lambda: any(r["role"] == "broker" and r["pid"] not in (None, before) for r in kernel.ps()), what="broker"
+    )
+    work = folder(kernel, "helper", "broken")
+    (work / "go").touch()
+    out, err = waiting.communicate(timeout=20)
+    assert json.loads(out)["response"] == "answer", err
+    assert (work / "runs").read_text() == "ran\n"
+
+
+def test_a_call_that_ends_drops_what_it_asked(kernel: Sandbox) -> None:
+    text = json.dumps({"input": "/bash__exec command='touch done'"})
+    assert say(kernel, f"/ask__leaves {text}", "gone") == "gone\n"
+    wait_until((folder(kernel, "helper", "gone") / "done").exists, what="what was asked is done all the same")
+    wait_until(lambda: "questions were open" in kernel.log("toolhost"), what="the line in the log")
+    assert say(kernel, "/ask__has", "gone") == "has it\n", "and the agent goes on"

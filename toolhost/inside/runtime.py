@@ -1,0 +1,117 @@
+"""`ctx.runtime`: what a handler may ask of the bus when its tool was granted `permissions: [agents]`.
+
+Imported at the first use; a tool without the permission never loads it. Each method asks the host and returns what came
+of it: at once in a plain handler, as something to await wherever an event loop runs. What fails raises AgentError.
+
+Source: requirements CONTEXT-09, AGENTS-12 to AGENTS-30; schemas/WORKER.md "ask".
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import allocate_lock
+
+from . import wire
+from .api import AgentError, Runtime
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .worker import Running, Worker
+
+#: One question as it travels (bytes). The host refuses more, and frames that are larger still end the jail.
+MAX_ASK = 256 << 10
+
+
+class Questions:
+    """All questions of this process that wait for an answer."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._lock = allocate_lock()
+        self._last = 0
+        self._waiting: dict[int, Callable[[dict[str, Any]], None]] = {}
+
+    def of(self, call: Running) -> Runtime:
+        """The `ctx.runtime` of a call."""
+        runtime = Runtime.__new__(Runtime)
+        object.__setattr__(runtime, "_ask", lambda op, fields: self.ask(call, op, fields))
+        return runtime
+
+    def ask(self, call: Running, op: str, fields: dict[str, Any]) -> Any:
+        """Ask, and wait; or return something to await, where an event loop runs in this thread."""
+        worker = self._worker
+        if worker.forked:
+            raise AgentError("a copy of the tool's process asks nothing", code="E_CALL_ENDED")
+        if call.pending or worker.running.get(call.id) is not call:
+            raise AgentError("the call has ended, and ctx.runtime with it", code="E_CALL_ENDED")
+        with self._lock:
+            self._last += 1
+            number = self._last
+        given = {name: value for name, value in fields.items() if value is not None}
+        try:
+            body = wire.pack({"type": "ask", "callId": call.id, "askId": number, "op": op, **given})
+        except wire.BadValue as error:
+            raise TypeError(str(error).replace("output", "ctx.runtime", 1)) from None
+        if len(body) > MAX_ASK:
+            message = f"what is asked has {len(body)} bytes, limit {MAX_ASK}"
+            raise AgentError(message, code="E_TOOL_LIMIT", suggestion="Write it to a file, and say where.")
+        loop = _running_loop()
+        return self._block(number, body) if loop is None else self._future(number, body, loop)
+
+    def answered(self, frame: dict[str, Any]) -> None:
+        """An `answer` frame. Called by whichever thread reads; questions that nobody waits for are none."""
+        tell = self._waiting.pop(frame["askId"], None)
+        if tell is not None:
+            tell(frame)
+
+    def _block(self, number: int, body: bytes) -> Any:
+        done = allocate_lock()
+        done.acquire()
+        came: list[dict[str, Any]] = []
+
+        def tell(frame: dict[str, Any]) -> None:
+            came.append(frame)
+            done.release()
+
+        self._waiting[number] = tell
+        self._worker.send(body)
+        done.acquire()
+        return _value(came[0])
+
+    def _future(self, number: int, body: bytes, loop: Any) -> Any:
+        future = loop.create_future()
+
+        def settle(frame: dict[str, Any]) -> None:
+            if future.done():
+                return  # cancelled meanwhile
+            try:
+                future.set_result(_value(frame))
+            except AgentError as error:
+                future.set_exception(error)
+
+        def tell(frame: dict[str, Any]) -> None:
+            try:  # noqa: SIM105 # contextlib is not imported here
+                loop.call_soon_threadsafe(settle, frame)
+            except RuntimeError:
+                pass  # the handler has closed its loop
+
+        self._waiting[number] = tell
+        self._worker.send(body)
+        return future
+
+
+def _value(frame: dict[str, Any]) -> Any:
+    error = frame.get("error")
+    if error is None:
+        return frame.get("value")
+    raise AgentError(
+        error["message"], code=error.get("code"), suggestion=error.get("suggestion"), help_url=error.get("helpUrl")
+    )
+
+
+def _running_loop() -> Any:
+    asyncio = sys.modules.get("asyncio")  # without it no loop runs
+    return None if asyncio is None else asyncio._get_running_loop()
