@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _INFINITY = float("inf")
+#: Integers up to here are the same as doubles.
+EXACT = 1 << 53
 #: What `trim` removes: white space and line ends as ECMAScript defines them. Python's own set has U+0085 and
 #: U+001C to U+001F, too, and lacks U+FEFF.
 WHITE_SPACE = (
@@ -45,9 +47,17 @@ def strings(input: dict[str, Any], name: str) -> list[str]:
     """A required list of strings."""
     value = input.get(name)
     if not isinstance(value, list):
-        raise InvalidInput(f"'{name}' must be an array")
+        raise InvalidInput(f"'{name}' must be an array of strings")
     if not all(isinstance(item, str) for item in value):
         raise InvalidInput(f"'{name}' must contain only strings")
+    return value
+
+
+def mapping(input: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object that may be left out."""
+    value = input.get(name, {})
+    if not isinstance(value, dict):
+        raise InvalidInput(f"'{name}' must be a JSON object")
     return value
 
 
@@ -60,11 +70,11 @@ def flag(input: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def number(input: dict[str, Any], name: str, default: float | None = None) -> float:
-    """A finite number; None as default makes it a required one. An integer stays an int."""
+    """A finite number; None as default makes it a required one. An integer stays an int, as exact as a double is."""
     value = input.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_INFINITY < value < _INFINITY:
-        raise InvalidInput(f"'{name}' must be a finite number")
-    return value
+        raise InvalidInput(f"'{name}' must be a valid number")
+    return value if -EXACT <= value <= EXACT or isinstance(value, float) else int(float(value))
 
 
 def path(input: dict[str, Any], name: str, workdir: str, default: str | None = None) -> str:

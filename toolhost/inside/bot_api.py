@@ -3,7 +3,8 @@
 Rules.
 - The token is used for requests and nothing else: what leaves a handler, a result or an error, passes `Bot.hidden`
   (see `exported`).
-- Arguments, token and the place to save to are checked before the first request.
+- Token, arguments and the place to save to are checked before the first request, in this order; what says how to
+  ask (timeoutMs, apiBaseUrl) comes last.
 - An answer has a limit, whatever its headers say; a file has the caller's.
 - Errors are worded `[service] method failed: …` (the service said no) or `[service] method request failed: …` (there
   was no answer). Neither has a code of its own, so that the host can say E_SANDBOX_DENIED when it was the sandbox.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import posix
 
 from .api import ToolError
-from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string
+from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string, strings
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ SHORTEST_TOKEN = 4
 MAX_DIGITS = 18
 #: What a result may take beside the file itself (bytes): an address of 8 KiB, some headers.
 FIELDS_ROOM = 16 << 10
-#: What has no content type of its own.
-BYTES = "application/octet-stream"
 
 
 class Service:
@@ -73,11 +72,18 @@ class Bot:
     def __init__(self, service: Service, ctx: ToolContext, input: dict[str, Any]) -> None:
         self.service = service
         self.token = _token(service, input)
-        self.base = (trimmed(string(input, "apiBaseUrl", "")) or service.base).rstrip("/")
-        milliseconds = positive(input, "timeoutMs", DEFAULT_TIMEOUT_MS)
-        self._timeout_s = milliseconds / 1000
-        self._late = f"{service.title} API request timed out after {as_text(milliseconds)}ms"
+        self._input = input
         self._cancelled: Callable[[], bool] = lambda: ctx.cancelled
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long to wait for the head of an answer."""
+        return int(positive(self._input, "timeoutMs", DEFAULT_TIMEOUT_MS))
+
+    @property
+    def base(self) -> str:
+        """The address of the API, without the slash that may end it."""
+        return (trimmed(string(self._input, "apiBaseUrl", "")) or self.service.base).removesuffix("/")
 
     def hidden(self, value: Any) -> Any:
         """A JSON value with `***` wherever the token stood in a text; a file's own bytes are left as they are."""
@@ -160,10 +166,13 @@ class Bot:
     def _send(self, method: str, url: str, what: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         from .fetch import TimedOut, Unreachable, send
 
+        milliseconds = self.timeout_ms
+        seconds = milliseconds / 1000
         try:
-            return send(method, url, headers=headers, body=body, timeout_s=self._timeout_s, cancelled=self._cancelled)
+            return send(method, url, headers=headers, body=body, timeout_s=seconds, cancelled=self._cancelled)
         except TimedOut as error:
-            raise self.failed(f"{what} request failed: {self._late}") from error
+            late = f"{self.service.title} API request timed out after {as_text(milliseconds)}ms"
+            raise self.failed(f"{what} request failed: {late}") from error
         except Unreachable as error:
             raise self.failed(f"{what} request failed: {error}") from error
 
@@ -183,7 +192,7 @@ class File:
 
     def __init__(self, data: bytes, answer: Answer) -> None:
         self.data = data
-        self.content_type = answer.header("content-type")
+        self.content_type = answer.header("content-type") or None
         self.content_length = answer.length
         self.etag = answer.header("etag")
         self.content_disposition = answer.header("content-disposition")
@@ -194,7 +203,6 @@ class Wanted:
 
     def __init__(self, ctx: ToolContext, input: dict[str, Any]) -> None:
         self._ctx = ctx
-        self.most = within_most(input, "maxBytes", DEFAULT_MAX_BYTES, MOST_BYTES)
         self._base64 = flag(input, "includeBase64", True)
         self._data_url = flag(input, "includeDataUrl", True)
         # Where both spellings reach a handler the documented one counts, also when it is blank.
@@ -213,14 +221,15 @@ class Wanted:
         """
         encoded = data_url = None
         if self._base64:
-            kind = file.content_type or BYTES
-            prefix = f"data:{kind};base64,"
+            # Nothing is no picture, and what has no type has no such address.
+            both = self._data_url and bool(file.data) and file.content_type is not None
+            prefix = f"data:{file.content_type};base64,"
             size = (len(file.data) + 2) // 3 * 4
-            self._check_size(2 * size + len(prefix) if self._data_url else size, len(file.data))
+            self._check_size(2 * size + len(prefix) if both else size, len(file.data))
             from binascii import b2a_base64
 
             encoded = b2a_base64(file.data, newline=False).decode("ascii")
-            data_url = prefix + encoded if self._data_url else None
+            data_url = prefix + encoded if both else None
         saved = None
         if self._place is not None:
             from .saving import save
@@ -272,6 +281,11 @@ def within_most(input: dict[str, Any], name: str, default: int, most: int) -> in
     return value
 
 
+def most_bytes(input: dict[str, Any]) -> int:
+    """`maxBytes` of a download."""
+    return within_most(input, "maxBytes", DEFAULT_MAX_BYTES, MOST_BYTES)
+
+
 def integer(value: Any) -> int | None:
     """An integer, also one that is written as a text; None for anything else."""
     if isinstance(value, bool):
@@ -286,10 +300,7 @@ def integer(value: Any) -> int | None:
 
 def emoji_names(input: dict[str, Any]) -> list[str]:
     """`emoji`, then `emojis`: trimmed, without blanks."""
-    listed = input.get("emojis", [])
-    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-        raise InvalidInput("'emojis' must be an array of strings")
-    names = [string(input, "emoji", ""), *listed]
+    names = [string(input, "emoji", ""), *(strings(input, "emojis") if "emojis" in input else [])]
     return [name for given in names if (name := trimmed(given)) is not None]
 
 

@@ -42,8 +42,10 @@ BODY_S = 60.0
 READ_BYTES = 1 << 16
 #: Longest address that is asked for (characters); servers take 8 KiB.
 MAX_URL = 8192
-#: What stays as it is in a path: RFC 3986's characters of a segment, `/`, and `%` of what is encoded already.
-PATH_SAFE = "/%:@!$&'()*+,;=-._~"
+#: What stays as it is in a path and in a query, as the URL standard has it: what no server takes for the end of the
+#: request line, and `%` of what is encoded already.
+PATH_SAFE = "/%:@!$&'()*+,;=-._~[]|"
+QUERY_SAFE = PATH_SAFE.replace("'", "") + "?^`{}"
 AGENT = "goondan"
 #: Where systems keep the certificates that they trust; a jail shows these (toolhost/facts.py).
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/certs/ca-bundle.crt")
@@ -93,7 +95,8 @@ class Address:
             raise Unreachable("the address names no host")
         self.scheme = parts.scheme
         self.port = _PORTS[parts.scheme] if port is None else port
-        query = "?" + quote(parts.query, safe=PATH_SAFE + "?") if parts.query else ""
+        # An empty query is one as well, and urlsplit does not tell it from none.
+        query = "?" + quote(parts.query, safe=QUERY_SAFE) if "?" in url.partition("#")[0] else ""
         self.target = (quote(parts.path, safe=PATH_SAFE) or "/") + query
 
     @property
@@ -337,7 +340,7 @@ def _head(method: str, target: str, address: Address, headers: Mapping[str, str]
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in {**fields, **headers}.items():
         sound = name != "" and name.isascii() and all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name)
-        if not sound or not all(c == "\t" or " " <= c <= "~" or "\xa0" <= c <= "\xff" for c in value):
+        if not sound or not all(c == "\t" or " " <= c <= "~" or "\x80" <= c <= "\xff" for c in value):
             raise Unreachable(f"the header {name!r} holds characters that no header may have")
         lines.append(f"{name}: {value}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

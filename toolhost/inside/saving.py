@@ -45,13 +45,17 @@ def save(where: tuple[str, str], data: bytes) -> str:
     Raises ToolError with the name of the system's error as its code.
     """
     import os
-    from errno import EISDIR, errorcode
+    from errno import EIO, EISDIR
+
+    from .reasons import name_of, reason_of
 
     path, real = where
     folder = os.path.dirname(real)
     part = os.path.join(folder, f".{os.urandom(NAME_BYTES).hex()}.part")
+    operation, at = "mkdir", folder
     try:
         os.makedirs(folder, exist_ok=True)
+        operation, at = "open", path
         if os.path.isdir(real) or path.endswith("/"):
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -65,6 +69,7 @@ def save(where: tuple[str, str], data: bytes) -> str:
             os.unlink(part)
             raise
     except OSError as error:
-        code = errorcode.get(error.errno or 0, "EIO")
-        raise ToolError(f"{code}: {(error.strerror or 'failed').lower()}, save '{path}'", code=code) from None
+        number = error.errno or EIO
+        at = error.filename if operation == "mkdir" and isinstance(error.filename, str) else at
+        raise ToolError(f"{name_of(number)}: {reason_of(number)}, {operation} '{at}'", code=name_of(number)) from None
     return path

@@ -66,10 +66,10 @@ def test_variables_are_added_to_the_environment(monkeypatch: pytest.MonkeyPatch)
         (lambda given: bash.required(given, "command"), {"command": ""}, "'command' must be a non-empty string"),
         (lambda given: bash.required(given, "command"), {"command": "a\0b"}, "'command' must not contain null bytes"),
         (lambda given: bash.optional_string(given, "cwd", ""), {"cwd": None}, "'cwd' must be a string"),
-        (lambda given: bash.optional_strings(given, "args"), {"args": "x"}, "'args' must be an array"),
+        (lambda given: bash.optional_strings(given, "args"), {"args": "x"}, "'args' must be an array of strings"),
         (lambda given: bash.optional_strings(given, "args"), {"args": ["x", 1]}, "'args' must contain only strings"),
-        (bash.timeout, {"timeoutMs": "1"}, "'timeoutMs' must be a finite number"),
-        (bash.timeout, {"timeoutMs": True}, "'timeoutMs' must be a finite number"),
+        (bash.timeout, {"timeoutMs": "1"}, "'timeoutMs' must be a valid number"),
+        (bash.timeout, {"timeoutMs": True}, "'timeoutMs' must be a valid number"),
     ],
 )
 def test_arguments_that_a_schema_would_have_refused(check: Any, given: dict[str, Any], message: str) -> None:

@@ -88,10 +88,11 @@ def test_what_every_export_takes() -> None:
     assert bots["slack"].base == "https://slack.com/api"
     assert bot_api.DEFAULT_TIMEOUT_MS == 15_000
     odd = {"token": TOKEN, "apiBaseUrl": " http://h:1/x// ", "timeoutMs": 2.5}
-    assert Bot(slack.SLACK, context(), odd).base == "http://h:1/x"
+    bot = Bot(slack.SLACK, context(), odd)
+    assert (bot.base, bot.timeout_ms) == ("http://h:1/x/", 2)
     for value in (0, -1, -0.5):
         with pytest.raises(InvalidInput, match="'timeoutMs' must be a positive number"):
-            Bot(slack.SLACK, context(), {"token": TOKEN, "timeoutMs": value})
+            _ = Bot(slack.SLACK, context(), {"token": TOKEN, "timeoutMs": value}).timeout_ms
 
 
 JSON = st.recursive(
@@ -230,12 +231,14 @@ def file_of(size: int, content_type: str | None = "text/plain") -> Any:
 
 @pytest.mark.requirement("TELEGRAM-20", "SLACK-23")
 def test_what_a_download_returns() -> None:
-    assert bot_api.Wanted(context(), {}).shaped(file_of(1, None)) == {
+    assert bot_api.Wanted(context(), {}).shaped(file_of(1)) == {
         "sizeBytes": 1,
         "savedPath": None,
         "base64": "eA==",
-        "dataUrl": "data:application/octet-stream;base64,eA==",
+        "dataUrl": "data:text/plain;base64,eA==",
     }
+    for nothing in (file_of(1, None), file_of(0)):
+        assert bot_api.Wanted(context(), {}).shaped(nothing)["dataUrl"] is None
     assert bot_api.Wanted(context(), {"includeDataUrl": False}).shaped(file_of(1))["dataUrl"] is None
     shaped = bot_api.Wanted(context(), {"includeBase64": False}).shaped(file_of(1))
     assert (shaped["base64"], shaped["dataUrl"]) == (None, None)

@@ -30,7 +30,7 @@ JSON = st.recursive(
     [
         (".", []), ("", []), ("a", ["a"]), (".a.b", ["a", "b"]), ("a[0].b", ["a", "0", "b"]), ("[0][1]", ["0", "1"]),
         ("a..b.", ["a", "b"]), ("a[].0[]", ["a", "0"]), ("a[b.c]d", ["a", "b.c", "d"]), ('a["b"]', ["a", '"b"']),
-        ("a[0", ["a", "0"]), ("a]b", ["a]b"]), ("[[0]]", ["[0", "]"]),
+        ("a[0", ["a", "0"]), ("a]b", ["a", "b"]), ("[[0]]", ["0"]), ("a[0.b", ["a", "0.b"]),
     ],
 )  # fmt: skip
 def test_paths(path: str, expected: list[str]) -> None:
@@ -39,7 +39,7 @@ def test_paths(path: str, expected: list[str]) -> None:
 
 def test_long_paths_take_little_time() -> None:
     assert len(json_query.steps("a[b]." * 200_000)) == 400_000
-    assert json_query.steps("[" * 1_000_000) == ["[" * 999_999]
+    assert json_query.steps("[" * 1_000_000) == []
 
 
 @pytest.mark.requirement("JSON-05")

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import InvalidInput, absolute, as_text, non_empty, string, strings
+    from toolhost.inside.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
+    from toolhost.inside.reasons import name_of, reason_of
 else:
-    from goondan_tool.arguments import InvalidInput, absolute, as_text, non_empty, string, strings
+    from goondan_tool.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
+    from goondan_tool.reasons import name_of, reason_of
 
 DEFAULT_TIMEOUT_MS = 30_000
 #: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (design section 12a).
@@ -60,10 +62,9 @@ DEFAULT_SIGNALS = (13,)
 class ShellError(Exception):
     """The shell could not be started; `code` is the operating system's name of the reason."""
 
-    def __init__(self, number: int, operation: str, suggestion: str | None = None) -> None:
-        name = errno.errorcode.get(number, f"errno {number}")
-        super().__init__(f"{name}: {posix.strerror(number).lower()}, {operation}")
-        self.code = name
+    def __init__(self, number: int, operation: str, suggestion: str | None = None, *, text: str | None = None) -> None:
+        self.code = name_of(number)
+        super().__init__(text or f"{self.code}: {reason_of(number)}, {operation}")
         self.suggestion = suggestion
 
 
@@ -123,19 +124,13 @@ def optional_strings(input: dict[str, Any], name: str) -> list[str]:
 
 def timeout(input: dict[str, Any]) -> float:
     """`timeoutMs`; zero or less means none."""
-    value = input.get("timeoutMs", DEFAULT_TIMEOUT_MS)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput("'timeoutMs' must be a finite number")
-    return float(value)
+    return float(number(input, "timeoutMs", DEFAULT_TIMEOUT_MS))
 
 
 def merged_environment(input: dict[str, Any]) -> dict[bytes, bytes]:
     """The jail's environment with `env` on top (BASH-05)."""
-    given = input.get("env", {})
-    if not isinstance(given, dict):
-        raise InvalidInput("'env' must be a JSON object")
     environment = dict(posix.environ)
-    for name, value in given.items():
+    for name, value in mapping(input, "env").items():
         if not isinstance(value, str | int | float):  # bool is an int
             raise InvalidInput(f"env.{name} must be a primitive string/number/boolean value")
         if not name or "=" in name:
@@ -191,6 +186,8 @@ def missing(path: str) -> Exception | None:
 
 def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
     """The file to start; a bare name is looked up in PATH."""
+    if not shell:
+        raise InvalidInput("'shell' must be a non-empty string")
     if "/" in shell:
         candidates = [shell]
     else:
@@ -205,6 +202,8 @@ def find_program(shell: str, environment: dict[bytes, bytes]) -> str:
         if not is_folder and posix.access(candidate, posix.X_OK):
             return candidate
         found = errno.EACCES
+    if found == errno.ENOENT and "/" not in shell:
+        raise ShellError(found, "", text=f'Executable not found in $PATH: "{shell}"')
     # A program that is not there stays ENOENT, as recorded; where it might be, the suggestion says.
     denied = missing(shell) if shell.startswith("/") and found == errno.ENOENT else None
     raise ShellError(found, f"posix_spawn '{shell}'", getattr(denied, "suggestion", None))
@@ -307,7 +306,9 @@ class Shell:
         program = self._program
         if self._cwd != posix.getcwd():
             # posix_spawn cannot change the folder, and this process has other threads; a shell in between can.
-            argv = [SHELL, "-c", 'cd -P -- "$1" && shift && exec "$@"', "sh", self._cwd, program, *argv[1:]]
+            # What `cd` adds to the environment is not what the caller gave.
+            line = 'cd -P -- "$1" && shift && unset OLDPWD && exec "$@"'
+            argv = [SHELL, "-c", line, "sh", self._cwd, program, *argv[1:]]
             program = SHELL
         return posix.posix_spawn(
             encode(program),

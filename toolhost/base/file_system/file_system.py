@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from toolhost.inside.api import ToolError
     from toolhost.inside.arguments import InvalidInput, flag, non_empty, normalised, number
     from toolhost.inside.arguments import path as path_argument
+    from toolhost.inside.reasons import name_of, reason_of
     from toolhost.inside.sandbox import denied, within
 else:
     from goondan_tool import ToolError
     from goondan_tool.arguments import InvalidInput, flag, non_empty, normalised, number
     from goondan_tool.arguments import path as path_argument
+    from goondan_tool.reasons import name_of, reason_of
     from goondan_tool.sandbox import denied, within
 
 DEFAULT_MAX_BYTES = 100_000
@@ -54,9 +56,8 @@ class FileSystemError(Exception):
     """What the operating system said; `code` is its name of the reason."""
 
     def __init__(self, number: int, operation: str, path: str, reason: str | None = None) -> None:
-        name = errno.errorcode.get(number, f"errno {number}")
-        super().__init__(f"{name}: {reason or posix.strerror(number).lower()}, {operation} '{path}'")
-        self.code = name
+        self.code = name_of(number)
+        super().__init__(f"{self.code}: {reason or reason_of(number)}, {operation} '{path}'")
         self.suggestion = SUGGESTIONS.get(number)
 
 
@@ -67,7 +68,7 @@ def read(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`file-system__read`: the first bytes of a file as text; what is no UTF-8, or cut, becomes U+FFFD."""
     path = path_argument(input, "path", ctx.workdir)
     most = number(input, "maxBytes", DEFAULT_MAX_BYTES)
-    if most <= 0:
+    if most < 1:
         raise InvalidInput("'maxBytes' must be greater than 0")
     with OpenFile(ctx, path, posix.O_RDONLY, "read") as file:
         expected = min(file.size(), most)
@@ -316,6 +317,10 @@ def too_much(message: str) -> ToolError:
 
 #: ASCII in the order of the root collation: white space, punctuation, symbols; then come digits and letters.
 PUNCTUATION = "\t\n\v\f\r _-,;:!?.'\"()[]{}@*/\\&#%`^+<=>|~$"
+#: Accents in their order; what is not here comes after these.
+ACCENTS = "\u0301\u0300\u0306\u0302\u030c\u030a\u0308\u030b\u0303\u0307\u0338\u0327\u0328\u0304"
+#: Letters that stand beside others without being made of them.
+BESIDE = {"æ": "ae\u0338", "œ": "oe\u0338", "ø": "o\u0338", "đ": "d\u0338", "ł": "l\u0338"}
 #: Digits and letters are moved up here, beyond all symbols.
 LETTERS = 0xB0000
 _ORDER: dict[int, int | None] = dict.fromkeys((*range(9), *range(14, 32), 127))  # not compared at all
@@ -334,13 +339,15 @@ def collation_key(path: str) -> tuple[str, str, str, str]:
     import unicodedata
 
     letters, accents = [], []
+    for letter, others in BESIDE.items():
+        path = path.replace(letter, others).replace(letter.upper(), others.upper())
     for character in unicodedata.normalize("NFD", path):
         category = unicodedata.category(character)
         if character.isascii():
             letters.append(character.translate(_ORDER))
             accents.append("\0")
         elif category[0] == "M":
-            accents.append(character)
+            accents.append(chr(ACCENTS.find(character) + 1) if character in ACCENTS else character)
         elif category[0] in "LN":
             base = unicodedata.normalize("NFKD", character).casefold()
             digit = unicodedata.decimal(base, None) if len(base) == 1 else None

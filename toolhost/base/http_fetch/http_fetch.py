@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from toolhost.inside import ToolContext, ToolError
-    from toolhost.inside.arguments import InvalidInput, as_text, non_empty, number, string
+    from toolhost.inside.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
     from toolhost.inside.fetch import Answer, TimedOut, Unreachable, send
     from toolhost.inside.web_address import BadAddress, WebAddress
 else:
     from goondan_tool import ToolError
-    from goondan_tool.arguments import InvalidInput, as_text, non_empty, number, string
+    from goondan_tool.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
     from goondan_tool.fetch import TimedOut, Unreachable, send
     from goondan_tool.web_address import BadAddress, WebAddress
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_MAX_BYTES = 500_000
-MAX_REDIRECTS = 10
+#: As many as the fetch standard follows.
+MAX_REDIRECTS = 20
 REDIRECTS = (301, 302, 303, 307, 308)
 #: Redirects after which a POST becomes a GET without its body, as browsers do it.
 TO_GET = (301, 302, 303)
@@ -54,46 +55,58 @@ READ_BYTES = 1 << 16
 
 def get(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`http-fetch__get`."""
-    return fetch(ctx, "GET", input, None, {})
+    return fetch(ctx, Request("GET", input))
 
 
 def post(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`http-fetch__post`: an object as JSON, or a text as it is."""
-    body = input.get("body")
-    if body is not None:
-        if not isinstance(body, dict):
-            raise InvalidInput("'body' must be an object")
+    request = Request("POST", input)
+    body, text = mapping(input, "body"), string(input, "bodyString", "")
+    if "body" in input:
         from json import dumps
 
-        data = dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        return fetch(ctx, "POST", input, data.encode("utf-8", "replace"), {"content-type": "application/json"})
-    return fetch(ctx, "POST", input, string(input, "bodyString", "").encode("utf-8", "replace"), {})
+        data = dumps(_as_doubles(body), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        request.headers.setdefault("content-type", "application/json")
+        request.body = data.encode("utf-8", "replace")
+    else:
+        request.body = text.encode("utf-8", "replace")
+    return fetch(ctx, request)
 
 
-def fetch(
-    ctx: ToolContext, method: str, input: dict[str, Any], body: bytes | None, defaults: dict[str, str]
-) -> dict[str, Any]:
+class Request:
+    """What both exports are asked for; a body may be added. Raises InvalidInput, and ToolError for the address."""
+
+    def __init__(self, method: str, input: dict[str, Any]) -> None:
+        self.method = method
+        self.address = _address(non_empty(input, "url"))
+        self.headers = _headers(mapping(input, "headers"))
+        self.timeout_ms = number(input, "timeoutMs", DEFAULT_TIMEOUT_MS)
+        self.most = int(number(input, "maxBytes", DEFAULT_MAX_BYTES))
+        self.body: bytes | None = None
+        if self.most < 0:
+            raise InvalidInput("'maxBytes' must not be negative")
+
+
+def fetch(ctx: ToolContext, request: Request) -> dict[str, Any]:
     """Make the request, follow its redirects, read its body; the result of both exports."""
     began = monotonic()
-    address = _address(non_empty(input, "url"))
-    timeout_s = number(input, "timeoutMs", DEFAULT_TIMEOUT_MS) / 1000
-    most = int(number(input, "maxBytes", DEFAULT_MAX_BYTES))
-    if most < 0:
-        raise InvalidInput("'maxBytes' must not be negative")
-    headers = {**defaults, **_headers(input)}
+    address, most, headers = request.address, request.most, request.headers
     if address.credentials is not None:
         headers.setdefault("authorization", "Basic " + address.credentials)
+    # The registered names in order, then the caller's own as they were sorted: so does the recorded fetch.
+    headers = dict(sorted(headers.items(), key=lambda field: "x-" if field[0].startswith("x-") else field[0]))
     try:
-        status, reason, seen, data = _follow(ctx, method, address, headers, body, began + timeout_s, most)
+        deadline = began + request.timeout_ms / 1000
+        status, reason, seen, data = _follow(ctx, request.method, address, headers, request.body, deadline, most)
     except TimedOut:
-        message = f"the request timed out after {as_text(number(input, 'timeoutMs', DEFAULT_TIMEOUT_MS))} ms"
+        message = f"the request timed out after {as_text(request.timeout_ms)} ms"
         raise ToolError(message, code="E_TOOL_TIMEOUT") from None
     except Unreachable as error:
         raise ToolError(str(error)) from error
     truncated = len(data) > most
     return {
         "url": address.href,
-        "method": method,
+        "method": request.method,
         "status": status,
         "statusText": reason,
         "headers": seen,
@@ -127,7 +140,7 @@ def _follow(
             cancelled=lambda: ctx.cancelled,
         ) as answer:
             location = answer.header("location")
-            if answer.status not in REDIRECTS or location is None:
+            if answer.status not in REDIRECTS or not location:
                 answer.limit(deadline)
                 return answer.status, answer.reason, _seen(answer), _body(answer, most + 1)
             following = _address(location, address)
@@ -151,26 +164,35 @@ def _address(text: str, base: WebAddress | None = None) -> WebAddress:
     return found
 
 
-def _headers(input: dict[str, Any]) -> dict[str, str]:
-    """The caller's headers by their names in small letters; what is no text, number or boolean is left out."""
-    given = input.get("headers")
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
-        raise InvalidInput("'headers' must be an object")
+def _headers(given: dict[str, Any]) -> dict[str, str]:
+    """The caller's headers by their names in small letters; what is no text, number or boolean is left out.
+
+    A name that is there twice, in two spellings, has both values.
+    """
     headers: dict[str, str] = {}
-    for name, value in given.items():
+    for name in sorted(given):
+        value = given[name]
         if not isinstance(value, str | int | float):
             continue
         text = value if isinstance(value, str) else as_text(value)
         if not name or not all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name) or not name.isascii():
-            raise InvalidInput(f"Header name '{name[:100]}' is invalid")
+            raise InvalidInput(f"Invalid header name: '{name}'")
         text = text.strip(" \t\r\n")
         if any((c < " " and c != "\t") or c == "\x7f" or c > "\xff" for c in text):
             raise InvalidInput(f"Header '{name}' has invalid value")
-        if name.lower() not in OURS:
-            headers[name.lower()] = text
-    return dict(sorted(headers.items()))  # in the order in which fetch of the web sends them
+        key = name.lower()
+        if key not in OURS:
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
+
+
+def _as_doubles(value: Any) -> Any:
+    """A JSON value with 1.0 written as 1, as whoever has one kind of numbers writes it."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < EXACT else value
+    if isinstance(value, dict):
+        return {key: _as_doubles(item) for key, item in value.items()}
+    return [_as_doubles(item) for item in value] if isinstance(value, list) else value
 
 
 def _without(headers: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import InvalidInput, as_text, non_empty, number, string, strings
+    from toolhost.inside.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
 else:
-    from goondan_tool.arguments import InvalidInput, as_text, non_empty, number, string, strings
+    from goondan_tool.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
 
-#: Integers up to here are the same as doubles.
-EXACT = 1 << 53
 #: Integers travel from minus this up to twice this.
 WIDEST = 1 << 63
 #: No array that fits a call has an index of more digits.
@@ -93,20 +91,17 @@ def at_path(input: dict[str, Any]) -> tuple[Any, str]:
 
 
 def steps(path: str) -> list[str]:
-    """The keys and indexes of a path. What stands in brackets is taken literally; empty steps do not count."""
+    """The keys and indexes of a path: what stands between brackets and, outside of brackets, dots.
+
+    Empty steps do not count, and a bracket ends a step also where it is one too many.
+    """
     found: list[str] = []
-    start = at = 0
-    while at < len(path):
-        if path[at] == "[":
-            end = path.find("]", at)
-            end = len(path) if end < 0 else end
-            found += [path[start:at], path[at + 1 : end]]
-            start = at = end + 1
-        elif path[at] == ".":
+    start, inside = 0, False
+    for at, character in enumerate(path):
+        if character in "[]" or (character == "." and not inside):
             found.append(path[start:at])
-            start = at = at + 1
-        else:
-            at += 1
+            start = at + 1
+            inside = character == "["
     found.append(path[start:])
     return [step for step in found if step]
 

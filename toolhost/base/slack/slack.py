@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, non_empty
+    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, non_empty, string
     from toolhost.inside.bot_api import (
         ApiError,
         Bot,
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
         exported,
         first_text,
         given,
+        most_bytes,
         optional_flag,
         trimmed,
         within_most,
     )
 else:
-    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, non_empty
+    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, non_empty, string
     from goondan_tool.bot_api import (
         ApiError,
         Bot,
@@ -38,6 +39,7 @@ else:
         exported,
         first_text,
         given,
+        most_bytes,
         optional_flag,
         trimmed,
         within_most,
@@ -65,11 +67,11 @@ TIMESTAMPS = ("messageTs", "ts", "timestamp")
 
 def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__send`: a message to a channel, or to a thread in it."""
-    channel = channel_id(input)
+    channel, text = channel_id(input), non_empty(input, "text")
     body = given(
         channel=channel,
-        text=non_empty(input, "text"),
-        thread_ts=first_text(input, "threadTs"),
+        text=text,
+        thread_ts=string(input, "threadTs", "") if "threadTs" in input else None,
         mrkdwn=optional_flag(input, "mrkdwn"),
         unfurl_links=optional_flag(input, "unfurlLinks"),
         unfurl_media=optional_flag(input, "unfurlMedia"),
@@ -81,7 +83,7 @@ def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         "ok": True,
         "channelId": trimmed(said.get("channel")) or channel,
         "messageTs": trimmed(said.get("ts")),
-        "text": trimmed(message.get("text")) if isinstance(message, dict) else None,
+        "text": (trimmed(message.get("text")) if isinstance(message, dict) else None) or text,
     }
 
 
@@ -155,7 +157,8 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     if url is None:
         raise InvalidInput("Provide 'url' (or 'fileUrl'/'downloadUrl') to download Slack file.")
     wanted = Wanted(ctx, input)
-    file = bot.download(url, authorization(bot), wanted.most, lambda address: foreign(address, bot.base))
+    _, most = bot.timeout_ms, most_bytes(input)  # checked in this order
+    file = bot.download(url, authorization(bot), most, lambda address: foreign(address, bot.base))
     return {
         "ok": True,
         "url": url,
@@ -205,7 +208,7 @@ def emoji_name(given: str) -> str:
     if len(given) > 2 and given[0] == given[-1] == ":":
         name = given[1:-1].strip(WHITE_SPACE)
     if any(c in WHITE_SPACE for c in name):
-        raise InvalidInput(f"Invalid emoji name '{name[:100]}'. Emoji names must not contain whitespace.")
+        raise InvalidInput(f"Invalid emoji name '{name}'. Emoji names must not contain whitespace.")
     return name
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import InvalidInput, as_text, flag, non_empty
+    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
     from toolhost.inside.bot_api import (
         HIDDEN,
         Bot,
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
         first_text,
         given,
         integer,
+        most_bytes,
         optional_flag,
         trimmed,
     )
 else:
     from goondan_tool import ToolError
-    from goondan_tool.arguments import InvalidInput, as_text, flag, non_empty
+    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
     from goondan_tool.bot_api import (
         HIDDEN,
         Bot,
@@ -41,6 +42,7 @@ else:
         first_text,
         given,
         integer,
+        most_bytes,
         optional_flag,
         trimmed,
     )
@@ -52,15 +54,16 @@ TELEGRAM = Service(
     variables=("TELEGRAM_BOT_TOKEN", "BOT_TOKEN", "TELEGRAM_TOKEN", "BRAIN_TELEGRAM_BOT_TOKEN"),
     wanted="TELEGRAM_BOT_TOKEN/BOT_TOKEN/TELEGRAM_TOKEN",
 )
-#: A parse mode in any letter case, and the API's spelling of it.
+#: A parse mode as it is looked up, and the API's spelling of it.
 PARSE_MODES = {"markdown": "Markdown", "markdownv2": "MarkdownV2", "markdown-v2": "MarkdownV2", "html": "HTML"}
-PARSE_MODES |= {"markdown_v2": "MarkdownV2", "md": "Markdown", "mdv2": "MarkdownV2"}
 #: The spellings that a refusal names, as recorded.
 NAMED_MODES = '["Markdown", "MarkdownV2", "HTML", "markdown", "markdownv2", "markdown-v2", "html"]'
 ACTIONS = (
     "typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice", "upload_document",
     "choose_sticker", "find_location", "record_video_note", "upload_video_note",
 )  # fmt: skip
+#: No file is as large (bytes), and every system's integers have room for it.
+MOST_SIZE = 1 << 63
 #: What stays as it is in the part of an address that holds the token: characters of one RFC 3986 path segment.
 SEGMENT_SAFE = ":@!$&'()*+,;=-._~"
 FILE_SAFE = SEGMENT_SAFE + "/"
@@ -81,7 +84,7 @@ def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         reply_to_message_id=message_id(input, "replyToMessageId") if "replyToMessageId" in input else None,
         allow_sending_without_reply=optional_flag(input, "allowSendingWithoutReply"),
     )
-    made = result(bot, "sendMessage", body)
+    made = as_object(result(bot, "sendMessage", body))
     return {
         "ok": True,
         "chatId": chat,
@@ -101,7 +104,7 @@ def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         parse_mode=parse_mode(input, "edit"),
         disable_web_page_preview=optional_flag(input, "disableWebPagePreview"),
     )
-    made = result(bot, "editMessageText", body)
+    made = as_object(result(bot, "editMessageText", body))
     return {"ok": True, "chatId": chat, "messageId": above_zero(made.get("message_id")) or message, "edited": True}
 
 
@@ -115,7 +118,7 @@ def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__react`: the bot's reactions to a message, in place of those it has; `clear` takes all of them away."""
     chat, message = chat_id(input), message_id(input, "messageId")
-    clear = flag(input, "clear", False)
+    is_big, clear = optional_flag(input, "isBig"), flag(input, "clear", False)
     emojis = [] if clear else list(dict.fromkeys(emoji_names(input)))
     if not clear and not emojis:
         raise InvalidInput(
@@ -125,7 +128,7 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         chat_id=chat,
         message_id=message,
         reaction=[{"type": "emoji", "emoji": emoji} for emoji in emojis],
-        is_big=optional_flag(input, "isBig"),
+        is_big=is_big,
     )
     result(bot, "setMessageReaction", body)
     return {
@@ -141,10 +144,11 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__setChatAction`: what the bot seems to be doing; the API's own spelling comes back."""
     chat = chat_id(input)
-    asked = first_text(input, "action", "status") or "typing"
-    action = asked.lower().replace("-", "_")
+    asked = string(input, "action" if "action" in input else "status", "typing")
+    action = spelled(asked).replace("-", "_")
     if action not in ACTIONS:
-        raise InvalidInput(f"Unsupported chat action '{asked[:100]}'. Use one of: {', '.join(ACTIONS)}.")
+        known = ", ".join(ACTIONS).replace("_", "-")
+        raise InvalidInput(f"Unsupported chat action '{asked}'. Use one of: {known}.")
     result(bot, "sendChatAction", {"chat_id": chat, "action": action})
     return {"ok": True, "chatId": chat, "status": action, "action": action}
 
@@ -156,19 +160,22 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     asked = first_text(input, "fileId", "file_id")
     if asked is None:
         raise InvalidInput("Provide 'fileId' (or 'file_id') for Telegram file download.")
+    _, most = bot.timeout_ms, most_bytes(input)  # checked in this order
     wanted = Wanted(ctx, input)
     made = result(bot, "getFile", {"file_id": asked})
-    path = trimmed(made.get("file_path"))
-    if path is None:
-        raise bot.failed("getFile failed: the answer has no file_path")
+    if not isinstance(made, dict):
+        raise bot.failed("getFile returned invalid result payload")
+    file_id, path, size = trimmed(made.get("file_id")), trimmed(made.get("file_path")), made.get("file_size")
+    if file_id is None or path is None:
+        raise bot.failed("getFile result missing file_id/file_path")
     url = f"{bot.base}/file/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{quote(path, safe=FILE_SAFE)}"
-    file = bot.download(url, {}, wanted.most, lambda address: None if address == url else "it was redirected")
+    file = bot.download(url, {}, most, lambda address: None if address == url else "it was redirected")
     return {
         "ok": True,
-        "fileId": trimmed(made.get("file_id")) or asked,
+        "fileId": file_id,
         "fileUniqueId": trimmed(made.get("file_unique_id")),
         "filePath": path,
-        "fileSize": integer(made.get("file_size")),
+        "fileSize": cut_off(size),
         "downloadUrl": f"{bot.base}/file/bot{HIDDEN}/{path}",
         "contentType": file.content_type,
         **wanted.shaped(file),
@@ -218,12 +225,19 @@ def above_zero(value: Any) -> int | None:
     return found if found is not None and found > 0 else None
 
 
+def cut_off(value: Any) -> int | None:
+    """A number without its fraction; None for what is none, and for one too large to be a size."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_SIZE:
+        return None
+    return int(value)
+
+
 def parse_mode(input: dict[str, Any], export: str) -> str | None:
     """The API's name of a parse mode in any letter case (TELEGRAM-06), which no enum of a schema can say."""
-    asked = trimmed(input.get("parseMode"))
+    asked = trimmed(string(input, "parseMode", ""))
     if asked is None:
         return None
-    mode = PARSE_MODES.get(asked.lower())
+    mode = PARSE_MODES.get(spelled(asked))
     if mode is None:
         raise ToolError(
             f"Invalid arguments for tool 'telegram__{export}': args.parseMode: value must be one of {NAMED_MODES}",
@@ -232,14 +246,24 @@ def parse_mode(input: dict[str, Any], export: str) -> str | None:
     return mode
 
 
-def result(bot: Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Call a method; the object in its `result`, empty when that is none. Raises ApiError."""
+def spelled(given: str) -> str:
+    """A word in the one spelling that it is looked up by: small letters, and dashes between its parts."""
+    parts = given.translate(dict.fromkeys(map(ord, WHITE_SPACE + "_"), " ")).split(" ")
+    return "-".join(part for part in parts if part).lower()
+
+
+def result(bot: Bot, method: str, body: dict[str, Any]) -> Any:
+    """Call a method; its `result`. Raises ApiError."""
     from urllib.parse import quote
 
     url = f"{bot.base}/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{method}"
     said = bot.call(method, url, body, {"Content-Type": "application/json"}, refusal)
-    made = said.get("result")
-    return made if isinstance(made, dict) else {}
+    return said.get("result")
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """An object; empty for what is none."""
+    return value if isinstance(value, dict) else {}
 
 
 def refusal(said: dict[str, Any]) -> str:

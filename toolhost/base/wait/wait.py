@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import InvalidInput, number
+    from toolhost.inside.arguments import InvalidInput
 else:
     from goondan_tool import ToolError
-    from goondan_tool.arguments import InvalidInput, number
+    from goondan_tool.arguments import InvalidInput
 
+_INFINITY = float("inf")
 #: The longest wait (seconds), as recorded. The manifest's wallSeconds leaves room for it.
 MAX_SECONDS = 300
 #: How often a waiting call looks whether it was cancelled (seconds).
@@ -26,7 +27,9 @@ LOOK_S = 0.1
 
 def seconds(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`wait__seconds`: return after that time."""
-    asked = number(input, "seconds")
+    asked = input.get("seconds")
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not -_INFINITY < asked < _INFINITY:
+        raise InvalidInput("'seconds' must be a finite number")
     if asked < 0:
         raise InvalidInput("'seconds' must be greater than or equal to 0")
     if asked > MAX_SECONDS:

@@ -1,0 +1,28 @@
+"""How the bundled tools word what the operating system said.
+
+Source: recorded parity (`to-directory`, `parent-is-file`, `existing-not-recursive`), whose words are libuv's; where
+those are the system's own in small letters, they need no entry here.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+_WORDS = {
+    errno.EEXIST: "file already exists",
+    errno.EISDIR: "illegal operation on a directory",
+    errno.ELOOP: "too many symbolic links encountered",
+    errno.ENAMETOOLONG: "name too long",
+    errno.ETXTBSY: "text file is busy",
+}
+
+
+def reason_of(number: int) -> str:
+    """The words for an error number."""
+    return _WORDS.get(number) or posix.strerror(number).lower()
+
+
+def name_of(number: int) -> str:
+    """Its name: `ENOENT` for 2."""
+    return errno.errorcode.get(number, f"errno {number}")
