@@ -161,6 +161,9 @@ class AgentApp:
             elif frame.type == "tool.progress":
                 if self._runner is not None:
                     self._runner.progress(frame)
+            elif frame.type == "tool.cancel":
+                if self._runner is not None:
+                    self._runner.cancel(frame)
             elif frame.type == "tool.completed":
                 if self._runner is not None:
                     self._runner.completed(frame)

@@ -78,6 +78,7 @@ class TurnRunner:
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
+        self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
 
     @property
@@ -119,6 +120,12 @@ class TurnRunner:
         """Leave the running turn as it is, without a word about it."""
         if self._run is not None:
             self._run.abandon()
+
+    def cancel(self, frame: Frame) -> None:
+        """`tool.cancel` of a whole event: end its turn, whether it runs already or is just about to."""
+        self._cancelled = (frame.event_id or "", frame.epoch or 0)
+        if self._run is not None and self.holds(frame):
+            self._run.cancel()
 
     def progress(self, frame: Frame) -> None:
         """What a tool host says of a call that runs. Raises GoondanError E_FRAME_INVALID."""
@@ -170,6 +177,8 @@ class TurnRunner:
                 raise self._broken
             run = self._run = TurnRun(self, frame, first, row)
             turn = run.turn.turn_id
+            if self._cancelled == (event_id, epoch):
+                run.cancel()
             return await run.go()
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":

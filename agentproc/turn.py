@@ -14,6 +14,7 @@ Rules.
   for ever, and a resumed turn repeats its open calls under the ids they had.
 - A late, repeated or unknown input is ignored.
 - An operator call is a turn of one made-up assistant message with one tool call and no model call.
+- A cancelled turn ends at once: open calls are dropped and get results, so that the next turn finds a valid history.
 - A turn whose middleware has been entered is left through it, whatever ends the core; middleware that fails, or that
   returns before the core is done, ends the turn as failed.
 
@@ -144,9 +145,15 @@ class Pause(Struct, frozen=True):
 
 
 class Cancel(Struct, frozen=True):
-    """End the turn now with this error; open calls get a result that says so."""
+    """End the turn now with this error; open calls get a result that gives the `reason`.
+
+    `told` is what the model reads of it in later turns: without it, a question that was taken back would look like one
+    that still wants an answer.
+    """
 
     error: ErrorPayload
+    reason: str = "the turn ended"
+    told: str | None = None
 
 
 Input = (
@@ -311,9 +318,8 @@ class Turn:
             case _, Pause():
                 self._pausing = True
                 return []
-            case _, Cancel(error):
-                reason = "the turn ran out of time" if error.code == "E_AGENT_TIMEOUT" else "the turn ended"
-                return self._break_off(self._failure(error), reason, at)
+            case _, Cancel(error, reason, told):
+                return self._break_off(self._failure(error), reason, at, told)
             case _:
                 return []
 
@@ -408,8 +414,8 @@ class Turn:
             return self._boundary()
         return self._end(self._end_as_is or self._completion("", None))
 
-    def _break_off(self, end: End, reason: str, at: str) -> list[Action]:
-        """Whatever is open is given up, with a result for every call."""
+    def _break_off(self, end: End, reason: str, at: str, told: str | None = None) -> list[Action]:
+        """Whatever is open is given up, with a result for every call, and with a word to the model if there is one."""
         if self.phase == "closing":
             return [self._over(self._end_as_is or end)]  # the core had ended already
         actions: list[Action] = []
@@ -418,6 +424,8 @@ class Turn:
             for position, part in self._places.values():
                 actions.append(self._store_result(position, part, cancelled(reason), at))
             self._places.clear()
+        if told is not None and not self._operator:
+            actions.append(self._store(UserData(told), MessageSource("system"), at))
         return [*actions, *self._end(end)]
 
     def _resume(self, resume: Resume) -> list[Action]:
@@ -493,7 +501,8 @@ class Turn:
         return end
 
     def _failure(self, error: ErrorPayload) -> End:
-        return End(status="failed", steps=self.steps, finish_reason="error", error=error)
+        reason = "cancelled" if error.code == "E_CANCELLED" else "error"
+        return End(status="failed", steps=self.steps, finish_reason=reason, error=error)
 
     def _message_id(self, position: int) -> str:
         return f"{self.turn_id}.{position}"

@@ -71,6 +71,18 @@ RENEW_S: Final = 10.0
 #: A model's failure as it is shown (characters).
 MODEL_ERROR_CHARS: Final = 1000
 
+#: An operator's wish, and what is done with a turn whose event has ended elsewhere.
+CANCELLED: Final = Cancel(
+    error_payload("E_CANCELLED", "the turn was cancelled"),
+    "the turn was cancelled",
+    "(This request was cancelled before it was finished. Nothing of it is wanted any more.)",
+)
+_LEFT: Final = Cancel(
+    error_payload("E_CANCELLED", "the turn was left unfinished"),
+    "the turn was left unfinished",
+    "(This request was left unfinished, and was ended.)",
+)
+
 log = logging.getLogger("agentproc")
 
 
@@ -163,6 +175,12 @@ class TurnRun:
         self._lost = True
         self.push(Pause())
 
+    def cancel(self) -> None:
+        """End the turn, its model call and its tool calls; the event is answered as failed. Twice: middleware that is
+        still leaving the turn is not waited for.
+        """
+        self.push(CANCELLED)
+
     def release(self) -> None:
         """Stop everything that belongs to the turn."""
         self._live.close()
@@ -220,7 +238,7 @@ class TurnRun:
         resume = resumption(store.turn_events(row.turn_id), isinstance(self._first, BeginCall))
         turn = Turn(row.turn_id, max_steps=self._runner.spec.max_steps_per_turn)
         turn.handle(resume, at)
-        for action in turn.handle(Cancel(error_payload("E_CANCELLED", "the turn was left unfinished")), at):
+        for action in turn.handle(_LEFT, at):
             if isinstance(action, Store):
                 store.append(row.turn_id, action.position, Append(action.message))
         store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=turn.steps, answer=None)
@@ -417,7 +435,8 @@ class TurnRun:
     # --- timers
 
     def _out_of_time(self) -> None:
-        self.push(Cancel(error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")))
+        late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")
+        self.push(Cancel(late, "the turn ran out of time"))
 
     def _renew(self) -> None:
         """Say that the turn is alive, and hear of it if the lease is gone."""

@@ -30,7 +30,7 @@ CODES: Final[dict[str, str]] = {
     "E_TOOL_NAME_CONFLICT": "Give one of the two tools another name.",
     "E_TOKEN_MISSING": "Set the token the tool documents, by argument or environment variable.",
     "E_CALL_ENDED": "Wait for what you ask through ctx.runtime before the handler returns.",
-    "E_CANCELLED": "The call was cancelled; repeat it if it is still wanted.",
+    "E_CANCELLED": "It was cancelled; call or send it again if it is still wanted.",
     # sandbox
     "E_SANDBOX_UNAVAILABLE": "Install bubblewrap 0.11 or newer and allow user namespaces; `gdn doctor` names the fix.",
     "E_SANDBOX_DENIED": "Grant what the message names in the Tool's spec.sandbox, or use a path in the workdir.",
@@ -50,6 +50,7 @@ CODES: Final[dict[str, str]] = {
     "E_LINK_CLOSED": "Connect again; nothing that was accepted is lost.",
     # agents
     "E_AGENT_NOT_FOUND": "Check the agent's name; `gdn validate` lists the agents of the bundle.",
+    "E_EVENT_NOT_FOUND": "`gdn trace EVENT_ID` shows how it ended, if a turn was begun for it.",
     "E_AGENT_TIMEOUT": "Give the request more time, or ask again with the same event id.",
     "E_AGENT_CYCLE": "Let one agent of the cycle answer without asking the others.",
     "E_AGENT_FAILED": "Look at the agent's log, then send the event again.",

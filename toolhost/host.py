@@ -143,7 +143,8 @@ class Host:
         elif kind == "tool.cancel":
             if frame.call_id is not None:
                 call = self._book.get(frame.call_id)
-                if isinstance(call, Call):
+                owner = (frame.from_, frame.instance_key)
+                if isinstance(call, Call) and (frame.from_ is None or owner == call.owner):
                     self.jails.cancel(call)
         elif kind == "ack" and frame.stage == "result":
             self._book.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))

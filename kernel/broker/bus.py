@@ -19,6 +19,9 @@ CREDIT = 256
 CREDIT_SLACK = 64
 #: How long a refused sender should wait (milliseconds).
 RETRY_AFTER_MS = 100
+#: How long after its start a broker expects peers, events and calls that it does not know (seconds): all are back
+#: within a second, unless they wait for a processor.
+RETURN_S = 3.0
 #: Ids longer than this are refused where they enter: they are kept.
 MAX_ID = 256
 

@@ -20,6 +20,7 @@ from msgspec import Raw
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.tool_calls import ToolCalls
@@ -49,6 +50,7 @@ class Events:
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
         self._actors = actors
+        self.cancels = Cancels(bus)
 
     # --- in
 
@@ -209,9 +211,12 @@ class Events:
         else:
             if not event.finished:
                 self._tool_calls.drop(event)
-                self._mailbox.finish(event, item.state, item.answer)
+                self.cancels.ending(event)
+                cancelled = event.cancelled and item.state == "failed"
+                self._mailbox.finish(event, "cancelled" if cancelled else item.state, item.answer)
                 self._bus.counters["answers"] += 1
                 self._send_answer(event)
+                self.cancels.ended(event)
             if isinstance(item.conn, Connection):
                 self._bus.ack(item.conn, item.frame_id, event)
         self.dispatch(event.instance, now)
@@ -226,6 +231,11 @@ class Events:
             self._expire(instance.queue[0])
         if not instance.queue:
             instance.idle_since = now
+            if instance.conn is None:
+                self.processes.not_needed(instance)
+            return
+        if instance.queue[0].cancelled:
+            self.cancels.end_queued(instance.queue[0])
             return
         connection = instance.conn
         if connection is None or instance.leaving:
@@ -346,9 +356,11 @@ class Events:
         """End an event in its agent's place: the sender gets an answer all the same."""
         answer: Raw = failure_answer(event, error_payload(code, message))
         self._tool_calls.drop(event)
+        self.cancels.ending(event)
         self._mailbox.finish(event, state, answer)
         self._bus.counters[f"events_{state}"] += 1
         self._send_answer(event)
+        self.cancels.ended(event)
 
     def _expire(self, event: Event) -> None:
         self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")

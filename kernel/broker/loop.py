@@ -135,7 +135,8 @@ class BrokerLoop:
         due = self._due
         next_tick = clock() + TICK_S
         while not self._stop:
-            wait = 0.0 if any(due) else max(0.0, next_tick - clock())
+            # What was staged by acting on what had been staged is not left until something else happens.
+            wait = 0.0 if any(due) or self._bus.staged else max(0.0, next_tick - clock())
             for fd, _ in epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait):
                 cls = classes.get(fd)
                 if cls is not None:

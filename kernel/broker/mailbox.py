@@ -1,7 +1,7 @@
 """Events on their way to an agent instance: states, leases, epochs, retention. Pure; routing.py drives it.
 
 States of an event: `staged` (not yet in the journal) -> `accepted` -> `leased` -> `done` | `failed`, or from any of
-the first three `expired` (deadline passed before it was handed over) or `dead` (given up).
+the first three `expired` (deadline passed before it was handed over), `dead` (given up) or `cancelled`.
 
 Rules.
 - First in, first out per instance, one lease at a time; an event that comes back goes to the front.
@@ -24,8 +24,8 @@ from schemas.frames import ReplyTo, Source
 if TYPE_CHECKING:
     from kernel.broker.presence import Connection
 
-State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead"]
-FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dead"})
+State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead", "cancelled"]
+FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dead", "cancelled"})
 
 #: Deliveries without progress after which an event is a dead letter (delivery.md section 3).
 MAX_ATTEMPTS: Final = 5
@@ -52,8 +52,11 @@ class Event:
         "auth",
         "call_id",
         "calls",
+        "cancel_asked",
+        "cancelled",
         "chain",
         "deadline",
+        "ending",
         "from_",
         "id",
         "instance",
@@ -123,6 +126,11 @@ class Event:
         self.adopted = False
         #: Frames to acknowledge once the event is journaled: (connection, frame id).
         self.waiting_acks: list[tuple[Connection, str]] = []
+        #: It is to end: nobody is handed it any more; and its end, of our own, is on the way to the journal.
+        self.cancelled = False
+        self.ending = False
+        #: Frames to answer once it has ended: (connection, frame id).
+        self.cancel_asked: list[tuple[Connection, str]] = []
 
     @property
     def finished(self) -> bool:
@@ -268,7 +276,8 @@ class Mailbox:
         if event is None:
             return
         instance.leased = None
-        if event.adopted:  # nothing of it to hand over: its sender, or its next holder, brings it back
+        if event.adopted and not event.cancelled:
+            # Nothing of it to hand over: its sender, or its next holder, brings it back.
             self.bytes -= event.size
             del self.events[event.id]
             return
@@ -280,7 +289,7 @@ class Mailbox:
         instance.epoch += 1
         event = instance.leased
         self.give_back(instance)
-        if event is None or event.state != "accepted":
+        if event is None or event.state != "accepted" or event.cancelled:
             return None
         if counts and not event.progressed:
             event.attempts += 1

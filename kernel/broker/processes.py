@@ -85,6 +85,11 @@ class Processes:
         wanted = [principal_of(i) for i in self._places if (i.wanted or i.conn is not None) and not i.leaving]
         return Wanted(wanted, full=True)
 
+    def not_needed(self, instance: Instance) -> None:
+        """An instance without a process has nothing to do any more: its place is free."""
+        if not (instance.requested or instance.leaving or instance.wanted):
+            self._gone(instance)
+
     def here(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process was welcomed."""
         connection.instance = instance

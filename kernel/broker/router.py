@@ -214,6 +214,7 @@ class Router:
             spec=self._specs[agent],
         )
         self._events.repeat_answers(instance, connection)
+        self._events.cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
 
     def _welcome(self, connection: Connection, hello: Frame, **more: Any) -> None:
@@ -260,13 +261,22 @@ class Router:
             self.bus.presence.drop(connection)
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`{op: "stats"}`: counters and sizes. `{op: "peers"}`, for operators: who is connected besides clients."""
-        op = from_raw(frame.payload, dict).get("op")
-        if op == "peers" and connection.claims.operator:
+        """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
+        who is connected except clients, and `{op: "events"}`: what an instance has to do.
+        """
+        asked = from_raw(frame.payload, dict)
+        op, operator = asked.get("op"), connection.claims.operator
+        if op == "cancel":
+            self._events.cancels.ask(connection, frame, asked.get("eventId"), now)
+            return
+        if op == "events" and operator:
+            self._events.cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
+            return
+        if op == "peers" and operator:
             self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))
             return
         if op != "stats":
-            message = "admin knows the op `stats` and, for operators, `peers`"
+            message = "admin knows the ops `stats` and `cancel` and, for operators, `peers` and `events`"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox
         body = {

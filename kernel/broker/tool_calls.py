@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
@@ -28,6 +28,8 @@ from schemas.frames import ErrorPayload, Frame, Source
 
 #: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
+#: Of cancelled calls that a new broker does not know, so many are kept for hosts that are not back yet.
+MAX_EARLY: Final = 4096
 #: Stands for the host of a call whose outcome is unknown; no incarnation is empty.
 _LOST: Final = ""
 
@@ -41,6 +43,8 @@ class ToolCalls:
         self._get = bus.calls.get
         self._out = bus.out
         self._hosts = bus.presence.connections[TOOLS]
+        #: Cancelled calls that are not known here: for every host that comes back in this broker's first seconds.
+        self._early: list[tuple[Instance, str]] = []
 
     # --- frames
 
@@ -152,13 +156,23 @@ class ToolCalls:
 
     def cancel(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.cancel` from an agent; the result says whether it came in time."""
-        call = self._calls.get(frame.call_id or "")
-        if call is None or call.event.instance is not connection.instance:
+        instance, call_id = connection.instance, frame.call_id or ""
+        call = self._calls.get(call_id)
+        if call is None and instance is not None and len(call_id) <= MAX_ID:
+            self._cancel_unknown(instance, call_id, now)
+        if call is None or call.event.instance is not instance:
             return
         if call.host is None:
             self.fail(call, "E_CANCELLED", "the call was cancelled before it started")
         else:
-            self._bus.send(call.host, Frame("tool.cancel", call_id=call.id))
+            self._bus.send(call.host, _cancel(instance, call_id))
+
+    def _cancel_unknown(self, instance: Instance, call_id: str, now: float) -> None:
+        """A call from before this broker, which its agent did not get to send anew: its host knows whose it is."""
+        for host in [instance.host] if instance.host is not None else self._hosts.values():
+            self._bus.send(host, _cancel(instance, call_id))
+        if now - self._bus.started_ms / 1000 < RETURN_S and len(self._early) < MAX_EARLY:
+            self._early.append((instance, call_id))  # for hosts that are not back yet
 
     def stored(self, instance: Instance, frame: Frame) -> None:
         """The agent has stored results: its host need not keep them."""
@@ -177,6 +191,8 @@ class ToolCalls:
         for instance in self._bus.mailbox.instances.values():
             if instance.host is not None and instance.host.address == connection.address:
                 instance.host = None
+        for instance, call_id in self._early:
+            self._bus.send(connection, _cancel(instance, call_id))
         for call in self._calls.take_waiting():
             data, call.data = call.data, b""
             if self._may_have_run(call, call.event.calls[call.id], connection):
@@ -253,12 +269,19 @@ class ToolCalls:
             if call is not None:
                 self._calls.remove(call)
                 if call.host is not None:
-                    self._bus.send(call.host, Frame("tool.cancel", call_id=call_id))
+                    self._bus.send(call.host, _cancel(event.instance, call_id))
 
     def tick(self, now: float) -> None:
         """Calls that wait for a tool host end at their deadline."""
+        if self._early and now - self._bus.started_ms / 1000 >= RETURN_S:
+            self._early.clear()
         for call in self._calls.expired(now):
             self.fail(call, "E_TOOL_TIMEOUT", "no tool host took the call before its deadline")
+
+
+def _cancel(instance: Instance, call_id: str) -> Frame:
+    """For a tool host, which ends the call only if it is this instance's."""
+    return Frame("tool.cancel", call_id=call_id, from_=instance.agent, instance_key=instance.key)
 
 
 def _forbidden(instance: Instance, frame: Frame) -> GoondanError:

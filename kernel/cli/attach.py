@@ -115,6 +115,8 @@ class Started:
         self._parent_fd = parent_write
         self._ready_fd = ready_read
         self._place = place
+        #: Others may use it, and it ends with the last of them.
+        self.shared = shared
 
     def wait_ready(self) -> None:
         """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
@@ -238,7 +240,7 @@ class Supervised(Kernel):
             over = True
         if self._started is not None:
             self._started.stop_soon()
-            if over:
+            if over or not self._started.shared:
                 self._started.wait_end()
             # else other calls use it, and the last of them ends it
         elif over:

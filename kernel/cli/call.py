@@ -6,6 +6,7 @@ Without a running kernel one is started for as long as calls need it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
     from kernel.cli.batch import ToolCall
     from kernel.cli.lines import Line
-    from kernel.cli.session import Session
+    from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
     from schemas.frames import Answer
 
@@ -106,18 +107,47 @@ def open_batch(name: str) -> int:
 def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     import asyncio
 
-    from kernel.cli.output import is_terminal, write_json, write_pretty
+    from kernel.cli.interrupts import was_cancelled
+    from kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
+    from schemas.errors import GoondanError
 
-    async def go() -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    cancelled: GoondanError | None = None
+    status = 0
+
+    async def go() -> None:
+        nonlocal result, cancelled, status
+        from kernel.cli.interrupts import Cancelling, Interrupts
+        from kernel.cli.screen import Screen, shows_status
         from kernel.cli.session import Session
 
         async with Session(kernel) as session:
-            return await perform(session, call)
+            event_id = session.new_id()
+            screen = Screen(text=False) if shows_status() and not as_json else None
+            cancelling = Cancelling(session, lambda: [event_id])
+            with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
+                try:
+                    asking = perform(session, call, event_id, None if screen is None else screen.hear)
+                    found = await cancelling.wait(asyncio.ensure_future(asking))
+                except GoondanError as error:
+                    if not (interrupts.number and was_cancelled(error.info)):
+                        raise
+                    cancelled, status = error, interrupts.status
+                    return
+                finally:
+                    if screen is not None:
+                        screen.close()
+            if found is None:
+                raise SystemExit(interrupts.status)
+            result = found
 
     try:
-        result = asyncio.run(go())
+        asyncio.run(go())
     finally:
         kernel.finish()
+    if cancelled is not None:
+        print_error(cancelled, as_json=True) if as_json else write("cancelled", sys.stderr)
+        return status
     if is_terminal(sys.stdout) and not as_json:
         write_pretty(result)
     else:
@@ -125,8 +155,13 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     return 1 if result.get("status") == "error" else 0
 
 
-async def perform(session: Session, call: ToolCall) -> dict[str, Any]:
-    """Make one call; the ToolResult as the agent gave it. Raises GoondanError when there is none."""
+async def perform(
+    session: Session, call: ToolCall, event_id: str | None = None, listener: Listener | None = None
+) -> dict[str, Any]:
+    """Make one call; the ToolResult as the agent gave it. Raises GoondanError when there is none.
+
+    `event_id` names the call to whoever may cancel it; `listener` hears of its progress.
+    """
     from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
 
     answer = await session.ask(
@@ -134,8 +169,9 @@ async def perform(session: Session, call: ToolCall) -> dict[str, Any]:
         call.instance,
         OPERATOR_CALL,
         OperatorCall(call.tool, call.args),
-        event_id=session.new_id(),
+        event_id=event_id or session.new_id(),
         workdir=call.workdir,
+        listener=listener,
     )
     return tool_result(answer)
 
@@ -169,7 +205,7 @@ def _many(kernel: Kernel, fd: int, instance: str, workdir: str | None) -> int:
         kernel.finish()
     if batch.lost is not None:
         raise batch.lost
-    return 0
+    return batch.status
 
 
 class _Batch:
@@ -185,18 +221,30 @@ class _Batch:
         #: Set when a result could not be printed.
         self._failure: BaseException | None = None
         self._give_up: Callable[[], object] = lambda: None
+        #: Events that wait for their answers; and whether a signal has ended the batch, with the status that says so.
+        self._open: set[str] = set()
+        self._ending = False
+        self._reading = True
+        self.status = 0
 
     async def run(self) -> None:
         import asyncio
 
         from kernel.cli.batch import MAX_LINE_BYTES
+        from kernel.cli.interrupts import Cancelling, Interrupts
         from kernel.cli.lines import LineReader
         from kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
             reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
             self._give_up = reader.cancel
-            await asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+            both = asyncio.ensure_future(asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED))
+            cancelling = Cancelling(session, lambda: list(self._open), on_first=self._end)
+            with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
+                await cancelling.wait(both)
+            self.status = interrupts.status
+            if cancelling.left:
+                raise SystemExit(self.status)
             if not reader.done():
                 # What is under way gets its error line by itself; nothing more is read.
                 self.lost = self.lost or session.lost_error()
@@ -206,6 +254,12 @@ class _Batch:
                 raise self._failure
             if not reader.cancelled():
                 reader.result()
+
+    def _end(self) -> None:
+        """No more lines are read; those that were get the results of cancelled calls."""
+        self._ending = True
+        if self._reading:  # else it waits for results, which are on their way
+            self._give_up()
 
     async def _read(self, session: Session, lines: Any) -> None:
         import asyncio
@@ -227,6 +281,7 @@ class _Batch:
                 tasks.add(task)
                 task.add_done_callback(done)
         finally:
+            self._reading = False
             if self._failure is not None:
                 for task in tasks:
                     task.cancel()
@@ -238,7 +293,7 @@ class _Batch:
     async def _line(self, session: Session, line: Line) -> None:
         from kernel.cli.batch import BadLine, parse_line
         from kernel.cli.output import write_json
-        from schemas.errors import GoondanError
+        from schemas.errors import GoondanError, fail
 
         known: Any = None
         try:
@@ -246,7 +301,14 @@ class _Batch:
             if parsed is None:
                 return
             known, call = parsed
-            result = await perform(session, self._placed(call))
+            if self._ending:
+                raise fail("E_CANCELLED", "the batch was ended before this call began")
+            event_id = session.new_id()
+            self._open.add(event_id)
+            try:
+                result = await perform(session, self._placed(call), event_id)
+            finally:
+                self._open.discard(event_id)
         except BadLine as bad:
             write_json({"id": bad.id, "line": line.number, "result": error_result(bad.error)})
             return

@@ -1,34 +1,132 @@
-"""Ctrl-C while a person types and waits: it ends what goes on, not the program.
+"""Signals while a person, or a script, waits for an answer: the first cancels what goes on, the second leaves.
 
-asyncio's own way is to cancel the main task, whenever it comes; between two messages that would end the conversation.
+asyncio's own way with SIGINT is to cancel the main task, whenever it comes; the turn or call would go on without
+anybody who waits for it, and between two messages that would end the conversation.
+
+Source: docs/decisions/033.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Final, Protocol, Self, TypeVar
+
+from schemas.errors import GoondanError
+from schemas.frames import ErrorPayload
+
+_T = TypeVar("_T")
+
+#: How long a command that was told to end waits for the end of what it has cancelled (seconds): a tool host ends a jail
+#: that does not stop within 2 s.
+CANCEL_S: Final = 10.0
+#: Added to a signal's number: the exit status that a shell reports.
+EXIT_SIGNAL: Final = 128
+
+
+class CancelSession(Protocol):
+    """What is needed of a session (kernel.cli.session.Session)."""
+
+    async def cancel(self, event_id: str, timeout_s: float | None = None) -> str: ...
 
 
 class Interrupts:
-    """SIGINT calls `target` as long as this is entered. Inside a running loop of the main thread."""
+    """Signals (SIGINT if none is named) call `target` while this is entered, in a running loop of the main thread."""
 
-    def __init__(self, target: Callable[[], object]) -> None:
+    def __init__(self, target: Callable[[], object], *signals: signal.Signals) -> None:
         self.target = target
-        #: How often it came; whoever was cancelled can tell by whom.
-        self.count = 0
+        self._signals = signals or (signal.SIGINT,)
+        #: The last one that came; 0: none.
+        self.number = 0
 
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._before = signal.getsignal(signal.SIGINT)
-        self._loop.add_signal_handler(signal.SIGINT, self._came)
+        self._before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in self._signals}
+        for number in self._signals:
+            self._loop.add_signal_handler(number, self._came, number)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, before)
 
-    def _came(self) -> None:
-        self.count += 1
+    @property
+    def status(self) -> int:
+        """The exit status of a command that such a signal has ended; 0: none came."""
+        return EXIT_SIGNAL + self.number if self.number else 0
+
+    def _came(self, number: signal.Signals) -> None:
+        self.number = number
         self.target()
+
+
+class Cancelling:
+    """Waits for answers while `came` may be called: the first call cancels `events()`, the second gives the waiting up.
+
+    `on_first` is called with the first. Without another, the waiting is given up after `patience_s` seconds.
+    """
+
+    def __init__(
+        self,
+        session: CancelSession,
+        events: Callable[[], Iterable[str]],
+        *,
+        on_first: Callable[[], object] | None = None,
+        patience_s: float | None = CANCEL_S,
+    ) -> None:
+        self._session = session
+        self._events = events
+        self._on_first = on_first
+        self._patience_s = patience_s
+        self._waiting: asyncio.Future[Any] | None = None
+        self._asked: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        #: It came at all; and it came again, or nothing came of it.
+        self.came_first = False
+        self.left = False
+
+    async def wait(self, waiting: asyncio.Future[_T]) -> _T | None:
+        """What `waiting` comes to; None when it was given up (`left`). Raises what it raises."""
+        self._waiting = waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self.left:
+                raise  # by somebody else
+            return None
+        finally:
+            waiting.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in self._asked:
+                task.cancel()
+
+    def came(self) -> None:
+        """Somebody wants it to end."""
+        if self.came_first:
+            self._leave()
+            return
+        self.came_first = True
+        loop = asyncio.get_running_loop()
+        self._asked = [loop.create_task(self._cancel(event_id)) for event_id in self._events()]
+        if self._patience_s is not None:
+            self._timer = loop.call_later(self._patience_s, self._leave)
+        if self._on_first is not None:
+            self._on_first()
+
+    def _leave(self) -> None:
+        self.left = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _cancel(self, event_id: str) -> None:
+        with suppress(GoondanError):  # it has just ended; or what is wrong is heard by whoever waits for the answer
+            await self._session.cancel(event_id)
+
+
+def was_cancelled(info: ErrorPayload | None) -> bool:
+    """Whether this is how something ends that was cancelled."""
+    return info is not None and info.code == "E_CANCELLED"

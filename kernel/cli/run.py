@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
-    from schemas.frames import Answer
+    from schemas.frames import Answer, ErrorPayload
 
     #: Event id, and its answer or its error; neither for an empty line.
     _Told = tuple[str, Answer | None, GoondanError | None]
@@ -93,7 +93,7 @@ def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
         kernel.finish()
     if as_json:
         write_json({"answers": talk.documents})
-    return 1 if talk.failed else 0
+    return talk.status or (1 if talk.failed else 0)
 
 
 class _Talk:
@@ -104,6 +104,8 @@ class _Talk:
         self._workdir = workdir
         self._as_json = as_json
         self.failed = False
+        #: The exit status when a second Ctrl-C in one turn has ended the conversation.
+        self.status = 0
         #: With --json: what is printed at the end.
         self.documents: list[dict[str, Any]] = []
 
@@ -155,7 +157,7 @@ class _Talk:
                     left.cancel()
 
     async def _interactive(self, session: Session) -> None:
-        """One message at a time, shown while it is answered. Ctrl-C ends the waiting, not the conversation."""
+        """One message at a time, shown while it is answered. Ctrl-C cancels the turn; twice ends the conversation."""
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
         from kernel.cli.output import write
@@ -167,37 +169,48 @@ class _Talk:
         if self._kernel.model is not None:
             write(f"it talks to {flowing(self._kernel.model)}", sys.stderr)
         with Interrupts(prompt.interrupted) as interrupts:
-            while (line := await prompt.read()) is not None:
+            while not self.status and (line := await prompt.read()) is not None:
                 await self._turn(session, line, interrupts)
                 interrupts.target = prompt.interrupted
 
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts) -> None:
         import asyncio
 
+        from kernel.cli.interrupts import Cancelling, was_cancelled
         from kernel.cli.output import write
         from kernel.cli.screen import Screen
 
         screen = Screen(text=not self._as_json)
-        asking = asyncio.ensure_future(self._ask(session, line, screen.hear))
-        interrupts.target, before = asking.cancel, interrupts.count
-        try:
-            self._show(await asking, screen)
-        except asyncio.CancelledError:
-            if interrupts.count == before:
-                raise  # the kernel is lost
+        event_id = session.new_id()
+
+        def interrupted() -> None:
             screen.close()
-            write("\nnot waiting any more; what the agent still does takes its course", sys.stderr)
+            write("\ncancelling the turn; Ctrl-C again ends the conversation", sys.stderr)
+
+        cancelling = Cancelling(session, lambda: [event_id], on_first=interrupted, patience_s=None)
+        interrupts.target = cancelling.came
+        asking = asyncio.ensure_future(self._ask(session, line, event_id, screen.hear))
+        try:
+            told = await cancelling.wait(asking)
+            if told is None:
+                self.status = interrupts.status
+            elif cancelling.came_first and was_cancelled(_error_of(told)):
+                self._keep(told)
+                write("cancelled", sys.stderr)
+            else:
+                self._show(told, screen)
         finally:
-            asking.cancel()
             screen.close()
 
-    async def _ask(self, session: Session, line: Line, listener: Listener | None = None) -> _Told:
+    async def _ask(
+        self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
+    ) -> _Told:
         """One line to its answer. Raises only E_KERNEL_LOST."""
         from kernel.cli.options import DEFAULT_INSTANCE
         from kernel.cli.session import USER_MESSAGE
         from schemas.errors import GoondanError, fail
 
-        event_id = session.new_id()
+        event_id = event_id or session.new_id()
         try:
             if line.data is None:
                 raise fail("E_FRAME_TOO_LARGE", f"line {line.number} has {line.size} bytes, limit {MAX_LINE_BYTES}")
@@ -224,21 +237,32 @@ class _Talk:
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         from kernel.cli.output import error_text, write, write_text
-        from kernel.cli.send import answer_document
 
-        event_id, answer, error = told
+        _, answer, error = told
         if answer is None and error is None:
             return
-        info = error.info if error is not None else answer.error if answer is not None else None
+        info = _error_of(told)
         failed = answer is None or answer.status != "completed"
         self.failed = self.failed or failed
         if screen is not None and (failed or self._as_json):
             screen.close()
         if self._as_json:
-            failure = {"eventId": event_id, "status": "failed", "error": info}
-            self.documents.append(answer_document(event_id, answer) if answer is not None else failure)
+            self._keep(told)
         elif not failed:
             response = (answer.response if answer is not None else None) or ""
             write_text(response) if screen is None else screen.end(response)
         elif info is not None:
             write(error_text(info), sys.stderr)
+
+    def _keep(self, told: _Told) -> None:
+        """With --json: what is printed at the end."""
+        from kernel.cli.send import answer_document
+
+        event_id, answer, error = told
+        failure = {"eventId": event_id, "status": "failed", "error": None if error is None else error.info}
+        self.documents.append(answer_document(event_id, answer) if answer is not None else failure)
+
+
+def _error_of(told: _Told) -> ErrorPayload | None:
+    _, answer, error = told
+    return error.info if error is not None else answer.error if answer is not None else None

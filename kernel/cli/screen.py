@@ -57,7 +57,12 @@ def has_cursor(env: Mapping[str, str] = os.environ) -> bool:
 
 def wants_live() -> bool:
     """Whether anybody would see a turn while it runs."""
-    return is_terminal(sys.stdout) or (is_terminal(sys.stderr) and has_cursor())
+    return is_terminal(sys.stdout) or shows_status()
+
+
+def shows_status() -> bool:
+    """Whether there is a terminal for a line about what goes on."""
+    return is_terminal(sys.stderr) and has_cursor()
 
 
 class Screen:
@@ -71,7 +76,7 @@ class Screen:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._shows_text = text and is_terminal(sys.stdout)
-        self._shows_status = is_terminal(sys.stderr) and has_cursor()
+        self._shows_status = shows_status()
         self._line_open = False
         self._status = ""
         self._timer: asyncio.TimerHandle | None = None

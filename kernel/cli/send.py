@@ -47,11 +47,16 @@ def command(
     workdir: str | None,
     as_json: bool,
 ) -> int:
-    """Send one message to a running swarm and print the answer."""
+    """Send one message to a running swarm and print the answer.
+
+    Ctrl-C cancels the turn; a second one does not wait for its end. When the time of --timeout is over, the turn ends,
+    too. Any other end of this command leaves the message to the agent; --event-id asks for the answer later.
+    """
     import asyncio
 
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
+    from kernel.cli.interrupts import was_cancelled
     from kernel.cli.output import error_text, write, write_json
     from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates
@@ -74,10 +79,11 @@ def command(
         sent = asyncio.run(_send(kernel, agent, key, text, event_id, not no_wait, timeout, workdir, as_json))
     finally:
         kernel.finish()
-    known_id, answer = sent
+    known_id, answer, interrupted = sent
     if answer is None:
         write_json({"eventId": known_id, "status": "accepted"}) if as_json else write(known_id)
         return 0
+    cancelled = interrupted and was_cancelled(answer.error)
     if as_json:
         write_json(answer_document(known_id, answer))
     elif answer.status == "completed":
@@ -85,7 +91,9 @@ def command(
     elif answer.error is not None:
         import sys
 
-        write(error_text(answer.error), sys.stderr)
+        write("cancelled" if cancelled else error_text(answer.error), sys.stderr)
+    if cancelled:
+        return interrupted
     return 0 if answer.status == "completed" else 1
 
 
@@ -113,8 +121,13 @@ async def _send(
     timeout_s: float,
     workdir: str | None,
     as_json: bool,
-) -> tuple[str, Answer | None]:
-    """Send it; the event id, and the answer, whose text is printed unless `as_json`."""
+) -> tuple[str, Answer | None, int]:
+    """Send it; the event id, and the answer, whose text is printed unless `as_json`; and the exit status that says that
+    SIGINT came, else 0.
+    """
+    import asyncio
+
+    from kernel.cli.interrupts import Cancelling, Interrupts
     from kernel.cli.screen import shown
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
@@ -124,7 +137,7 @@ async def _send(
             await session.tell(
                 agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
             )
-            return known_id, None
+            return known_id, None, 0
 
         async def ask(listener: Listener | None) -> Answer:
             return await session.ask(
@@ -138,4 +151,10 @@ async def _send(
                 listener=listener,
             )
 
-        return known_id, await (ask(None) if as_json else shown(ask))
+        cancelling = Cancelling(session, lambda: [known_id])
+        with Interrupts(cancelling.came) as interrupts:
+            asking = ask(None) if as_json else shown(ask)
+            answer = await cancelling.wait(asyncio.ensure_future(asking))
+        if answer is None:
+            raise SystemExit(interrupts.status)
+        return known_id, answer, interrupts.status

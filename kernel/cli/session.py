@@ -138,10 +138,17 @@ class Session:
         frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
         await self._wait(self._open.post(frame), frame, timeout_s)
 
-    async def admin(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """A question to the broker itself. Raises GoondanError."""
         frame = Frame("admin", payload=to_raw(request))
-        return from_raw((await self._wait(self._open.post(frame), frame, WELCOME_S)).payload, dict)
+        return from_raw((await self._wait(self._open.post(frame), frame, timeout_s)).payload, dict)
+
+    async def cancel(self, event_id: str, timeout_s: float | None = None) -> str:
+        """Cancel an event and wait until it has ended; how it did: `cancelled`, or as it had by itself.
+
+        Raises GoondanError: E_EVENT_NOT_FOUND, E_AGENT_TIMEOUT when it has not ended after `timeout_s` seconds.
+        """
+        return str((await self.admin({"op": "cancel", "eventId": event_id}, timeout_s)).get("state"))
 
     @property
     def _open(self) -> Link:

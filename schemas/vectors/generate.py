@@ -320,6 +320,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "AgentEvent",
         ),
         ("tool.cancel", Frame("tool.cancel", id="x.14", call_id="t1/c1"), None),
+        ("tool.cancel of an event", Frame("tool.cancel", id="b.14", event_id="e-1", epoch=7), None),
         ("agents.spawn", Frame("agents.spawn", id="x.15", to="reviewer", instance_key="u2"), None),
         ("agents.list", Frame("agents.list", id="x.16"), None),
         ("agents.catalog", Frame("agents.catalog", id="x.17"), None),

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from agentproc import turn_run as run_module
 from agentproc.answers import turn_id
-from agentproc.conversation import Message, ToolData, UserData, is_presentable
+from agentproc.conversation import UserData, is_presentable
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
@@ -24,64 +24,17 @@ from agentproc.turn import AskedCall
 from schemas.address import instance_dir
 from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
 from schemas.errors import fail, tool_error
-from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
+from schemas.frames import Frame, ToolCallPayload, ToolResult
 from schemas.launch import ModelSpec
 from schemas.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
-
-Make = Callable[..., TurnRunner]
-
-
-@pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    """Runners over one state directory: each is a new incarnation of the instance `k` of its agent."""
-    runners: list[TurnRunner] = []
-
-    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
-        spec = make_spec(str(tmp_path), **changes)
-        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-        runners.append(TurnRunner(spec, "k", link, store, provider=script))
-        return runners[-1]
-
-    yield build
-    for runner in runners:
-        await runner.close()
-
-
-async def settle(rounds: int = 20) -> None:
-    """Let everything that can run, run."""
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
-def the_answer(link: FakeLink) -> Answer:
-    (answer,) = link.answers()
-    return answer
-
-
-def last_results(messages: list[Message]) -> list[tuple[str, str]]:
-    return [
-        (part.tool_call_id, part.result.status)
-        for message in messages
-        if isinstance(message.data, ToolData)
-        for part in message.data.content
-    ]
+from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until
 
 
 def noted(folder: Path, *kinds: str) -> list[str]:
     """The kinds of notes that traces are told from, in their order; only those asked for."""
     with closing(sqlite3.connect(next(folder.rglob("conversation.db")))) as db:
         return [kind for (kind,) in db.execute("SELECT type FROM runtime_events ORDER BY seq") if kind in kinds]
-
-
-def code_of(answer: Answer) -> str | None:
-    return None if answer.error is None else answer.error.code
 
 
 async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentproc.conversation import Message, ToolData, is_presentable
+from agentproc.conversation import Message, ToolData, UserData, is_presentable
 from agentproc.turn import (
     Action,
     AskedCall,
@@ -35,6 +35,7 @@ from agentproc.turn import (
     TurnLeft,
     Yield,
 )
+from agentproc.turn_run import CANCELLED
 from schemas.codec import to_raw
 from schemas.errors import error_payload, tool_error
 from schemas.frames import ToolResult
@@ -380,6 +381,32 @@ def test_any_order_of_inputs_keeps_the_invariant(data: st.DataObject) -> None:
             event = data.draw(_noise)
         driver.give(event)
         _check(driver)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_cancel_at_any_point_gives_one_end_and_a_valid_history(data: st.DataObject) -> None:
+    """Whatever came before it, and whatever comes after it."""
+    wrapped, operator = data.draw(st.booleans()), data.draw(st.booleans())
+    driver = Driver(wrapped=wrapped and not operator)
+    driver.give(BeginCall("x__y", {}) if operator else Begin("go"))
+    for event in data.draw(st.lists(_noise, max_size=20)):
+        driver.give(event)
+    over = driver.turn.phase == "over"
+    before = len(driver.messages)
+    driver.give(CANCELLED)
+    for event in data.draw(st.lists(_noise, max_size=5)):
+        driver.give(event)
+    driver.give(CANCELLED)  # also where middleware did not leave the turn
+    _check(driver)
+    assert is_presentable(driver.messages), "the next turn's model request is valid"
+    if not over:
+        (end,) = driver.ends
+        assert driver.turn.open_calls == []
+        if end.error == CANCELLED.error:
+            assert (end.status, end.finish_reason) == ("failed", "cancelled")
+            texts = [message.data.content for message in driver.messages[before:] if isinstance(message.data, UserData)]
+            assert texts == ([] if operator else [CANCELLED.told]), "the model is told once that this is taken back"
 
 
 @settings(max_examples=100, deadline=None)

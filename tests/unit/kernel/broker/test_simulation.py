@@ -18,6 +18,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("down"), st.integers(0, 7)),
     st.tuples(st.just("round"), st.integers(1, 4)),
     st.tuples(st.just("ask"), st.integers(0, 7)),
+    st.tuples(st.just("cancel"), st.integers(0, 7)),
     st.tuples(st.just("work"), st.just(0)),
     st.tuples(st.just("reconcile"), st.just(0)),
     st.tuples(st.just("advance"), st.integers(1, 30)),
@@ -49,6 +50,10 @@ def perform(world: World, action: str, number: int) -> None:
             count = len(client.asked)
             agent = "coder" if number & 2 else "reviewer"
             client.ask(f"c{number % 2}e{count}", agent, f"k{number // 4}", calls=number % 3, live=number % 2 == 0)
+        case "cancel":
+            client = world.clients[number % 2]
+            if client.asked:
+                client.cancel(client.asked[-1 - number // 2 % len(client.asked)])
         case "work":
             world.host.work()
         case "reconcile":
@@ -76,6 +81,15 @@ def check(world: World) -> None:
         for event_id in client.asked:
             answers = client.answers.get(event_id, [])
             assert len(answers) == 1, f"{event_id} was answered {len(answers)} times"
+        for event_id, times in client.cancels.items():
+            ended = client.ended.get(event_id, [])
+            assert len(ended) == times, "every question to cancel has its answer"
+            answer = client.answers[event_id][0].answer
+            assert answer is not None
+            # A broker that was restarted has forgotten what ended before.
+            known = set(ended) - {"E_EVENT_NOT_FOUND"}
+            assert known <= ({"done"} if answer.status == "completed" else {"cancelled", "failed"}), ended
+            assert answer.status == "completed" or (answer.error is not None and answer.error.code == "E_CANCELLED")
     for store in world.stores.values():
         assert max(Counter(store.completed).values(), default=1) == 1, "a turn was completed twice"
     runs = Counter(world.ran)
@@ -119,7 +133,7 @@ def test_one_failure_at_every_step(victim: str, after: int) -> None:
     check(world)
 
 
-NAMES = ["up", "up", "down", "down", "round", "ask", "work", "reconcile", "advance", "cut", "leave"]
+NAMES = ["up", "up", "down", "down", "round", "ask", "cancel", "work", "reconcile", "advance", "cut", "leave"]
 KILLS = ["kill_agent", "kill_host", "kill_broker"]
 
 

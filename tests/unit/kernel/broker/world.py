@@ -16,6 +16,7 @@ from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
 from schemas.codec import decode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
+from schemas.errors import error_payload
 from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo, RuntimeEvent
 from schemas.launch import (
     AgentSpec,
@@ -170,6 +171,9 @@ class Client(Actor):
         self.asked: list[str] = []
         self.answers: dict[str, list[AgentEvent]] = {}
         self.errors: dict[str, str] = {}
+        #: Event id -> how it had ended, for each question to cancel it; and how often that was asked.
+        self.ended: dict[str, list[str]] = {}
+        self.cancels: dict[str, int] = {}
         #: Event id -> the epochs under which it was spoken of, in the order of hearing.
         self.heard: dict[str, list[int]] = {}
 
@@ -189,9 +193,21 @@ class Client(Actor):
             self.heard[event_id] = []
         self.submit("ask", frame, event_id)
 
+    def cancel(self, event_id: str) -> None:
+        self.cancels[event_id] = self.cancels.get(event_id, 0) + 1
+        frame = Frame("admin", payload=to_raw({"op": "cancel", "eventId": event_id}))
+        self.submit("post", frame, ("cancel", event_id))
+
     def on_settled(self, settled: Settled) -> None:
         event_id = settled.entry.waiter
-        if settled.frame is not None:
+        if isinstance(event_id, tuple):
+            said = settled.error.code if settled.frame is None and settled.error is not None else None
+            if said is None and settled.frame is not None:
+                reply = from_raw(settled.frame.payload, dict)
+                assert reply["eventId"] == event_id[1]
+                said = reply["state"]
+            self.ended.setdefault(event_id[1], []).append(said or "")
+        elif settled.frame is not None:
             self.answers.setdefault(event_id, []).append(from_raw(settled.frame.payload, AgentEvent))
         elif settled.error is not None:
             self.errors[event_id] = settled.error.code
@@ -226,18 +242,29 @@ class Agent(Actor):
         self.store = world.stores.setdefault((name, key), Store())
         self.held: Frame | None = None
         self.wanted_calls = 0
+        self.open_call = ""
+        #: Came before the end of what is held, which the broker ended without us.
+        self.next: Frame | None = None
 
     def leases(self) -> list[Lease]:
-        held = self.held
-        return [] if held is None else [Lease(held.event_id or "", held.epoch or 0, self.key)]
+        held = [frame for frame in (self.held, self.next) if frame is not None]
+        return [Lease(frame.event_id or "", frame.epoch or 0, self.key) for frame in held]
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
             self.world.kill_agent(self)
             return
+        if frame.type == "tool.cancel":
+            self.cancel(frame)
+            return
         assert frame.type == "event", frame.type
         if self.held is not None and self.held.event_id not in self.store.finished:
-            assert frame.event_id == self.held.event_id, "a second lease at a time"
+            if frame.event_id != self.held.event_id:
+                known = self.world.router.bus.mailbox.events.get(self.held.event_id or "")
+                assert known is not None, "a second lease at a time"
+                assert known.state == "cancelled", "a second lease at a time"
+                self.next = frame
+                return
             self.held = frame
             return
         assert (frame.epoch or 0) >= self.store.epoch, "an epoch went back"
@@ -259,14 +286,28 @@ class Agent(Actor):
                 if number not in results:
                     self.call(event_id, number)
                     return
-            answer = Answer(turn_id=event_id, status="completed", response=",".join(results.values()))
-            self.store.finished[event_id] = AgentEvent(
-                id=event_id + "!", type="agent.response", created_at="2026-01-01T00:00:00Z", answer=answer
-            )
-            self.store.completed.append(event_id)
-        frame = Frame("ack", stage="done", event_id=event_id, epoch=held.epoch)
-        frame.payload = to_raw(self.store.finished[event_id])
+            self.finish(event_id, Answer(turn_id=event_id, status="completed", response=",".join(results.values())))
+        finished = self.store.finished[event_id]
+        stage = "done" if finished.answer.status == "completed" else "failed"
+        frame = Frame("ack", stage=stage, event_id=event_id, epoch=held.epoch, payload=to_raw(finished))
         self.submit("post", frame, ("done", event_id))
+
+    def finish(self, event_id: str, answer: Answer) -> None:
+        self.store.finished[event_id] = AgentEvent(
+            id=event_id + "!", type="agent.response", created_at="2026-01-01T00:00:00Z", answer=answer
+        )
+        self.store.completed.append(event_id)
+
+    def cancel(self, frame: Frame) -> None:
+        """End the turn that this names, unless it has ended."""
+        held = self.held
+        if held is None or (held.event_id, held.epoch) != (frame.event_id, frame.epoch):
+            return
+        event_id = held.event_id or ""
+        if event_id not in self.store.finished:
+            self.peer.forget(self.open_call)
+            self.finish(event_id, Answer(turn_id=event_id, status="failed", error=error_payload("E_CANCELLED", "no")))
+            self.step()
 
     def tell(self, event_id: str, epoch: int) -> None:
         """News for the asker, and what nobody may hear: of another's event, and under an epoch that is over."""
@@ -283,6 +324,7 @@ class Agent(Actor):
         frame = Frame("tool.call", call_id=call_id, tool=TOOL, event_id=event_id, epoch=held.epoch, first_sent_ms=first)
         frame.payload = to_raw({"args": {}, "turnId": event_id, "toolCallId": str(number)})
         self.submit("call", frame, ("call", event_id, number))
+        self.open_call = frame.id
 
     def on_settled(self, settled: Settled) -> None:
         what = settled.entry.waiter
@@ -300,7 +342,9 @@ class Agent(Actor):
             self.send(Frame("ack", stage="result", calls=[settled.frame.call_id or ""]))
             self.step()
         elif what[0] == "done" and held is not None and what[1] == held.event_id:
-            self.held = None
+            self.held, after, self.next = None, self.next, None
+            if after is not None:
+                self.on_frame(after)
         elif what[0] == "bye" and settled.error is None:
             self.world.kill_agent(self)
 

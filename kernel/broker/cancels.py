@@ -1,0 +1,138 @@
+"""Cancelling events: who may, what happens to an event that waits or is worked on, and who is told of its end. Pure.
+
+Rules.
+- A queued event ends as cancelled through the journal, like any other end; until that is down it is not handed out.
+- A leased one is its holder's to end: the holder is told (`tool.cancel` with the event's id and epoch), again at its
+  next hello, and answers `failed`. If it is lost or gives the event back instead, the event ends as a queued one does.
+- What the turn has asked other agents for, and waits for, is cancelled with it. What it sent without waiting is not.
+- Whoever asked hears of it when the event has ended, and hears the same however often they ask.
+- A broker that has just begun does not know yet what exists and who holds what: it asks to be asked again. A holder
+  that comes back even later, with an event that was ended here meanwhile, is told to end it, too.
+
+Source: PROTOCOL.md "Cancelling"; docs/decisions/033; delivery.md sections 3 and 6.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kernel.broker.answers import failure_answer
+from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.mailbox import Event, Instance, Staged
+from kernel.broker.presence import Connection
+from schemas.codec import to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame, Lease
+
+#: Questions that may wait for the end of one event; more are refused with E_OVERLOADED.
+MAX_ASKERS: Final = 64
+#: Events of one instance that one answer lists: it has to fit one frame.
+MAX_LISTED: Final = 1000
+
+
+class Cancels:
+    """The cancelling side of the broker."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._mailbox = bus.mailbox
+
+    # --- questions of clients
+
+    def ask(self, connection: Connection, frame: Frame, event_id: Any, now: float) -> None:
+        """`{op: "cancel", eventId}`: answered when the event has ended."""
+        if not isinstance(event_id, str):
+            raise GoondanError(error_payload("E_FRAME_INVALID", "admin cancel needs an eventId"))
+        event = self._mailbox.events.get(event_id)
+        if event is None or (event.state == "accepted" and event.instance.conn is None):
+            self._expect_more(now)
+        if event is None or not _may_cancel(connection, event):
+            message = f"no event {event_id[:100]!r} waits or is worked on"
+            raise GoondanError(error_payload("E_EVENT_NOT_FOUND", message))
+        if event.finished:
+            self._reply(connection, frame.id, event)
+            return
+        again = [asked for asked in event.cancel_asked if asked[1] == frame.id]
+        if again:  # its link came back over another connection
+            event.cancel_asked[event.cancel_asked.index(again[0])] = (connection, frame.id)
+            return
+        if len(event.cancel_asked) >= MAX_ASKERS:
+            message = "too many ask for the end of this event"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        event.cancel_asked.append((connection, frame.id))
+        self._bus.counters["cancels"] += 1
+        self._cancel(event)
+
+    def list_events(self, connection: Connection, frame: Frame, agent: Any, key: Any, now: float) -> None:
+        """`{op: "events", agent, instanceKey}`: what an instance works on, then what waits for it, in order."""
+        if agent not in self._bus.plan.agents or not isinstance(key, str):
+            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {str(agent)[:100]!r}"))
+        instance = self._mailbox.instances.get((agent, key))
+        if instance is None:
+            self._expect_more(now)
+        events = [] if instance is None else [instance.leased] * (instance.leased is not None) + [*instance.queue]
+        listed = [{"eventId": e.id, "state": e.state} for e in events[:MAX_LISTED] if e is not None]
+        body = {"events": listed, "more": max(0, len(events) - MAX_LISTED)}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _expect_more(self, now: float) -> None:
+        """Raises GoondanError E_OVERLOADED, which links answer by asking again, while the broker is new."""
+        if now - self._bus.started_ms / 1000 < RETURN_S:
+            message = "the broker has just started and may not know it yet"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+
+    # --- what becomes of events
+
+    def _cancel(self, event: Event) -> None:
+        event.cancelled = True
+        if event.instance.leased is event:
+            self._tell_holder(event.instance)
+        else:
+            self.end_queued(event)
+        self._cancel_requests(event)
+
+    def end_queued(self, event: Event) -> None:
+        """A cancelled event that nobody holds ends as soon as the journal has it."""
+        if not event.ending:
+            event.ending = True
+            error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
+            self._bus.staged.append(Staged("finish", event, answer=failure_answer(event, error), state="failed"))
+
+    def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
+        """An agent said hello with what it holds: it may not have heard."""
+        for lease in leases:
+            event = self._mailbox.events.get(lease.event_id)
+            if event is not None and event.instance is instance and event.cancelled:
+                self._bus.send(connection, Frame("tool.cancel", event_id=event.id, epoch=lease.epoch))
+
+    def ending(self, event: Event) -> None:
+        """The event ends, in whatever way: what its turn asked for before it heard of a cancel ends with it."""
+        if event.cancelled:
+            self._cancel_requests(event)
+
+    def ended(self, event: Event) -> None:
+        """The event has ended: whoever asked is told."""
+        for connection, frame_id in event.cancel_asked:
+            self._reply(connection, frame_id, event)
+        event.cancel_asked.clear()
+
+    def _cancel_requests(self, event: Event) -> None:
+        for request in event.requests:
+            if not request.cancelled and not request.finished:
+                self._cancel(request)
+
+    def _tell_holder(self, instance: Instance) -> None:
+        event = instance.leased
+        if event is not None and instance.conn is not None:
+            self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
+
+    def _reply(self, connection: Connection, frame_id: str, event: Event) -> None:
+        body = {"eventId": event.id, "state": event.state}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+
+def _may_cancel(connection: Connection, event: Event) -> bool:
+    """An operator may cancel every event; another client what such clients sent."""
+    if connection.claims.operator:
+        return True
+    return event.sender == connection.sender and event.source is not None and event.source.name != "operator"

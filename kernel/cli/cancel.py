@@ -1,0 +1,83 @@
+"""`gdn cancel`: ends a turn, with its model call and its tool calls, or a message that waits for one.
+
+Source: docs/decisions/033.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Kernel
+
+#: How long the end of the turn is waited for when nothing is said (seconds): extensions may take 30 s to leave a turn.
+DEFAULT_TIMEOUT_S: Final = 60.0
+
+
+@click.command(epilog="Without EVENT_ID it is what the instance works on; --agent alone means its instance `default`.")
+@click.argument("event_id", required=False, metavar="[EVENT_ID]")
+@options.bundle
+@click.option(
+    "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Cancel what this agent works on."
+)
+@options.instance
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Give up waiting for the end after this time; it is cancelled all the same.",
+)
+@options.as_json
+def command(
+    event_id: str | None, bundle: str | None, agent: str | None, instance: str, timeout: float, as_json: bool
+) -> int:
+    """Cancel a turn with all its calls, or a message that waits.
+
+    EVENT_ID is what `gdn send --json` and `gdn send --no-wait` print. Returns when it has ended.
+    """
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
+    from schemas.errors import fail
+
+    if (event_id is None) == (agent is None):
+        raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
+    key = check_instance(instance)
+    kernel = attach(locate(bundle))
+    try:
+        known_id, state = asyncio.run(_cancel(kernel, event_id, agent, key, timeout))
+    finally:
+        kernel.finish()
+    if as_json:
+        write_json({"eventId": known_id, "status": state})
+    elif state == "cancelled":
+        write(f"cancelled {one_line(known_id, len(known_id))}")
+    else:
+        write(f"{one_line(known_id, len(known_id))} had ended by itself: {state}")
+    return 0
+
+
+async def _cancel(
+    kernel: Kernel, event_id: str | None, agent: str | None, instance: str, timeout_s: float
+) -> tuple[str, str]:
+    """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
+    from kernel.cli.session import WELCOME_S, Session
+    from schemas.errors import fail
+
+    async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
+        if event_id is None:
+            # Asked by its id, it is the same event however often the question has to be sent.
+            listed = await session.admin({"op": "events", "agent": agent, "instanceKey": instance}, timeout_s)
+            if not listed["events"]:
+                raise fail("E_EVENT_NOT_FOUND", f"{agent}/{instance} works on nothing")
+            event_id = str(listed["events"][0]["eventId"])
+        return event_id, await session.cancel(event_id, timeout_s)

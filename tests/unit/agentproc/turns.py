@@ -1,0 +1,67 @@
+"""Turns in tests: runners over one state directory, and what is asked of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentproc.conversation import Message, ToolData
+from agentproc.loop import TurnRunner
+from agentproc.store import ConversationStore
+from schemas.address import instance_dir
+from schemas.frames import Answer
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
+
+Make = Callable[..., TurnRunner]
+
+
+class Runners:
+    """Makes runners; each is a new incarnation of the instance `k` of its agent."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = str(state_dir)
+        self._made: list[TurnRunner] = []
+
+    def build(self, link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
+        """A runner over this link with this model; `changes` are of its specification."""
+        spec = make_spec(self._state_dir, **changes)
+        store = ConversationStore(instance_dir(self._state_dir, spec.name, "k"), durability=spec.durability)
+        self._made.append(TurnRunner(spec, "k", link, store, provider=script))
+        return self._made[-1]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for runner in self._made:
+            await runner.close()
+
+
+async def settle(rounds: int = 20) -> None:
+    """Let everything that can run, run."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def the_answer(link: FakeLink) -> Answer:
+    (answer,) = link.answers()
+    return answer
+
+
+def last_results(messages: list[Message]) -> list[tuple[str, str]]:
+    return [
+        (part.tool_call_id, part.result.status)
+        for message in messages
+        if isinstance(message.data, ToolData)
+        for part in message.data.content
+    ]
+
+
+def code_of(answer: Answer) -> str | None:
+    return None if answer.error is None else answer.error.code
