@@ -117,6 +117,7 @@ class Started:
         self._place = place
         #: Others may use it, and it ends with the last of them.
         self.shared = shared
+        self._refused = False  # what is in the runtime directory belongs to another kernel
 
     def wait_ready(self) -> None:
         """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
@@ -135,11 +136,13 @@ class Started:
         self._ready_fd = -1
         if data == b"\n":
             return
-        self.wait_end()
         try:
             report = msgspec.json.decode(data, type=_Report)
         except msgspec.DecodeError:
+            self.wait_end()
             raise fail("E_KERNEL_LOST", f"the supervisor ended before it was ready; see {self._log}") from None
+        self._refused = report.error.code == "E_KERNEL_RUNNING"
+        self.wait_end()
         if report.problems:
             raise InvalidBundle(report.error, report.problems, report.dropped)
         raise GoondanError(report.error)
@@ -157,7 +160,7 @@ class Started:
     def wait_end(self) -> None:
         """Wait until it and everything below it is gone; what does not go in time is killed."""
         self.stop_soon()
-        end_of(self.pidfd, self._place.run_dir)
+        end_of(self.pidfd, self._place.run_dir, leftovers=not self._refused)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -172,11 +175,14 @@ class Started:
         return f"{self._place.state_dir}/logs/supervisor.log"
 
 
-def end_of(pidfd: int, run_dir: str, timeout_s: float = STOP_S) -> bool:
-    """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went."""
+def end_of(pidfd: int, run_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
+    """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went.
+
+    `leftovers`: what it may leave in the directory is its own.
+    """
     readable, _, _ = select.select([pidfd], [], [], timeout_s)
     if readable:
-        if os.path.exists(f"{run_dir}/{rundir.ALIVE}"):
+        if leftovers and os.path.exists(f"{run_dir}/{rundir.ALIVE}"):
             rundir.clear_after_death(run_dir)  # it did not end in order
         return True
     with suppress(ProcessLookupError):

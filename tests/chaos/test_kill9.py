@@ -6,39 +6,56 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import time
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, wait_until
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 #: The promise (seconds), besides what the command of the call itself takes.
 PROMISE_S = 5.0
 CALL_S = 1.0
 
 
-def victim(kernel: Sandbox, role: str) -> int:
+@pytest.fixture(scope="module")
+def place() -> Iterator[Sandbox]:
+    """One bundle for all tests."""
+    with sandbox() as made:
+        yield made
+
+
+@pytest.fixture
+def kernel(place: Sandbox) -> Sandbox:
+    """Its kernel: the one that the test before left, however that one treated it, or a new one."""
+    if not place.ps():
+        place.detach()
+    return place
+
+
+def running(kernel: Sandbox, instance: str, seconds: float = CALL_S) -> subprocess.Popen[bytes]:
+    """A call that lasts so long, and has begun."""
+    command = {"command": f"touch started; sleep {seconds}; echo survived"}
+    call = kernel.popen("call", "bash__exec", json.dumps(command), "--json", "--instance", instance)
+    wait_until(lambda: any(kernel.home.glob(f"state/workspaces/*/instances/*/{instance}/workspace/started")))
+    return call
+
+
+def victim(kernel: Sandbox, role: str, instance: str) -> int:
     """The process of `role`, while the call runs."""
 
     def find() -> int | None:
-        rows: list[dict[str, Any]] = [row for row in kernel.ps() if row["role"] == role and row["pid"]]
-        return int(rows[0]["pid"]) if rows else None
+        rows = [row for row in kernel.ps() if row["role"] == role and row["instanceKey"] in (None, instance)]
+        return next((row["pid"] for row in rows if row["pid"]), None)
 
     return int(wait_until(find))
 
 
-def started(kernel: Sandbox) -> bool:
-    return any(kernel.home.glob("state/workspaces/*/instances/*/*/workspace/started"))
-
-
 @pytest.mark.parametrize("role", ["worker", "toolhost", "agent", "forkserver", "broker"])
 def test_a_killed_process_costs_at_most_one_structured_error(kernel: Sandbox, role: str) -> None:
-    kernel.detach()
-    command = {"command": f"touch started; sleep {CALL_S}; echo survived"}
-    call = kernel.popen("call", "bash__exec", json.dumps(command), "--json")
-    wait_until(lambda: started(kernel))
-    os.kill(victim(kernel, role), signal.SIGKILL)
+    call = running(kernel, role)
+    os.kill(victim(kernel, role, role), signal.SIGKILL)
     killed = time.monotonic()
     out, err = call.communicate(timeout=30)
     assert time.monotonic() - killed < PROMISE_S + CALL_S, kernel.log("")
@@ -54,14 +71,26 @@ def test_a_killed_process_costs_at_most_one_structured_error(kernel: Sandbox, ro
     if role in ("broker", "forkserver"):
         assert call.returncode == 0, document  # nothing of the call ran there
     begun = time.monotonic()
-    assert kernel.call("echo next")["output"]["stdout"] == "next\n"
+    assert kernel.call("echo next", "--instance", role)["output"]["stdout"] == "next\n"
     assert time.monotonic() - begun < PROMISE_S
 
 
+@pytest.mark.parametrize("role", ["broker", "toolhost", "forkserver"])
+def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: str) -> None:
+    for _ in range(4):
+        before = next(row["restarts"] for row in kernel.ps() if row["role"] == role)
+
+        def again(wanted: int = before + 1) -> bool:
+            row = next(row for row in kernel.ps() if row["role"] == role)
+            return bool(row["status"] == "running" and row["restarts"] == wanted)
+
+        os.kill(kernel.pid(role), signal.SIGKILL)
+        wait_until(again)
+    assert kernel.call("echo back", "--instance", f"fresh-{role}")["output"]["stdout"] == "back\n"
+
+
 def test_a_killed_supervisor_takes_everything_along_and_the_next_start_works_at_once(kernel: Sandbox) -> None:
-    kernel.detach()
-    call = kernel.popen("call", "bash__exec", json.dumps({"command": "touch started; sleep 60"}), "--json")
-    wait_until(lambda: started(kernel))
+    call = running(kernel, "supervisor", 60.0)
     os.kill(kernel.pid("supervisor"), signal.SIGKILL)
     kernel.wait_for_nothing(2.0)
     out, _ = call.communicate(timeout=5)
@@ -74,29 +103,13 @@ def test_a_killed_supervisor_takes_everything_along_and_the_next_start_works_at_
 
 
 def test_a_start_waits_for_what_is_left_of_a_killed_kernel(kernel: Sandbox) -> None:
-    kernel.detach()
     os.kill(kernel.pid("supervisor"), signal.SIGKILL)
     result = kernel.gdn("run", "--detach")  # at once, with everything still dying
     assert result.status == 0, result.err
     assert kernel.call("echo again")["output"]["stdout"] == "again\n"
 
 
-@pytest.mark.parametrize("role", ["broker", "toolhost", "forkserver"])
-def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: str) -> None:
-    kernel.detach()
-    for restarts in range(4):
-
-        def again(wanted: int = restarts + 1) -> bool:
-            row = next(row for row in kernel.ps() if row["role"] == role)
-            return bool(row["status"] == "running" and row["restarts"] == wanted)
-
-        os.kill(kernel.pid(role), signal.SIGKILL)
-        wait_until(again)
-    assert kernel.call("echo back", "--instance", "fresh")["output"]["stdout"] == "back\n"
-
-
 def test_a_start_gives_up_on_leftovers_that_do_not_end_and_leaves_their_lock(kernel: Sandbox) -> None:
-    kernel.detach()
     (run_dir,) = kernel.run_dirs
     with open(run_dir / "alive", "rb") as leftover:
         fcntl.flock(leftover, fcntl.LOCK_SH)

@@ -9,7 +9,7 @@ from sqlite3 import connect
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.model_servers import KEY, endpoint, seen, server
 
 BUNDLE = """\
@@ -103,57 +103,82 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(fake: str, pro
             assert json.loads(detail) == {"step": 1, "model": "anthropic/m", "finishReason": "tool_use", **tokens}
 
 
+#: Agents of one swarm, each with a model that does something wrong: agent -> provider and model.
+MISBEHAVING = {
+    "broken-args": ("anthropic", "broken-args"),
+    "list-args": ("openai", "list-args"),
+    "unknown-tool": ("openai", "unknown-tool"),
+    "same-id": ("anthropic", "same-id"),
+    "once-anthropic": ("anthropic", "401:1"),
+    "once-openai": ("openai", "401:1"),
+    "stall": ("openai", "stall"),
+}
+
+
+@pytest.fixture(scope="module")
+def misled(bad: str) -> Iterator[Sandbox]:
+    """A kernel with all of them; each test talks to agents of its own."""
+    documents, refs = [], []
+    for agent, (provider, model) in MISBEHAVING.items():
+        declared = swarm(provider, bad, model).partition("---\napiVersion: goondan.ai/v1\nkind: Swarm")[0]
+        documents.append(declared.replace("name: real", f"name: {agent}").replace("Model/real", f"Model/{agent}"))
+        documents[-1] = documents[-1].replace("name: main", f"name: {agent}")
+        refs.append(f"{{ref: Agent/{agent}}}")
+    whole = "apiVersion: goondan.ai/v1\nkind: Swarm\nmetadata: {name: swarm}\n"
+    whole += f"spec: {{entryAgent: Agent/stall, agents: [{', '.join(refs)}]}}\n"
+    with sandbox("---\n".join([*documents, whole]), {"MY_KEY": KEY}) as kernel:
+        kernel.detach()
+        yield kernel
+
+
 @pytest.mark.parametrize(
-    ("provider", "model", "told"),
+    ("agent", "told"),
     [
-        ("anthropic", "broken-args", ["Invalid arguments for tool 'bash__exec': args: they are no JSON"]),
-        ("openai", "list-args", ["Invalid arguments for tool 'bash__exec': args: they are no JSON object"]),
-        ("openai", "unknown-tool", ["Tool 'no.such' is not available in the current Tool Catalog."]),
-        ("anthropic", "same-id", ['"stdout":"1\\n"', '"stdout":"2\\n"']),
+        ("broken-args", ["Invalid arguments for tool 'bash__exec': args: they are no JSON"]),
+        ("list-args", ["Invalid arguments for tool 'bash__exec': args: they are no JSON object"]),
+        ("unknown-tool", ["Tool 'no.such' is not available in the current Tool Catalog."]),
+        ("same-id", ['"stdout":"1\\n"', '"stdout":"2\\n"']),
     ],
 )
-def test_calls_that_are_wrong_are_answered_and_the_step_goes_on(
-    bad: str, provider: str, model: str, told: list[str]
-) -> None:
-    with sandbox(swarm(provider, bad, model), {"MY_KEY": KEY}) as kernel:
-        result = kernel.gdn("run", input="go\n")
-        assert (result.status, result.err) == (0, "")
-        answers = result.out.removeprefix("told: ").split(" | ")
-        assert len(answers) == len(told)
-        for answer, words in zip(answers, told, strict=True):
-            assert words in answer
+def test_calls_that_are_wrong_are_answered_and_the_step_goes_on(misled: Sandbox, agent: str, told: list[str]) -> None:
+    result = misled.gdn("send", agent, "go")
+    assert (result.status, result.err) == (0, "")
+    answers = result.out.removeprefix("told: ").split(" | ")
+    assert len(answers) == len(told)
+    for answer, words in zip(answers, told, strict=True):
+        assert words in answer
 
 
 @BOTH
-def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(bad: str, provider: str) -> None:
+def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(misled: Sandbox, bad: str, provider: str) -> None:
     """Refused once for good, then well: one process, one history."""
-    with sandbox(swarm(provider, bad, "401:1"), {"MY_KEY": KEY}) as kernel:
-        kernel.detach()
-        refused = kernel.gdn("send", "one", "--json")
-        assert refused.status == 1
-        assert (refused.json["status"], refused.json["error"]["code"]) == ("failed", "E_MODEL_FAILED")
-        assert "401 that is a 401" in refused.json["error"]["message"]
-        assert "apiKey" in refused.json["error"]["suggestion"]
-        assert KEY not in refused.out
-        agent = kernel.pid("agent")
-        answered = kernel.gdn("send", "two", "--json")
-        assert (answered.json["status"], answered.json["response"]) == ("completed", "fine")
-        assert kernel.pid("agent") == agent
-        request = seen(bad)["requests"][-1]["body"]
-        texts = [item["content"] for item in request["messages"] if item["role"] == "user"]
-        assert "one" in str(texts) and "two" in str(texts)
-        assert_nothing_holds_the_key(kernel)
+    agent = f"once-{provider}"
+
+    def pid() -> int:
+        return next(row["pid"] for row in misled.ps() if (row["role"], row["name"]) == ("agent", agent))
+
+    refused = misled.gdn("send", agent, "one", "--json")
+    assert refused.status == 1
+    assert (refused.json["status"], refused.json["error"]["code"]) == ("failed", "E_MODEL_FAILED")
+    assert "401 that is a 401" in refused.json["error"]["message"]
+    assert "apiKey" in refused.json["error"]["suggestion"]
+    assert KEY not in refused.out
+    before = pid()
+    answered = misled.gdn("send", agent, "two", "--json")
+    assert (answered.json["status"], answered.json["response"]) == ("completed", "fine")
+    assert pid() == before
+    request = seen(bad)["requests"][-1]["body"]
+    texts = [item["content"] for item in request["messages"] if item["role"] == "user"]
+    assert "one" in str(texts) and "two" in str(texts)
+    assert_nothing_holds_the_key(misled)
 
 
-def test_a_turn_that_is_cut_off_ends_its_model_call(bad: str) -> None:
-    with sandbox(swarm("openai", bad, "stall"), {"MY_KEY": KEY}) as kernel:
-        kernel.detach()
-        gone = seen(bad)["gone"].count("stall")
-        result = kernel.gdn("send", "go", "--timeout", "1", "--json")
-        assert result.status == 1
-        assert result.json["error"]["code"] == "E_AGENT_TIMEOUT"
-        assert kernel.gdn("stop").status == 0
-        assert seen(bad)["gone"].count("stall") == gone + 1
+def test_a_turn_that_is_cut_off_ends_its_model_call(misled: Sandbox, bad: str) -> None:
+    gone = seen(bad)["gone"].count("stall")
+    result = misled.gdn("send", "stall", "go", "--timeout", "1", "--json")
+    assert result.status == 1
+    assert result.json["error"]["code"] == "E_AGENT_TIMEOUT"
+    wait_until(lambda: seen(bad)["gone"].count("stall") == gone + 1, what="the model's server to be left alone")
 
 
 def test_without_the_key_the_bundle_is_refused_and_auto_takes_the_environments(fake: str) -> None:
