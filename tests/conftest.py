@@ -12,6 +12,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,19 @@ ORDER = {name: place for place, name in enumerate(("chaos", "process", "containm
 def pytest_xdist_auto_num_workers() -> int:
     """Three for two processors: a test of programs waits for a third of its time, for an end, a deadline, a pause."""
     return math.ceil(1.5 * len(os.sched_getaffinity(0)))
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker of a whole run first imports a share of the test modules: so all of them are compiled once, not once
+    by each worker, which takes longer than anything else before the first test.
+    """
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if number and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        root = REQUIREMENTS.parent
+        modules = [".".join(path.relative_to(root.parent).with_suffix("").parts) for path in root.rglob("test_*.py")]
+        for name in sorted(modules)[int(number) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+            with suppress(Exception):  # whoever collects it says what is wrong with it
+                import_module(name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
