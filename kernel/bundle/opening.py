@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
+#: `kind: Tool` as people write it, in block and flow style.
+_TOOL_KIND: Final = re.compile(rb"""\bkind["']?\s*:\s*["']?Tool\b""")
 #: Hexadecimal digits of a revision.
 REVISION_CHARS: Final = 32
 
@@ -96,11 +99,18 @@ def inspect_bundle(
 
 
 def _may_hold_tools(path: str) -> bool:
-    """A guess, without reading YAML, that is right for every bundle with a Tool."""
     try:
-        return os.path.isdir(path) or b"Tool" in read_file(path, MAX_FILE_BYTES)
+        return os.path.isdir(path) or may_declare_tools(read_file(path, MAX_FILE_BYTES))
     except Unreadable:
         return False
+
+
+def may_declare_tools(source: bytes) -> bool:
+    """A guess, without reading YAML, whether a bundle has Tools of its own, or of a package.
+
+    A wrong one costs only time: the inspection is started in vain, or when everything else is done.
+    """
+    return _TOOL_KIND.search(source) is not None
 
 
 def load_plan(

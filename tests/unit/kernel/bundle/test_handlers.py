@@ -9,6 +9,7 @@ import pytest
 
 from kernel.bundle.handlers import check_handlers, inspect, judge
 from kernel.bundle.inspector import Finding, Inspector, Refusal
+from kernel.bundle.opening import may_declare_tools
 from kernel.bundle.problems import Report
 from kernel.bundle.tools import CheckedTool
 from tests.unit.kernel.bundle.conftest import GOOD, Look
@@ -128,3 +129,18 @@ def test_grants_and_environments_are_never_remembered(look: Look, tmp_path: Path
     finding = Finding(name="words", method="jail", exports=["count"])
     inspect([tool["words"]], [], Answering(str(tmp_path / "state"), finding))
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("kind: Tool\n", True),
+        ("a: 1\n---\nkind:   'Tool'\n", True),
+        ('{"kind": "Tool", "metadata": {}}', True),
+        ('tools: [{kind: Tool, name: forecast, package: "@acme/weather"}]', True),
+        ("kind: Agent\nspec: {tools: [Tool/bash]}\n", False),
+        ("kind: Toolbox\n", False),
+    ],
+)
+def test_the_inspection_starts_early_only_for_bundles_with_tools_to_look_at(source: str, expected: bool) -> None:
+    assert may_declare_tools(source.encode()) is expected
