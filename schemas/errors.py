@@ -86,6 +86,7 @@ CODES: Final[dict[str, str]] = {
     "E_CONFIG_SCHEMA": "Correct the JSON Schema of the parameters.",
     "E_CONFIG_WIDENING": "An agent can only narrow; the operator widens in $GOONDAN_STATE_ROOT/policy.yaml.",
     "E_CONFIG_DANGEROUS": "Ask for a folder that holds only what the tool needs.",
+    "E_CONFIG_WRITTEN": "Look at the file, then run `gdn grant files --accept`, or put back what was there.",
     "E_CONFIG_UNSUPPORTED": "Leave the resource out; it is not implemented yet.",
 }
 

@@ -21,6 +21,7 @@ from toolhost.asking import Speaker
 from toolhost.facts import find_bwrap, host_facts
 from toolhost.host import Host
 from toolhost.policy import HostFacts
+from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, WorkerNews
 
 
@@ -64,6 +65,7 @@ class Bench:
         environment: dict[str, str] | None = None,
         grouped: bool = True,
         speaker: Speaker | None = None,
+        stays: Stays | None = None,
     ):
         self.loop = asyncio.get_running_loop()
         self.logs: list[LogLine] = []
@@ -81,6 +83,7 @@ class Bench:
             on_worker=self.workers.append,
             environment=environment or {},
             speaker=speaker,
+            stays=stays,
         )
         self.facts = host_facts(bwrap(), hidden or [])
         if not grouped:
@@ -164,6 +167,7 @@ async def bench(
     hidden: list[str] | None = None,
     environment: dict[str, str] | None = None,
     grouped: bool = True,
+    stays: Stays | None = None,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
     speaker: Speaker | None = None,
 ) -> AsyncIterator[Bench]:
@@ -179,7 +183,7 @@ async def bench(
         jail_idle_s=jail_idle_s,
         protected=protected or [],
     )
-    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, speaker=speaker)
+    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, stays=stays, speaker=speaker)
     made.facts = facts(made.facts)
     made.host.open(made.facts)
     try:

@@ -24,10 +24,12 @@ from schemas.frames import Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.startup import report_ready
+from schemas.workdirs import STAYS
 from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
 from toolhost.promises import PROMISES, PromiseFile
 from toolhost.state_folder import StateFolder
+from toolhost.stays import Stays
 from toolhost.survey import survey
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -94,6 +96,7 @@ class App:
             await probing
             raise
         promises = PromiseFile(state.file(PROMISES))
+        stays = Stays(state.file(STAYS))
         host = self._host = Host(
             spec,
             None,
@@ -104,12 +107,14 @@ class App:
             announce=self._announce,
             remember=promises.write,
             speaker=self._link,
+            stays=stays,
         )
         host.completions.give_up(promises.read())
         for orphan in state.orphans():
             left = PromiseFile(orphan.file(PROMISES))
             host.completions.give_up(left.read())  # from here on they stand in our file
             left.write([])
+            stays.take_over(orphan.file(STAYS))
             orphan.release()
         for frame in self._early:
             self._on_frame(frame)

@@ -27,6 +27,7 @@ from schemas.errors import fail
 from schemas.grantable import within
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
+from toolhost.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.limits.groups import own_tree
 from toolhost.policy import HostFacts, Place, Request, guard_candidates
 from toolhost.seccomp.numbers import NUMBERS, Machine
@@ -59,6 +60,10 @@ STORES: Final = ("/nix/store", "/gnu/store")
 STAGES: Final = ("/run", "/mnt", "/srv")
 #: A folder with one of these is a bundle's root, which can hold keys: no jail sees it as a whole.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
+
+
+#: Of a checkout of the kernel, besides its packages.
+CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
 
 
 def find_bwrap() -> str:
@@ -171,6 +176,8 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
     root = os.path.dirname(package)
     code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
     code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
+    if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
+        code += [f"{root}/{name}" for name in CHECKOUT]
     return HostFacts(
         bwrap=os.path.realpath(bwrap),
         python=python,
@@ -183,7 +190,8 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         links=links,
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
-        code=[path for path in dict.fromkeys(code) if os.path.isdir(path) and not within(path, "/usr")],
+        code=[path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")],
+        home=os.path.realpath(os.path.expanduser("~")),
         hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
         groups=own_tree(),
@@ -224,13 +232,23 @@ def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostF
         tool = _moved(tool, root, entry)
     shared = sandbox.isolation == "shared"
     real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
+    own_workdir = real is not None and within(real, os.path.realpath(spec.state_dir))
     read = [place for path in sandbox.filesystem.read for place in _everything(path) or [_grant(path, root, tool)]]
     write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
-    guarded: list[Place] = []
-    for folder in [*([real] if real else []), *(place.path for place in write)]:
-        guarded += _existing(guard_candidates(folder, tool, [os.path.realpath(p) for p in spec.protected], host))
-    entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
     venv, site = _venv(sandbox, root)
+    guarded: list[Place] = []
+    made: list[str] = []
+    protected = [os.path.realpath(path) for path in spec.protected]
+    protected += [place for other in spec.tools if (place := _environment(other)) is not None]
+    for folder in [*([real] if real else []), *(place.path for place in write)]:
+        candidates = guard_candidates(folder, tool, protected, host)
+        if not own_workdir or folder != real:
+            refuse_links(folder)
+            candidates += repositories(folder)
+            if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
+                made = make_placeholders(folder)
+        guarded += existing(candidates)
+    entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
     return Request(
         tool=tool,
         workdir=None if real is None or workdir is None else os.path.normpath(workdir),
@@ -242,6 +260,8 @@ def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostF
         entry_only=entry_only,
         venv=venv,
         venv_site=site,
+        own_workdir=own_workdir,
+        made=made,
         private=f"{os.path.realpath(tempfile.gettempdir())}/gdn-jail-{secrets.token_hex(8)}"
         if host.tier == "reduced"
         else None,
@@ -308,17 +328,12 @@ def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:
     return [outer for outer in (*whole.write, *whole.read) if within(name, outer)][:1]
 
 
-def _existing(paths: list[str]) -> list[Place]:
-    """Those that are real files or folders under their very names; a link cannot be mounted over."""
-    places = []
-    for path in paths:
-        try:
-            mode = os.lstat(path).st_mode
-        except OSError:
-            continue
-        if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            places.append(Place(path, "dir" if stat.S_ISDIR(mode) else "file"))
-    return places
+def _environment(tool: ToolSpec) -> str | None:
+    """Where the declared environment of a tool is: what lies there runs in jails with that tool's grants."""
+    if tool.sandbox.python.venv is None:
+        return None
+    folder = os.path.dirname(tool.root) if os.path.isfile(tool.root) else tool.root
+    return os.path.realpath(os.path.join(folder, os.path.expanduser(tool.sandbox.python.venv)))
 
 
 def _venv(sandbox: SandboxSpec, root: str) -> tuple[str | None, str | None]:

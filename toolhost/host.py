@@ -32,6 +32,7 @@ from toolhost.messages import MessageCache
 from toolhost.pending import Promise
 from toolhost.policy import HostFacts
 from toolhost.results import error_result, refusal
+from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, WorkerNews
 
 #: How often idle jails, strays and kept results are looked at (seconds).
@@ -54,10 +55,12 @@ class Host:
         environment: Mapping[str, str] | None = None,
         unavailable: GoondanError | None = None,
         speaker: Speaker | None = None,
+        stays: Stays | None = None,
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
 
-        `announce` and `remember`: see completions.py. `speaker`: how handlers ask agents, if they can.
+        `announce` and `remember`: see completions.py. `speaker`: how handlers ask agents, if they can. `stays`: None
+        keeps no record of them.
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
@@ -76,6 +79,7 @@ class Host:
             on_log=on_log,
             on_worker=on_worker,
             environment=os.environ if environment is None else environment,
+            stays=stays,
         )
         self._book = self.answers.book
         self._tools: dict[str, ToolSpec] = {}

@@ -27,7 +27,7 @@ from msgspec import Raw
 from schemas.errors import GoondanError, error_payload, tool_error
 from schemas.frames import Frame, ToolError
 from schemas.hosts import read_network
-from schemas.launch import ToolHostSpec
+from schemas.launch import ToolHostSpec, ToolSpec
 from schemas.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
@@ -50,6 +50,7 @@ from toolhost.channel import Violation
 from toolhost.denials import with_denial
 from toolhost.egress.messages import Denied, Failed
 from toolhost.facts import look_up
+from toolhost.guarding import remove_placeholders
 from toolhost.jail import Jail
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
@@ -60,6 +61,7 @@ from toolhost.pending import PENDING_S, Work
 from toolhost.policy import HostFacts, plan
 from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
+from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
 from toolhost.wording import log_line, network_line, progress_frame, worker_call, worker_init
 
@@ -98,6 +100,7 @@ class Jails:
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
         environment: Mapping[str, str],
+        stays: Stays | None,
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
         self._loop = loop
@@ -111,6 +114,7 @@ class Jails:
         self._on_log = on_log
         self._on_worker = on_worker
         self._environment = environment
+        self._stays = Stays(None) if stays is None else stays
         self.pool = Pool(spec.max_jails)
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
@@ -160,6 +164,7 @@ class Jails:
     def tick(self) -> None:
         """Now and then: retire what is idle, end what runs for too long, sweep what calls have left behind."""
         self._perform(self.pool.retire(self._loop.time() - self._spec.jail_idle_s))
+        self._stays.beat()
         overdue = self._answers.completions.overdue()
         for late in [slot.jail for slot in self.pool.slots() if overdue and slot.jail is not None]:
             if any(work in overdue for work in late.pending.values()):
@@ -187,10 +192,19 @@ class Jails:
         if slot is not None and slot.jail.jail.dying:
             self._perform(self.pool.close(slot))  # its worker has ended, only its last process has not
             slot = None
+        elif slot is not None and not self._stays.intact(slot.jail.jail.plan.named):
+            self._unguarded(slot.jail.jail.plan.named)
+            slot = None
         if slot is not None:
             self._run(slot, call)
         else:
             self._perform(self.pool.place(key, call))
+
+    def _unguarded(self, folders: list[str]) -> None:
+        """Somebody replaced what was read-only in these, so that it is no more: other jails take the new calls."""
+        for slot in self.pool.slots():
+            if slot.jail is not None and not set(folders).isdisjoint(slot.jail.jail.plan.named):
+                self._perform(self.pool.close(slot))
 
     def _perform(self, actions: list[Action]) -> None:
         """Do what the pool decided."""
@@ -210,9 +224,9 @@ class Jails:
         try:
             if self._facts is None or self._closing:
                 raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
-            launch_plan = plan(look_up(tool, first.workdir, self._spec, self._facts), self._facts)
             limit = output_limit(tool.sandbox.limits.output_mb)
-            jail = Jail(launch_plan, self, self._loop, output_limit=limit, name=tool.name)
+            jail = self._launch(tool, first.workdir, self._facts, limit)
+            launch_plan = jail.plan
         except (GoondanError, OSError) as error:
             info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
             for action in actions:
@@ -232,6 +246,21 @@ class Jails:
             granted = {**launch_plan.layout.environment, **granted}
         jail.send(worker_init(tenancy, tool, granted, limit))
         tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
+
+    def _launch(self, tool: ToolSpec, workdir: str | None, facts: HostFacts, limit: int) -> Jail:
+        """Start a jail, and its stay in the folders that it can write to. Raises GoondanError, OSError."""
+        request = look_up(tool, workdir, self._spec, facts)
+        try:
+            launch_plan = plan(request, facts)
+        except BaseException:
+            remove_placeholders(request.made)
+            raise
+        self._stays.begin(launch_plan.named, launch_plan.guarded, launch_plan.made)
+        try:
+            return Jail(launch_plan, self, self._loop, output_limit=limit, name=tool.name)
+        except BaseException:
+            self._stays.end(launch_plan.named)
+            raise
 
     def _run(self, slot: Slot, call: Call) -> None:
         """Hand a call to its jail."""
@@ -337,6 +366,7 @@ class Jails:
         tenancy: Tenancy = jail.tenant
         slot = tenancy.slot
         self._watch.remove(jail.account)
+        self._stays.end(jail.plan.named)
         if tenancy.grace is not None:
             tenancy.grace.cancel()
         if tenancy.network is not None:

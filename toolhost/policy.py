@@ -57,15 +57,15 @@ HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
-#: Read-only in every workdir: both run code on the host later (hooks and fsmonitor; .pth files).
-GUARDED_NAMES: Final = (".git", ".venv")
+#: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
+GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
 #: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
 SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
     "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
 )  # fmt: skip
 #: These themselves are no workdir either, only folders in them.
-TOP: Final = ("/", "/run", "/home", "/var")
+TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
 
 
 class Place(Struct, frozen=True):
@@ -86,8 +86,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
     as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
-    `code` are folders of ours that stay read-only, `hidden` folders that never show. `landlock` is the version of the
-    kernel's interface, 0 without it.
+    `code` are places of ours that stay read-only, `hidden` folders that never show, `home` is the operator's home
+    directory. `landlock` is the version of the kernel's interface, 0 without it.
 
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
@@ -107,6 +107,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     etc: list[str] = []
     code: list[str] = []
     hidden: list[str] = []
+    home: str = ""
     disable_userns: bool = True
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
@@ -120,8 +121,9 @@ class Request(Struct, frozen=True, kw_only=True):
 
     `workdir` is the path as the caller names it, `workdir_real` the same without symbolic links. `guarded` are the
     existing places inside the workdir or a write grant that stay read-only (candidates: `guard_candidates`), `masked`
-    what is hidden in the tool's folder. `read` and `write` are the granted places. `entry_only`: the tool's folder is
-    the bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
+    what is hidden in the tool's folder. `read` and `write` are the granted places. `own_workdir`: we made the workdir
+    for an instance; `made` is what was put into it so that it can be guarded. `entry_only`: the tool's folder is the
+    bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
     """
 
     tool: ToolSpec
@@ -135,6 +137,8 @@ class Request(Struct, frozen=True, kw_only=True):
     venv: str | None = None
     venv_site: str | None = None
     private: str | None = None
+    own_workdir: bool = False
+    made: list[str] = []
 
 
 class Stage(Struct, frozen=True):
@@ -156,8 +160,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
     inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
-    `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `group` its control
-    groups, `mechanisms` what keeps each limit.
+    `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
+    that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
+    its control groups, `mechanisms` what keeps each limit.
     """
 
     bwrap: str
@@ -178,10 +183,26 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     mechanisms: dict[str, Mechanism] = {}
     totals: Limits = Limits()
     writable: list[str] = []
+    named: list[str] = []
+    guarded: list[str] = []
+    made: list[str] = []
     group: GroupPlan | None = None
     private: str | None = None
     code: str = ""
     environment: dict[str, str] = {}
+
+
+def check_workdir(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED when a person's programs run or trust what lies in `path` (resolved)."""
+    check_writable(path, host)
+    if any(within(path, folder) for folder in host.hidden):
+        return  # of the state, which only an instance's workspace can be named in
+    if host.home not in ("", "/") and within(host.home, path):
+        raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
+    if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
+        raise fail(
+            "E_SANDBOX_DENIED", f"{path} lies in a hidden folder of the home directory, which your programs trust"
+        )
 
 
 def check_writable(path: str, host: HostFacts) -> None:
@@ -225,7 +246,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         return plan_reduced(request, host)
     tool = request.tool
     if request.workdir_real is not None:
-        check_writable(request.workdir_real, host)
+        check_workdir(request.workdir_real, host)
     for place in request.write:
         check_write_grant(place.path, host)
     for place in [*request.read, *([Place(request.venv, "dir")] if request.venv else [])]:
@@ -247,7 +268,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         options += ["--setenv", name, value]
     options += ["--chdir", cwd]
     folder = tool.entry.rpartition("/")[0]
-    import_paths = list(dict.fromkeys([folder] if request.entry_only else [folder, tool.root]))
+    # A folder of which only the entry shows may be the workdir, where any tool puts modules.
+    import_paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
     if request.venv_site is not None:
         import_paths.append(request.venv_site)
     return LaunchPlan(
@@ -268,6 +290,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         mechanisms=mechanisms(host.groups),
         totals=tool.sandbox.limits,
         writable=[real for real, _ in _writable(request)],
+        named=named(request),
+        guarded=[place.path for place in request.guarded],
+        made=request.made,
         group=group_plan(host.groups, tool.sandbox.limits),
     )
 
@@ -432,6 +457,11 @@ def _writable(request: Request) -> list[tuple[str, str]]:
     if request.workdir is not None and request.workdir_real is not None:
         pairs.append((request.workdir_real, request.workdir))
     return pairs
+
+
+def named(request: Request) -> list[str]:
+    """The writable places that are somebody's own."""
+    return [real for real, _ in _writable(request) if not request.own_workdir or real != request.workdir_real]
 
 
 def _shown(request: Request) -> list[Place]:

@@ -20,8 +20,9 @@ from toolhost.policy import (
     LaunchPlan,
     Place,
     Request,
-    check_writable,
+    check_workdir,
     check_write_grant,
+    named,
     resource_limits,
 )
 from toolhost.seccomp.program import program
@@ -51,7 +52,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     if request.private is None:
         raise fail("E_INTERNAL", "a reduced jail needs a private folder")
     if request.workdir_real is not None:
-        check_writable(request.workdir_real, host)
+        check_workdir(request.workdir_real, host)
     for place in request.write:
         check_write_grant(place.path, host)
     _refuse_what_cannot_be_kept(request, host)
@@ -68,7 +69,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     rules += [(p.path, RUN if p.kind == "dir" else for_file(RUN)) for p in [root, *request.read, *venv]]
     rules += [(p.path, WRITE if p.kind == "dir" else for_file(WRITE)) for p in request.write]
     folder = tool.entry.rpartition("/")[0]
-    paths = list(dict.fromkeys([folder] if request.entry_only else [folder, tool.root]))
+    paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
     return LaunchPlan(
         bwrap="",
         options=[],
@@ -77,6 +78,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         limits=resource_limits(tool.sandbox.limits),
         totals=tool.sandbox.limits,
         writable=[*writable, *(place.path for place in request.write)],
+        named=named(request),
         group=group_plan(host.groups, tool.sandbox.limits),
         command=[host.python, "-I", "-S", "-B", f"{request.private}/code/goondan_tool/boot.py"],
         open_workdir=None,

@@ -16,9 +16,8 @@ from typing import Final, Self
 
 from schemas.address import path_segment
 from schemas.errors import fail
+from schemas.workdirs import LOCK, TOOLHOSTS
 
-FOLDER: Final = "toolhosts"
-_LOCK: Final = "lock"
 #: How long the one before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0
 _POLL_S: Final = 0.05
@@ -34,7 +33,7 @@ class StateFolder:
     @classmethod
     async def claim(cls, state_dir: str, principal: str, *, patience_s: float = PATIENCE_S) -> Self:
         """The folder of the tool host `principal`. Raises GoondanError E_PRINCIPAL_BUSY when another one has it."""
-        path = os.path.join(state_dir, FOLDER, path_segment(principal.removeprefix("toolhost/")))
+        path = os.path.join(state_dir, TOOLHOSTS, path_segment(principal.removeprefix("toolhost/")))
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         try:
@@ -74,7 +73,7 @@ class StateFolder:
 def _lock(folder: str) -> int | None:
     """The locked descriptor of a folder's lock; None when another process has it. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(os.path.join(folder, _LOCK), flags, 0o600)
+    fd = os.open(os.path.join(folder, LOCK), flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

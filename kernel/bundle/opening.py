@@ -19,7 +19,7 @@ from msgspec import Struct
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
 from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Package, Unreadable
-from kernel.bundle.problems import BundleError, Problem, Report
+from kernel.bundle.problems import BundleError, Place, Problem, Report
 from kernel.paths import root_of
 from schemas.launch import KernelPlan
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernel.bundle.check import Checked
     from kernel.bundle.granting import Terms
     from kernel.bundle.load import Loaded
+    from kernel.grants.written import Written
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -37,7 +38,10 @@ REVISION_CHARS: Final = 32
 
 
 class Inspected(Struct):
-    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`."""
+    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`.
+
+    `written` are the files that a tool may have written, and that nobody has accepted.
+    """
 
     path: str
     loaded: Loaded
@@ -47,6 +51,7 @@ class Inspected(Struct):
     terms: Terms
     packages: list[Package]
     dropped: int = 0
+    written: list[Written] = []
 
 
 def inspect_bundle(
@@ -90,12 +95,37 @@ def inspect_bundle(
         policies = ([os.path.join(root, POLICY_FILE)] if root else ["/nonexistent"]) + ([policy] if policy else [])
         terms = gather(path, checked, packages.found(), policies, root, report)
         grant(checked, terms, files, report)
-        if handlers:
+        written = _written(loaded, checked, root, policy, report)
+        if handlers and not written:
             from kernel.bundle.handlers import check_handlers
 
             check_handlers(checked.tools.values(), sources, inspector, report)
     report.sort(sources)
-    return Inspected(path, loaded, checked, report.errors, report.warnings, terms, packages.found(), report.dropped)
+    return Inspected(
+        path, loaded, checked, report.errors, report.warnings, terms, packages.found(), report.dropped, written
+    )
+
+
+def _written(loaded: Loaded, checked: Checked, root: str | None, policy: str | None, report: Report) -> list[Written]:
+    """What of the bundle a tool may have written, each reported."""
+    if root is None:
+        return []
+    from kernel.grants.written import find_written
+
+    modules = (
+        os.path.join(os.path.dirname(extension.entry), name)
+        for agent in checked.agents.values()
+        for extension in agent.extensions
+        for name in extension.modules or ()
+    )
+    own_tools = (tool.root for tool in checked.tools.values() if tool.root and not tool.bundled and not tool.package)
+    read = {source.path: source.data for source in loaded.sources}
+    paths = [*read, *checked.files, *modules, *checked.extension_roots, *own_tools, *([policy] if policy else [])]
+    found = find_written(paths, root, read=read)
+    for file in found:
+        message = f"a tool may have written this file: tools could write to {file.folder} when it was changed last"
+        report.error("E_CONFIG_WRITTEN", message, Place(file.path))
+    return found
 
 
 def _may_hold_tools(path: str) -> bool:

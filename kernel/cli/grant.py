@@ -1,4 +1,4 @@
-"""`gdn grant list|accept|revoke`: what the tools of a bundle ask for, what they get, and the operator's decision.
+"""`gdn grant list|accept|revoke|files`: what the tools of a bundle ask for, what they get, and the operator's decision.
 
 Source: sandbox.md section 1; design section 11.
 """
@@ -98,6 +98,38 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
         write_json({"tool": tool, "status": "revoked", "policy": path})
     else:
         write(f"revoked for {tool}. A kernel that runs keeps it until it is stopped.")
+    return 0
+
+
+@command.command()
+@click.option("--accept", is_flag=True, help="Accept what is in them now.")
+@options.bundle
+@options.policy
+@options.as_json
+def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -> int:
+    """Show files of the bundle that a tool may have written; a kernel starts when you have accepted them."""
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import printable
+    from kernel.grants.written import accept as accept_files
+    from kernel.paths import find_bundle, root_of, state_dir
+
+    path = find_bundle(bundle)
+    state = state_dir(path)
+    found = inspect_bundle(path, state_dir=state, handlers=False, policy=policy).written
+    if accept:
+        accept_files(found, root_of(state))
+    if as_json:
+        status = "accepted" if accept else "written"
+        write_json(
+            [{"file": file.path, "status": status, "folder": file.folder, "sha256": file.digest} for file in found]
+        )
+        return 0
+    lines = [
+        f"{printable(file.path)}: {'accepted' if accept else 'a tool may have written it'} ({file.digest[:16] or '?'}…)"
+        for file in found
+    ]
+    write("\n".join(lines or ["no file of the bundle was written while tools could write to its folder"]))
     return 0
 
 

@@ -372,7 +372,9 @@ class Worker:
             posix.putenv(name.encode(), value.encode())
         sys.path[:0] = init.get("importPaths", [])
         try:
-            self.handlers = load_handlers(init["entry"])
+            # A folder that shows for nothing but the entry may be the workdir: what is compiled there is not ours.
+            folder = init["entry"].rpartition("/")[0]
+            self.handlers = load_handlers(init["entry"], compiled=folder in init.get("importPaths", ()))
         except BaseException as error:  # sys.exit at import included
             message = f"{type(error).__name__}: {describe(error)}{_where(error)}"
             self.send(wire.pack({"type": "load_failed", "message": message[:MAX_ERROR]}))
@@ -641,8 +643,11 @@ class NoHandlers(Exception):
     """A module that is no tool (HANDLER-03)."""
 
 
-def load_handlers(entry: str) -> dict[str, Callable[[ToolContext, Any], Any]]:
-    """Run a tool's entry module and return its `handlers`. Raises what the module raises, or NoHandlers."""
+def load_handlers(entry: str, *, compiled: bool = True) -> dict[str, Callable[[ToolContext, Any], Any]]:
+    """Run a tool's entry module and return its `handlers`. Raises what the module raises, or NoHandlers.
+
+    `compiled`: its compiled form is taken if there is one.
+    """
     import _frozen_importlib as bootstrap
     import _frozen_importlib_external as external
 
@@ -654,7 +659,10 @@ def load_handlers(entry: str) -> dict[str, Callable[[ToolContext, Any], Any]]:
         raise NoHandlers(f"{entry} is no Python module")
     module = bootstrap.module_from_spec(spec)
     sys.modules[name] = module
-    loader.exec_module(module)
+    if compiled:
+        loader.exec_module(module)
+    else:
+        exec(loader.source_to_code(loader.get_data(entry), entry), module.__dict__)  # noqa: S102 - as exec_module does
     handlers = getattr(module, "handlers", None)
     if not isinstance(handlers, dict) or not all(isinstance(k, str) and callable(v) for k, v in handlers.items()):
         raise NoHandlers(f"{entry} exposes no `handlers`, a dict from export names to functions")

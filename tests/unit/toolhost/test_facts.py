@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from schemas.errors import GoondanError
@@ -34,17 +35,55 @@ def test_versions() -> None:
     assert "does not say" in (version_problem("") or "")
 
 
-def test_what_exists_is_guarded_and_links_are_not(tmp_path: Path) -> None:
+def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> None:
     tool = make(tmp_path)
     workdir = tmp_path / "w"
     (workdir / ".git").mkdir(parents=True)
     (workdir / "doc.yaml").write_text("")
-    (workdir / ".venv").symlink_to("/usr")
-    request = look_up(tool, str(workdir), spec(protected=[str(workdir / "doc.yaml"), str(workdir / "absent")]), HOST)
-    assert [(p.path, p.kind) for p in request.guarded] == [
-        (str(workdir / ".git"), "dir"), (str(workdir / "doc.yaml"), "file"),
+    (workdir / "link.yaml").symlink_to("doc.yaml")
+    for nested in ("sub/.git", "sub/deep/.git", "node_modules/x/.git", ".git/modules/x/.git"):
+        (workdir / nested).mkdir(parents=True)
+    (workdir / "tree").mkdir()
+    (workdir / "tree" / ".git").write_text("gitdir: /elsewhere")
+    protected = [str(workdir / name) for name in ("doc.yaml", "link.yaml", "absent")]
+    request = look_up(tool, str(workdir), spec(protected=protected), HOST)
+    assert [(os.path.relpath(p.path, workdir), p.kind) for p in request.guarded] == [
+        (".git", "dir"), (".venv", "dir"), ("doc.yaml", "file"),
+        ("sub/.git", "dir"), ("tree/.git", "file"), ("sub/deep/.git", "dir"),
     ]  # fmt: skip
+    assert request.made == [str(workdir / ".venv")]
     assert request.workdir == request.workdir_real == str(workdir)
+    (tmp_path / "other").mkdir()
+    assert look_up(tool, str(tmp_path / "other"), spec(protected=protected), HOST).made == []  # no bundle lies there
+
+
+@pytest.mark.parametrize("name", [".git", ".venv", ".goondan"])
+def test_a_link_where_something_must_be_guarded_is_refused(tmp_path: Path, name: str) -> None:
+    tool = make(tmp_path)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / name).symlink_to("/usr")
+    with pytest.raises(GoondanError, match=f"/w/{name} is a link") as caught:
+        look_up(tool, str(tmp_path / "w"), spec(), HOST)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+    assert os.listdir(tmp_path / "w") == [name]
+
+
+def test_an_instances_own_workdir_is_left_as_it_is(tmp_path: Path) -> None:
+    own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
+    own.mkdir(parents=True)
+    (own / ".venv").symlink_to("/usr")
+    request = look_up(make(tmp_path), str(own), spec(tmp_path / "state"), HOST)
+    assert (request.guarded, request.made, request.own_workdir) == ([], [], True)
+    assert os.listdir(own) == [".venv"]
+
+
+def test_the_environments_of_all_tools_are_guarded(tmp_path: Path) -> None:
+    tool = make(tmp_path)
+    (tmp_path / "w" / "envs" / "e").mkdir(parents=True)
+    other = make(tmp_path / "o", SandboxSpec(python=PythonSpec(venv=str(tmp_path / "w" / "envs" / "e"))))
+    served = msgspec.structs.replace(spec(), tools=[tool, other])
+    request = look_up(tool, str(tmp_path / "w"), served, HOST)
+    assert str(tmp_path / "w" / "envs" / "e") in [place.path for place in request.guarded]
 
 
 def test_a_workdir_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+"""Files of a bundle that a tool may have written: a kernel does not load them before the operator has accepted them.
+
+Tool hosts write down when jails could write to which folders (schemas/workdirs.py). A file there whose time of change
+lies in such a time may be a tool's work, unless it stood read-only. Nobody but the system sets that time, so nothing
+has to be compared with what was there before; whoever edits a file while no tool can write to its folder is not asked.
+
+What was accepted is pinned to its bytes, in `<state root>/accepted-files.json`.
+
+Source: docs/decisions/034.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, read_file
+from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
+from schemas.errors import fail
+from schemas.grantable import within
+from schemas.workdirs import LOCK, MAX_SILENCE_S, STAYS, TOOLHOSTS, Stay
+
+ACCEPTED_FILE: Final = "accepted-files.json"
+#: A record of stays, or what was accepted (bytes).
+_MAX_RECORD: Final = 16 << 20
+
+
+class Window(Struct, frozen=True):
+    """Tools could write below `folder` from `began` to `ended` (nanoseconds), but not to what is in `kept`.
+
+    `open`: they still can.
+    """
+
+    folder: str
+    began: int
+    ended: float
+    kept: frozenset[str]
+    open: bool = False
+
+
+class Written(Struct, frozen=True):
+    """A file that a tool may have written. `folder` is where tools could write, `open` whether they still can.
+
+    `digest` is the SHA-256 of what is there now in hexadecimal digits, '' when it cannot be read.
+    """
+
+    path: str
+    folder: str
+    open: bool
+    digest: str
+
+
+def find_written(
+    paths: Iterable[str], state_root: str, *, read: Mapping[str, bytes] | None = None, accepted: bool = False
+) -> list[Written]:
+    """Those of the files, and of the files in the folders, that a tool may have written, and that were not accepted.
+
+    `read` is what was read of some of them: this is what must have been accepted. `accepted`: also those that were.
+    """
+    windows, known = read_windows(state_root), {} if accepted else read_accepted(state_root)
+    found: list[Written] = []
+    for path in _files(paths):
+        window = _window(path, windows, state_root)
+        if window is None:
+            continue
+        data = (read or {}).get(path)
+        digest = _digest(path) if data is None else hashlib.sha256(data).hexdigest()
+        if not digest or known.get(path) != digest:
+            found.append(Written(path, window.folder, window.open, digest))
+    return found
+
+
+def accept(files: Iterable[Written], state_root: str) -> None:
+    """Accept what is there now. Raises GoondanError E_USAGE while tools can write there, E_STATE."""
+    known = {path: digest for path, digest in read_accepted(state_root).items() if os.path.lexists(path)}
+    for file in files:
+        if file.open:
+            message = f"tools can still write to {file.folder}: what you accept could be something else by then"
+            raise fail("E_USAGE", message, suggestion="Stop the kernel whose tools work there: `gdn stop`.")
+        if not file.digest:
+            raise fail("E_USAGE", f"{file.path} cannot be read, or is too large")
+        known[file.path] = file.digest
+    path = os.path.join(state_root, ACCEPTED_FILE)
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as out:
+            out.write(msgspec.json.encode(known))
+        os.rename(temporary, path)
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+
+
+def read_accepted(state_root: str) -> dict[str, str]:
+    """What was accepted: path -> SHA-256."""
+    try:
+        data = read_file(os.path.join(state_root, ACCEPTED_FILE), _MAX_RECORD)
+        return msgspec.json.decode(data, type=dict[str, str])
+    except (Unreadable, msgspec.DecodeError):
+        return {}
+
+
+def read_windows(state_root: str) -> list[Window]:
+    """The times in which tools could write to somebody's folders, of all tool hosts of this state."""
+    found: list[Window] = []
+    for workspace in _listing(os.path.join(state_root, "workspaces")):
+        for host in _listing(os.path.join(workspace, TOOLHOSTS)):
+            found += _read_host(host)
+    return found
+
+
+def _read_host(host: str) -> list[Window]:
+    path = os.path.join(host, STAYS)
+    try:
+        lives = _is_locked(os.path.join(host, LOCK))
+        stays = msgspec.json.decode(read_file(path, _MAX_RECORD), type=list[Stay])
+        last = os.stat(path).st_mtime_ns + MAX_SILENCE_S * 1e9
+    except (OSError, Unreadable, msgspec.DecodeError):
+        return []
+    windows = []
+    for stay in stays:
+        if stay.ended is not None:
+            kept = frozenset(place.path for place in stay.kept)
+            windows.append(Window(stay.folder, stay.began, stay.ended, kept))
+        else:
+            kept = frozenset(place.path for place in stay.kept if _leads_to(place.path, place.device, place.inode))
+            windows.append(Window(stay.folder, stay.began, float("inf") if lives else last, kept, lives))
+    return windows
+
+
+def _window(path: str, windows: list[Window], state_root: str) -> Window | None:
+    """The window in which a file was changed last. A link counts as well as what it leads to."""
+    real = os.path.realpath(path)
+    parts = os.path.relpath(real, os.path.realpath(state_root)).split(os.sep)
+    if len(parts) > 6 and (parts[0], parts[2], parts[5]) == ("workspaces", "instances", "workspace"):
+        return Window(os.path.join(state_root, *parts[:6]), 0, float("inf"), frozenset())
+    times: list[tuple[str, int]] = []
+    with suppress(OSError):
+        times = [(path, os.lstat(path).st_ctime_ns), (real, os.stat(real).st_ctime_ns)]
+    for window in windows:
+        for name, changed in times:
+            inside = within(name, window.folder) and window.began <= changed <= window.ended
+            if inside and not any(within(name, place) for place in window.kept):
+                return window
+    return None
+
+
+def _files(paths: Iterable[str]) -> list[str]:
+    """Files, and what is in folders: all of it but what is compiled, MAX_TREE_FILES of each at most."""
+    found: dict[str, None] = {}
+    for path in paths:
+        todo, count = [path], 0
+        while todo and count <= MAX_TREE_FILES:
+            here = todo.pop()
+            if os.path.islink(here) or not os.path.isdir(here):
+                found[here] = None
+                count += 1
+                continue
+            todo += [name for name in _listing(here) if os.path.basename(name) not in SKIPPED_FOLDERS]
+    return list(found)
+
+
+def _listing(folder: str) -> list[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+
+
+def _is_locked(path: str) -> bool:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _leads_to(path: str, device: int, inode: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (device, inode)
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(read_file(path, MAX_MODULE_BYTES)).hexdigest()
+    except Unreadable:
+        return ""
