@@ -155,7 +155,7 @@ def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(misled: Sand
     agent = f"once-{provider}"
 
     def pid() -> int:
-        return next(row["pid"] for row in misled.ps() if (row["role"], row["name"]) == ("agent", agent))
+        return int(next(row["pid"] for row in misled.ps() if (row["role"], row["name"]) == ("agent", agent)))
 
     refused = misled.gdn("send", agent, "one", "--json")
     assert refused.status == 1
