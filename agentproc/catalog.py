@@ -43,6 +43,10 @@ class StepCatalog:
     def __contains__(self, name: str) -> bool:
         return name in self._items
 
+    def is_outside(self, name: str) -> bool:
+        """Whether a call of this name goes past the catalog, straight to the registry, as a policy allows (CALL-03)."""
+        return name not in self._items and self._catalog.allowed_outside(name) is not None
+
     def error_limit(self, name: str) -> int:
         """How long an error message of this tool may be (ERROR-04)."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)

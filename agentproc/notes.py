@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolData
 from agentproc.providers.base import ModelRequest, Usage
 from agentproc.store import ConversationStore
@@ -36,13 +37,14 @@ class TurnNotes:
         """Begin, resumption or end of the turn."""
         self._store.note(self._turn_id, kind, at)
 
-    def actions(self, actions: Sequence[Action], at: str) -> None:
-        """Model calls and tool calls that go out now."""
+    def actions(self, actions: Sequence[Action], at: str, catalog: StepCatalog) -> None:
+        """Model calls and tool calls that go out now, those from `catalog` or past it."""
         for action in actions:
             if isinstance(action, AskModel):
                 self._store.note(self._turn_id, "step.started", at, str(action.step))
             elif isinstance(action, RunTool):
-                called = CallDetail(action.part.tool_call_id, action.part.tool_name)
+                name = action.part.tool_name
+                called = CallDetail(action.part.tool_call_id, name, catalog.is_outside(name))
                 self._store.note(self._turn_id, "tool.called", at, encode_detail(called))
 
     def results(self, message: Message, at: str) -> None:

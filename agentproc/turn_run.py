@@ -229,7 +229,7 @@ class TurnRun:
             for action in actions:
                 if isinstance(action, Store):
                     self._transcript.append(action.position, action.message)
-            self._notes.actions(actions, at)
+            self._notes.actions(actions, at, self._catalog)
         return [action for action in actions if not isinstance(action, Store)]
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
@@ -265,7 +265,7 @@ class TurnRun:
                     runner.store.finish_turn(
                         self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
                     )
-                self._notes.actions(actions, at)
+                self._notes.actions(actions, at, self._catalog)
         runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
         self._live.tell(actions)
         for action in actions:

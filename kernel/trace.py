@@ -61,7 +61,7 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """One tool call. `status` is its result's (ok, error, pending), or `running`, or `lost`; `receipt` is what the tool
-    host saw of the jail that had it.
+    host saw of the jail that had it. `direct`: by a policy it went past the step's catalog.
     """
 
     tool_call_id: str
@@ -71,6 +71,7 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     duration_ms: int | None = None
     code: str | None = None
     receipt: Receipt | None = None
+    direct: bool = False
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -140,7 +141,11 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         called = _read(note, CallDetail)
         if called is not None:
             call = ToolCall(
-                tool_call_id=called.tool_call_id, tool_name=called.tool_name, status="running", started_at=note.at
+                tool_call_id=called.tool_call_id,
+                tool_name=called.tool_name,
+                status="running",
+                started_at=note.at,
+                direct=called.direct,
             )
             calls[called.tool_call_id] = call
             _last_step(trace, note.at).tools.append(call)

@@ -68,11 +68,14 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     code: str | None = None
 
 
-class CallDetail(Struct, frozen=True, rename="camel"):
-    """A tool call that was asked for. `tool_name` is what the model wrote, which may name no tool."""
+class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A tool call that was asked for. `tool_name` is what the model wrote, which may name no tool. `direct`: the tool
+    is outside the step's catalog, and a policy (`toolCalls.allowRegistry`) lets the call pass all the same.
+    """
 
     tool_call_id: str
     tool_name: str
+    direct: bool = False
 
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

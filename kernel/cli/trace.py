@@ -104,6 +104,8 @@ def _tool(call: ToolCall, style: Style) -> str:
 
     took = duration(call.duration_ms) if call.duration_ms is not None else ""
     what = [printable(call.tool_name), _status(call.status, style, call.code), took]
+    if call.direct:
+        what.append(style.warning("not in the catalog, by policy"))
     return "  ".join(part for part in [*what, style.dim(printable(call.tool_call_id))] if part)
 
 

@@ -56,7 +56,12 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
 
 
 def describe(inspected: Inspected) -> dict[str, Any]:
-    """The document that --json prints. Agents and tools are listed as far as they could be read."""
+    """The document that --json prints. Agents and tools are listed as far as they could be read; `source` of a tool is
+    the name of its package, `bundle` for the bundle's own.
+    """
+    from kernel.cli.tool_catalog import source
+    from schemas.address import build_tool_name
+
     checked = inspected.checked
     report: dict[str, Any] = {
         "valid": not inspected.errors,
@@ -66,7 +71,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
         "entryAgent": checked.entry_agent or None,
         "agents": [_agent(agent) for agent in checked.agents.values()],
         "tools": [
-            {"name": f"{tool.name}__{export.name}", "source": "@goondan/base" if tool.bundled else "bundle"}
+            {"name": build_tool_name(tool.name, export.name), "source": source(tool)}
             for tool in checked.tools.values()
             for export in tool.body.exports
         ],
@@ -103,16 +108,17 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
             lines.append(f"… and {inspected.dropped} more")
         return [*lines, f"{name}: {counts(len(inspected.errors) + inspected.dropped, len(inspected.warnings))}"]
     checked = inspected.checked
+    tools = checked.tools.values()
     agents = [name + (" (entry)" if name == checked.entry_agent else "") for name in checked.agents]
     models = [f"{name} talks to {model_text(agent.model)}" for name, agent in checked.agents.items() if agent.model]
-    own = [tool.name for tool in checked.tools.values() if not tool.bundled]
+    own = [f"{tool.name} ({tool.package})" if tool.package else tool.name for tool in tools if not tool.bundled]
     warned = f" ({counts(0, len(inspected.warnings))})" if inspected.warnings else ""
     return [
         *lines,
         f"{name}: valid{warned}",
         f"  agents: {', '.join(agents) or 'none'}",
         *[f"  model: {line}" for line in models],
-        f"  tools: {', '.join(own) or 'none of its own'}, and {len(checked.tools) - len(own)} bundled",
+        f"  tools: {', '.join(own) or 'none of its own'}, and {len(tools) - len(own)} bundled",
     ]
 
 

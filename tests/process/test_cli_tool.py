@@ -144,6 +144,9 @@ def test_a_packages_tool_is_listed_under_its_package_and_shows_that_it_gets_less
     assert "tools" in printed, printed
     listed = {row["name"]: row["source"] for row in printed["tools"]}
     assert listed["forecast__get"] == "@acme/weather"
+    validated = kernel.gdn("validate", "--json").json["tools"]
+    assert {row["name"]: row["source"] for row in validated} == listed
+    assert "tools: forecast (@acme/weather), and" in kernel.gdn("validate").out
     shown = kernel.gdn("tool", "show", "forecast", "--json").json
     assert shown["sandbox"]["network"] == {"allow": ["api.weather.example:443"]}
     assert shown["granted"]["network"] == "none"

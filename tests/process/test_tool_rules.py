@@ -293,6 +293,9 @@ def test_a_policy_opens_the_registry_to_the_names_it_lists(swarm: Swarm) -> None
     assert told["c1"] == []
     assert told["c2"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
     assert not [name for name in swarm.model.offered("policy") if not name.startswith("words__")]
+    (step, _) = swarm.kernel.gdn("trace", "--agent", "trusted", "--json").json["steps"]
+    direct = {call["toolName"]: call.get("direct", False) for call in step["tools"]}
+    assert direct == {"hidden__list-all": True, "bash__exec": False}, "whoever reads the trace sees the mode at work"
 
 
 @pytest.mark.requirement("CATALOG-03", "CATALOG-05", "CATALOG-07", "CALL-01", "CALL-02", "PIPELINE-02")

@@ -147,6 +147,12 @@ def test_a_calls_receipt_is_told_in_a_line_and_whole() -> None:
     assert [line for line in quiet if "denied" in line or "ended" in line] == []
 
 
+def test_a_call_past_the_catalog_is_said_to_be_one() -> None:
+    told = tell(turn(), [Note("tool.called", at(0), encode_detail(CallDetail("a", "x__y", direct=True))), *WHOLE[4:]])
+    assert [call.direct for call in told.steps[0].tools] == [True, False]
+    assert ["by policy" in line for line in render(told, Style()) if "__" in line] == [True, False]
+
+
 def test_a_receipt_that_cannot_be_read_costs_nothing_but_itself() -> None:
     told = tell(turn(), with_receipt(Raw(b'{"jail":{"tier":"of another version"}}')))
     assert (told.steps[0].tools[0].status, told.steps[0].tools[0].receipt) == ("ok", None)
