@@ -12,7 +12,8 @@ from typing import Any, Final
 from msgspec import Raw
 
 from agentproc.turn import End
-from schemas.codec import MAX_FRAME_BYTES, encode_value
+from schemas.blobs import MAX_BLOB_BYTES
+from schemas.codec import encode_value
 from schemas.errors import error_payload, tool_error
 from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from schemas.results import CUT_MARK
@@ -22,7 +23,7 @@ RESPONSE_TYPE: Final = "agent.response"
 #: Room for header and event around an answer (bytes).
 _ROOM: Final = 8192
 #: An operator's output or a response beyond this is replaced or cut (bytes).
-MAX_ANSWER_BYTES: Final = MAX_FRAME_BYTES - _ROOM
+MAX_ANSWER_BYTES: Final = MAX_BLOB_BYTES - _ROOM
 
 
 def turn_id(agent: str, instance_key: str, event_id: str, attempt: int = 1) -> str:
@@ -40,7 +41,7 @@ def input_text(value: Any) -> str:
 
 
 def answer_payload(end: End, turn: str, event_id: str, at: str) -> bytes:
-    """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within the frame limit."""
+    """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within a payload's limit."""
     output = None if end.output is None else encode_value(end.output)
     if output is not None and len(output) > MAX_ANSWER_BYTES:
         output = encode_value(_too_large(len(output)))

@@ -17,7 +17,8 @@ from msgspec import Raw, Struct
 
 from agentproc.catalog import Allowed, StepCatalog
 from schemas.arguments import invalid_arguments
-from schemas.codec import MAX_FRAME_BYTES, check_depth, check_json, encode_value, from_raw
+from schemas.blobs import MAX_ARGS_BYTES, too_large
+from schemas.codec import check_depth, check_json, encode_value, from_raw
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
@@ -28,8 +29,6 @@ DEFAULT_CALL_S: Final = 120.0
 #: A call ends this much before its turn does, so that its own timeout is what the model or the operator sees
 #: (seconds); a turn with little time left gives half of it.
 TURN_MARGIN_S: Final = 0.5
-#: Room for the header around a payload (bytes): ids, names and times, each bounded.
-_HEADER_ROOM: Final = 4096
 #: Ends the callId of the one repeat that an idempotent tool gets when an outcome is unknown.
 _REPEAT: Final = "~2"
 
@@ -124,12 +123,12 @@ class ToolCaller:
         item = allowed.item
         try:
             payload = _payload(allowed.args, call_id, context.turn_id, message_id, message)
+        except GoondanError as error:
+            text = f"Invalid arguments for tool '{name}': {error.info.message}"
+            return failed_result(tool_error(error.info.code, text, name="FrameError"), item.error_message_limit)
         except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
             issue = f"args: {_describe(error)}"
             return failed_result(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
-        if len(payload) > MAX_FRAME_BYTES - _HEADER_ROOM:
-            text = f"Invalid arguments for tool '{name}': {len(payload)} bytes, limit {MAX_FRAME_BYTES - _HEADER_ROOM}"
-            return failed_result(tool_error("E_FRAME_TOO_LARGE", text, name="FrameError"), item.error_message_limit)
         left = self._time_left(context)
         if left <= 0:
             text = f"Tool '{name}' was not started: the turn has no time left."
@@ -245,7 +244,9 @@ def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
 def _payload(args: dict[str, Any], call_id: str, turn_id: str, message_id: str | None, message: bytes | None) -> bytes:
     encoded = encode_value(args)
     check_depth(encoded)
-    if message is not None and len(message) + len(encoded) > MAX_FRAME_BYTES - _HEADER_ROOM:
+    if len(encoded) > MAX_ARGS_BYTES:
+        raise too_large(len(encoded), MAX_ARGS_BYTES)
+    if message is not None and len(message) > MAX_ARGS_BYTES:
         message = message_id = None  # the arguments come first; the handler's ctx.message is then absent
     return encode_value(
         ToolCallPayload(

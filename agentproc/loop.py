@@ -14,7 +14,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Final, Protocol
 
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
@@ -31,8 +32,20 @@ from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, TOOL_COMPLETED, AgentEvent, Frame, Lease, OperatorCall
+from schemas.frames import (
+    OPERATOR_AGENT,
+    OPERATOR_CALL,
+    TOOL_COMPLETED,
+    AgentEvent,
+    ErrorPayload,
+    Frame,
+    Lease,
+    OperatorCall,
+)
 from schemas.launch import AgentSpec
+
+#: Why a link does not send a large payload.
+UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
 
 log = logging.getLogger("agentproc")
 
@@ -162,15 +175,15 @@ class TurnRunner:
         """The frame that ends the event for us, or None when the event is no longer ours."""
         turn = turn_id(self.spec.name, self.instance_key, event_id)
         try:
-            first = self._first_input(frame)
             self.store.adopt(epoch)
+            row = self.store.find_turn(event_id)
+            if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
+                return done_frame(event_id, epoch, row.status, row.answer)
+            first = self._first_input(frame)
             if isinstance(first, Begin) and first.source.type == "tool" and self.store.has_message(event_id):
                 # The turn that ran when the work ended has told the model already.
                 told = End(status="completed", steps=0, response="", finish_reason="stop")
                 return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
-            row = self.store.find_turn(event_id)
-            if row is not None and row.answer is not None:
-                return done_frame(event_id, epoch, row.status, row.answer)
             if self._pausing:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
             if self._broken is not None:
@@ -198,7 +211,11 @@ class TurnRunner:
         return done_frame(event_id, epoch, "failed", payload)
 
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
-        """What the event asks for. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN or E_USAGE."""
+        """What the event asks for. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or why its large payload
+        cannot be had.
+        """
+        if frame.blob is not None:
+            raise GoondanError(from_raw(frame.payload, ErrorPayload))
         event = from_raw(frame.payload, AgentEvent)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)
@@ -219,8 +236,17 @@ class TurnRunner:
         return BeginCall(call.tool, call.args)
 
     async def _post(self, frame: Frame) -> None:
-        """Send what ends the event, until the broker has it."""
+        """Send what ends the event, until the broker has it. An answer that cannot be sent, by its size or because the
+        disk is full, becomes a failed one that says so.
+        """
         try:
             await self.link.post(frame)
         except GoondanError as error:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
+            if error.info.code not in UNSENT or frame.stage == "release":
+                return
+            event_id = frame.event_id or ""
+            turn = turn_id(self.spec.name, self.instance_key, event_id)
+            payload = answer_payload(failed(error.info), turn, event_id, self.clock())
+            with suppress(GoondanError):  # as above: nobody may be there any more
+                await self.link.post(done_frame(event_id, frame.epoch, "failed", payload))

@@ -69,6 +69,7 @@ def build_plan(checked: Checked, *, bundle: str, state_dir: str, revision: str, 
         max_live_agents=checked.policy.max_live_agents,
         agent_idle_s=checked.policy.agent_idle_seconds,
         swarm=checked.swarm,
+        durability=checked.policy.durability,
     )
 
 

@@ -53,7 +53,8 @@ from kernel.spawn import (
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
-from schemas.address import path_segment
+from schemas.address import blobs_dir, path_segment
+from schemas.blob_files import BlobFolder
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
@@ -216,6 +217,8 @@ class Supervisor:
             os.makedirs(f"{options.state_dir}/logs", 0o700, exist_ok=True)
         except OSError as error:
             raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
+        # Nobody is left who could ask for them, and no journal yet that outlives a kernel and refers to them.
+        BlobFolder(blobs_dir(options.state_dir)).sweep(frozenset(), 0)
 
     def _start_processes(self, plan: KernelPlan) -> None:
         if self._locks is None:

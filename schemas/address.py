@@ -98,3 +98,8 @@ def instance_dir(state_dir: str, agent: str, instance_key: str) -> str:
 def instance_workdir(state_dir: str, agent: str, instance_key: str) -> str:
     """An instance's workspace: `ctx.workdir` unless an operator named another one (CONTEXT-04)."""
     return instance_dir(state_dir, agent, instance_key) + "/workspace"
+
+
+def blobs_dir(state_dir: str) -> str:
+    """The folder of large payloads, which no jail sees."""
+    return f"{state_dir}/blobs"

@@ -135,7 +135,12 @@ def check_depth(data: bytes, limit: int = MAX_DEPTH) -> None:
     """
     if len(data) <= limit or len(data.translate(None, _NOT_CONTAINERS)) <= limit:
         return
-    _walk_depth(data, limit)
+    _walk(data, limit, len(data))
+
+
+def check_values(data: bytes, values: int, limit: int = MAX_DEPTH) -> None:
+    """Raise ValueError when `data` claims more than `values` values, keys included, or nests deeper than `limit`."""
+    _walk(data, limit, values)
 
 
 # first byte -> (bytes of length field, fixed body bytes); containers are handled apart
@@ -149,7 +154,7 @@ _SCALARS: Final[dict[int, tuple[int, int]]] = {
 }  # fmt: skip
 
 
-def _walk_depth(data: bytes, limit: int) -> None:
+def _walk(data: bytes, limit: int, values: int) -> None:
     open_items: list[int] = [1]  # how many values each open container still wants, outermost first
     at, end = 0, len(data)
     while open_items and at < end:
@@ -178,6 +183,9 @@ def _walk_depth(data: bytes, limit: int) -> None:
             continue
         if len(open_items) > limit:
             raise ValueError(f"nested deeper than {limit}")
+        values -= count
+        if values < 0:
+            raise ValueError("more values than there may be")
         open_items.append(count)
 
 

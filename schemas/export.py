@@ -18,6 +18,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from schemas import frames, launch, receipts, resources, worker_frames
+from schemas.blobs import MAX_BLOB_BYTES
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
@@ -105,6 +106,10 @@ def _refine(name: str, definition: dict[str, Any]) -> None:
     if name == "Frame":
         definition["properties"]["type"]["enum"] = list(get_args(frames.FrameType))
         definition["properties"]["stage"] = {"enum": [*get_args(frames.AckStage), None], "default": None}
+    if name == "Blob":
+        definition["properties"]["file"] |= {"pattern": "^[0-9a-f]{32}$", "maxLength": 32}
+        definition["properties"]["digest"] |= {"pattern": "^[0-9a-f]{64}$", "maxLength": 64}
+        definition["properties"]["size"] |= {"minimum": 1, "maximum": MAX_BLOB_BYTES}
     if name in ("ToolUse", "ExtensionUse", "AgentUse"):
         definition["oneOf"] = [{"required": ["ref"]}, {"required": ["kind", "name"]}]
     if name == "ValueSource":

@@ -82,12 +82,23 @@ class Source(Struct, frozen=True, rename="camel", omit_defaults=True):
     instance_key: str | None = None
 
 
+class Blob(Struct, frozen=True):
+    """A payload that lies in the workspace's `blobs` folder: its file's name (32 hexadecimal digits, chosen at random),
+    SHA-256 of its bytes in hexadecimal, and how many they are; lower case. schemas/blobs.py has the rules.
+    """
+
+    file: str
+    digest: str
+    size: int
+
+
 class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     """One frame. `id` is unique per sender and incarnation; `deadline_ms` is the milliseconds left at sending.
 
     `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
     repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
-    `live` (`event` only): the asker wants to hear of the turn while it runs.
+    `live` (`event` only): the asker wants to hear of the turn while it runs. `blob` stands for a payload that is too
+    large for a frame; `payload` is nil then.
     """
 
     type: str
@@ -115,6 +126,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     first_sent_ms: int | None = field(default=None, name="firstSentMs")
     payload: Raw = NO_PAYLOAD
     live: bool = False
+    blob: Blob | None = None
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -149,7 +161,9 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     `principal` is the address the broker knows this connection by, `credit` how many new `event` and `tool.call`
     frames may be unanswered at once, `max_frame` the size limit in bytes, `spec` the launch specification
-    (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients.
+    (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients. `blobs` is the folder of large
+    payloads, an absolute path on the broker's machine. `durability` is what `accepted` promises: that an event
+    survives a loss of power, or only the end of a process.
     """
 
     version: int
@@ -162,6 +176,8 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     epoch: int | None = None
     revision: str | None = None
     spec: Raw = NO_PAYLOAD
+    blobs: str | None = None
+    durability: Literal["power", "process"] = "power"
 
 
 class Credit(Struct, frozen=True):

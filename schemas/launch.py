@@ -202,3 +202,4 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     max_live_agents: int = 256
     agent_idle_s: float = 300.0
     swarm: str = ""
+    durability: Literal["power", "process"] = "power"

@@ -5,6 +5,9 @@ what is queued, asks whether there is something to read, reads until there is no
 schedules another), and schedules one more turn whenever it has written after it asked. Against `zmq.asyncio`
 this was measured at twice the rate of tool calls (design section 4).
 
+Large payloads go through files (blobs.py), written and read in threads. What waits for a file to be written waits in
+the peer. While one is read, nothing more is received: frames keep their order, and one payload at a time is in memory.
+
 How it learns of a new broker. The socket probes on every connection (an empty message), the broker answers
 E_HELLO_REQUIRED, and the peer says hello; nothing is sent while no broker is there (IMMEDIATE).
 """
@@ -22,11 +25,26 @@ from typing import Final
 
 import zmq
 import zmq.backend
+from msgspec import Raw
 
-from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode
+from schemas.blob_work import BlobWork
+from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
+from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from schemas.errors import GoondanError, fail
-from schemas.frames import Frame, Lease, Welcome
-from schemas.peer import Deliver, Entry, Greet, Kind, Outcome, Peer, Refused, Reply, Settled, Welcomed
+from schemas.frames import Blob, Frame, Lease, Welcome
+from schemas.peer import (
+    Deliver,
+    Entry,
+    Greet,
+    Kind,
+    Outcome,
+    Peer,
+    Refused,
+    Reply,
+    Settled,
+    Welcomed,
+    encode_reference,
+)
 
 #: How long libzmq waits before it tries a lost path again (milliseconds).
 RECONNECT_MS: Final = 20
@@ -61,8 +79,11 @@ class Link:
     """One connection to the broker, which survives the broker.
 
     `on_frame` is called in the loop for every frame that is not an answer to something sent here; it must neither
-    block nor raise. `leases` and `calls` are asked at every hello: what this process holds. `closed` is done when
-    the link is over: with an exception when the broker refused it, else with None after `close`.
+    block nor raise. One whose large payload cannot be had comes with `blob` still set, and with the ErrorPayload as its
+    payload. `leases` and `calls` are asked at every hello: what this process holds. `on_unsent` hears of frames that
+    `send` took and whose large payloads could not be written. `by_reference` False: this process has no access to the
+    kernel's files, so its frames have at most 1 MiB. `closed` is done when the link is over: with an exception when the
+    broker refused it, else with None after `close`.
     """
 
     def __init__(
@@ -74,14 +95,25 @@ class Link:
         leases: Callable[[], list[Lease]] = list,
         calls: Callable[[], list[str]] = list,
         on_welcome: Callable[[Welcome], None] | None = None,
+        on_unsent: Callable[[Frame, GoondanError], None] | None = None,
         incarnation: str | None = None,
+        by_reference: bool = True,
     ) -> None:
         self.endpoint = endpoint
         self._on_frame = on_frame
         self._leases = leases
         self._calls = calls
         self._on_welcome = on_welcome
-        self._peer = Peer(token, incarnation or secrets.token_hex(6), pid=os.getpid(), started_ms=boottime_ms())
+        self._on_unsent = on_unsent
+        self._peer = Peer(
+            token,
+            incarnation or secrets.token_hex(6),
+            pid=os.getpid(),
+            started_ms=boottime_ms(),
+            by_reference=by_reference,
+        )
+        self._blobs = BlobWork()
+        self._paused = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._send_part: Callable[[bytes, int], object] = _no_socket
@@ -144,6 +176,8 @@ class Link:
         if linger_s > 0:
             self._write()
         self._socket = None
+        self._paused = True
+        self._blobs.close()
         loop.remove_reader(self._fd)
         for timer in (self._ticker, self._retry):
             if timer is not None:
@@ -180,12 +214,19 @@ class Link:
     # --- sending
 
     def send(self, frame: Frame) -> bool:
-        """Send without keeping a copy; False when the broker is not there, or takes nothing. True is no receipt."""
+        """Send without keeping a copy; False when the broker is not there, or takes nothing. True is no receipt.
+
+        Raises FrameError E_FRAME_TOO_LARGE.
+        """
         if self._peer.phase != "ready" or len(self._outgoing) >= SEND_HWM:
             return False
         if not frame.id:
             frame.id = self._peer.next_id()
-        self._queue(encode(frame))
+        data = encode_value(frame)
+        if len(data) > INLINE_FRAME_BYTES and self._peer.goes_by_reference(frame, len(data)):
+            self._send_reference(frame)
+            return True
+        self._queue(data)
         return True
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
@@ -243,8 +284,72 @@ class Link:
         data = self._peer.submit(kind, frame, waiter, loop.time())
         if data is not None:
             self._queue(data)
-        elif self._peer.phase == "ready":
+            return
+        for entry in self._peer.take_unwritten():
+            self._write_payload(entry)
+        if self._peer.phase == "ready":
             self._queue_waiting()
+
+    # --- large payloads
+
+    def _write_payload(self, entry: Entry) -> None:
+        frame = entry.unwritten
+        if frame is None:
+            return
+        # What is accepted must survive what the kernel promises; calls and results end with the processes anyway.
+        durable = frame.type in ("event", "ack") and self.welcome.durability == "power"
+
+        def done(blob: Blob | None, error: GoondanError | None) -> None:
+            if blob is not None and self._peer.written(entry, blob):
+                self._queue_waiting()
+            elif blob is not None:
+                self._blobs.remove(self._peer.blobs, blob)
+            elif self._peer.forget(entry.id) is not None and error is not None:
+                self._settle(Settled(entry, None, error.info))
+
+        self._blobs.write(self._peer.blobs, memoryview(frame.payload), durable, done)
+
+    def _send_reference(self, frame: Frame) -> None:
+        def done(blob: Blob | None, error: GoondanError | None) -> None:
+            if blob is None:
+                if self._on_unsent is not None and error is not None:
+                    self._on_unsent(frame, error)
+            elif self._peer.phase == "ready":
+                self._queue(encode_reference(frame, blob))
+
+        self._blobs.write(self._peer.blobs, memoryview(frame.payload), False, done)
+
+    def _take_reference(self, frame: Frame, blob: Blob) -> bool:
+        """Deliver a frame when its payload is here, and nothing else before; False when nobody waits for it."""
+        if not self._peer.awaits(frame):
+            if REFERENCES.get(frame.type) and is_reference(blob):
+                self._blobs.remove(self._peer.blobs, blob)
+            return False
+        self._paused = True
+
+        def done(payload: bytes | None, error: GoondanError | None) -> None:
+            loop = self._loop
+            if self._socket is None or loop is None:
+                return
+            self._paused = False
+            if payload is not None:
+                frame.payload, frame.blob = Raw(payload), None
+                outcome = self._peer.receive(frame, loop.time())
+            else:
+                info = (error or fail("E_BLOB_MISSING", "the payload cannot be had")).info
+                outcome = self._peer.unreadable(frame, info, loop.time())
+            if outcome is not None:
+                self._perform(outcome, loop)
+            self._turn()
+
+        try:
+            check_reference(frame)
+        except GoondanError as error:
+            refused = error
+            asyncio.get_running_loop().call_soon(done, None, refused)
+        else:
+            self._blobs.read(self._peer.blobs, blob, REFERENCES[frame.type], done)
+        return True
 
     def _queue(self, data: bytes) -> None:
         """Send in this turn of the loop, together with what else it brings, in bursts.
@@ -263,6 +368,8 @@ class Link:
             return
         now = loop.time()
         while (entry := self._peer.sendable(now)) is not None:
+            if entry.blob is not None:
+                self._blobs.touch(self._peer.blobs, entry.blob)
             self._queue(entry.data)
 
     def _write(self) -> None:
@@ -293,8 +400,8 @@ class Link:
         if self._outgoing:
             self._write()
         # An empty receive costs twice what this question does, and most turns follow a send and find nothing.
-        socket = self._socket
-        if socket is None or not self._option(_EVENTS) & _POLLIN:
+        socket, paused = self._socket, self._paused
+        if socket is None or paused or not self._option(_EVENTS) & _POLLIN:
             return
         receive, handle = socket.recv, self._handle
         try:
@@ -302,12 +409,14 @@ class Link:
                 if count == 1 and not self._option(_EVENTS) & _POLLIN:
                     break
                 handle(receive(_NOBLOCK))
-                if self._socket is None:  # closed by what the frame caused
-                    return
+                if self._paused:  # closed by what the frame caused, or a payload is being read
+                    break
             else:
                 self._schedule()
         except zmq.Again:
             pass
+        if self._socket is None:
+            return
         if self._peer.has_waiting and self._peer.phase == "ready":
             self._queue_waiting()
         if self._outgoing:
@@ -320,7 +429,10 @@ class Link:
             return
         try:
             now = self.heard_at = loop.time()
-            outcome = self._peer.receive(decode(data, MAX_RELAYED_BYTES), now)
+            frame = decode(data, MAX_RELAYED_BYTES)
+            if frame.blob is not None and self._take_reference(frame, frame.blob):
+                return
+            outcome = self._peer.receive(frame, now)
         except (GoondanError, *DECODE_ERRORS):
             self.bad_frames += 1
             return
@@ -346,6 +458,8 @@ class Link:
         entry: Entry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
+        if settled.error is not None and entry.blob is not None and not entry.accepted:
+            self._blobs.remove(self._peer.blobs, entry.blob)  # refused, or given up: nobody else will
         error = None if settled.error is None else GoondanError(settled.error)
         if entry.kind == "call":
             entry.waiter(settled.frame, error)

@@ -11,6 +11,8 @@ Rules.
   without `inReplyTo`, and that alone starts a greeting. So a new broker behind the same path is noticed at once.
 - Credit: at most `window` new `event` and `tool.call` frames are unanswered at a time; the rest waits here in order.
 - E_OVERLOADED puts the entry back; it and everything later for the same target wait until the time it names.
+- A payload that is too large for a frame goes into a file first: its entry is `unwritten`, and so everything later for
+  the same target waits for it. Without a folder for such files, frames may have the full size, and no more.
 
 Source: delivery.md sections 1, 2, 4, 6; PROTOCOL.md "Connections".
 """
@@ -20,11 +22,12 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from schemas.codec import encode, from_raw, to_raw
+from schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
+from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import PROTOCOL_VERSION, Credit, ErrorPayload, Frame, Hello, Lease, Welcome
+from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Blob, Credit, ErrorPayload, Frame, Hello, Lease, Welcome
 
 Kind = Literal["post", "call", "ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
@@ -42,9 +45,15 @@ _INITIAL_WINDOW: Final = 64
 
 
 class Entry:
-    """One frame that must be answered. `waiter` belongs to the shell (a future or a callback)."""
+    """One frame that must be answered. `waiter` belongs to the shell (a future or a callback).
+
+    `blob` is the reference that `data` carries in place of a payload; `unwritten` holds the frame, and `data` is empty,
+    until the payload has its file. `accepted`: the broker has acknowledged it.
+    """
 
     __slots__ = (
+        "accepted",
+        "blob",
         "call_id",
         "correlation",
         "costs_credit",
@@ -55,6 +64,7 @@ class Entry:
         "kind",
         "sent",
         "target",
+        "unwritten",
         "waiter",
     )
 
@@ -71,6 +81,9 @@ class Entry:
         self.holds_credit = False
         self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
         self.sent = False
+        self.blob: Blob | None = None
+        self.unwritten: Frame | None = None
+        self.accepted = False
 
 
 class Settled(Struct, frozen=True):
@@ -116,8 +129,18 @@ Outcome = Settled | Deliver | Reply | Greet | Welcomed | Refused
 class Peer:
     """The state of one link. `now` arguments are seconds on any steady clock."""
 
-    def __init__(self, token: str, incarnation: str, *, pid: int | None = None, started_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        token: str,
+        incarnation: str,
+        *,
+        pid: int | None = None,
+        started_ms: int | None = None,
+        by_reference: bool = True,
+    ) -> None:
+        """`by_reference` False: this process has no access to the folder of large payloads."""
         self.phase: Phase = "absent"
+        self._by_reference = by_reference
         self.incarnation = incarnation
         self.welcome: Welcome | None = None
         self.window = _INITIAL_WINDOW
@@ -130,6 +153,7 @@ class Peer:
         self._by_call: dict[str, Entry] = {}
         self._by_correlation: dict[str, Entry] = {}
         self._waiting: deque[Entry] = deque()
+        self._unwritten: list[Entry] = []
         self._held: dict[str, float] = {}
         self._hello_id = ""
         self._hello_at: float | None = None
@@ -143,7 +167,8 @@ class Peer:
         return f"{self.incarnation}.{self._counter}"
 
     def submit(self, kind: Kind, frame: Frame, waiter: Any, now: float) -> bytes | None:
-        """Take a frame into the outbox; the bytes to send at once, or None when it has to wait.
+        """Take a frame into the outbox; the bytes to send at once, or None when it has to wait. The payload of a
+        large one is to be written first: `take_unwritten`.
 
         Raises FrameError when the frame is too large, GoondanError E_LINK_CLOSED when the link is over.
         """
@@ -151,18 +176,58 @@ class Peer:
             raise GoondanError(error_payload("E_LINK_CLOSED", "the link is closed"))
         if not frame.id:
             frame.id = self.next_id()
-        data = encode(frame)
+        data = encode_value(frame)
+        if len(data) > INLINE_FRAME_BYTES and self.goes_by_reference(frame, len(data)):
+            data = b""
         expires = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
         entry = Entry(kind, frame, data, waiter, expires)
+        if not data:
+            entry.unwritten = frame
+            self._unwritten.append(entry)
         self._outbox[entry.id] = entry
         if entry.call_id is not None:
             self._by_call[entry.call_id] = entry
         elif entry.correlation is not None:
             self._by_correlation[entry.correlation] = entry
-        if self.phase != "ready" or self._waiting or self._held or not self._admit(entry):
+        if self.phase != "ready" or self._waiting or self._held or not data or not self._admit(entry):
             self._waiting.append(entry)
             return None
         return data
+
+    def goes_by_reference(self, frame: Frame, size: int) -> bool:
+        """Whether the payload of a frame of `size` bytes, encoded, is to go by reference.
+
+        Raises FrameError E_FRAME_TOO_LARGE for what can be sent in no way.
+        """
+        payload = len(memoryview(frame.payload))
+        # A header alone may be large, too: its frame gains nothing from a file.
+        if size > INLINE_FRAME_BYTES and payload > INLINE_FRAME_BYTES // 2 and frame.type in REFERENCES and self.blobs:
+            if payload > MAX_BLOB_BYTES:
+                raise FrameError(too_large(payload, MAX_BLOB_BYTES).info)
+            return True
+        if size > MAX_FRAME_BYTES:
+            message = f"frame of {size} bytes, limit {MAX_FRAME_BYTES}"
+            raise FrameError(error_payload("E_FRAME_TOO_LARGE", message))
+        return False
+
+    @property
+    def blobs(self) -> str | None:
+        """The folder of large payloads, if this process may use one."""
+        return self.welcome.blobs if self.welcome is not None and self._by_reference else None
+
+    def take_unwritten(self) -> list[Entry]:
+        """Entries whose payloads are to be written now; each is given once. `written` or `forget` follows."""
+        taken, self._unwritten = self._unwritten, []
+        return taken
+
+    def written(self, entry: Entry, blob: Blob) -> bool:
+        """The payload of an entry has its file: `sendable` gives it now. False when nobody waits for it any more."""
+        frame, entry.unwritten = entry.unwritten, None
+        if frame is None or self._outbox.get(entry.id) is not entry:
+            return False
+        entry.blob = blob
+        entry.data = encode_reference(frame, blob)
+        return True
 
     def sendable(self, now: float) -> Entry | None:
         """The next waiting entry that may be sent now, or None. It counts as sent."""
@@ -170,8 +235,12 @@ class Peer:
             return None
         if self._held:
             self._held = {target: until for target, until in self._held.items() if until > now}
+        unwritten: set[str] = set()
         for at, entry in enumerate(self._waiting):
-            if entry.target in self._held:
+            if entry.target in self._held or entry.target in unwritten:
+                continue
+            if not entry.data:
+                unwritten.add(entry.target)
                 continue
             if not self._admit(entry):
                 return None
@@ -239,6 +308,22 @@ class Peer:
             return None
         return Deliver(frame)
 
+    def awaits(self, frame: Frame) -> bool:
+        """Whether anybody here wants the payload of this frame; an answer or a result may be a repeat."""
+        if frame.type == "tool.result" and frame.call_id is not None:
+            return frame.call_id in self._by_call
+        return frame.type != "event" or frame.in_reply_to is None or frame.in_reply_to in self._by_correlation
+
+    def unreadable(self, frame: Frame, error: ErrorPayload, now: float) -> Outcome | None:
+        """What to do about a frame whose payload cannot be had. Who waits for it gets the error; anything else is
+        delivered with `blob` still set, and with the error as its payload.
+        """
+        frame.payload = to_raw(error)
+        outcome = self.receive(frame, now)
+        if isinstance(outcome, Settled) and outcome.error is None:
+            return Settled(outcome.entry, None, error, outcome.reply)
+        return outcome
+
     def lost(self) -> None:
         """The broker does not know us (any more): everything unanswered is to be sent again after the next welcome."""
         if self.phase == "closed":
@@ -299,6 +384,7 @@ class Peer:
             self.forget(entry.id)
             return Settled(entry, None, error)
         if entry.kind == "ask":
+            entry.accepted = True
             self._release(entry)  # accepted: it is the broker's now, and stays here until it is answered
             return None
         if entry.kind == "call":
@@ -358,3 +444,8 @@ class Peer:
             self._by_call.pop(entry.call_id, None)
         elif entry.correlation is not None:
             self._by_correlation.pop(entry.correlation, None)
+
+
+def encode_reference(frame: Frame, blob: Blob) -> bytes:
+    """The frame with a reference in the place of its payload. `frame` itself stays as it is."""
+    return encode(structs.replace(frame, payload=NO_PAYLOAD, blob=blob))

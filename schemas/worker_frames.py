@@ -22,7 +22,7 @@ else:
 WORKER_PROTOCOL: Final = 1
 #: Descriptor on which a worker finds its socket.
 WORKER_FD: Final = 3
-#: One frame in either direction; a result's own limit (outputMb) is below it.
+#: One frame to a worker. What comes from one is bounded by its `outputLimit`.
 MAX_WORKER_FRAME: Final = 8 << 20
 
 

@@ -72,6 +72,7 @@ class App:
             on_frame=self._on_frame,
             calls=lambda: self._host.call_ids() if self._host is not None else [],
             on_welcome=self._on_welcome,
+            on_unsent=self._on_unsent,
         )
 
     async def run(self) -> None:
@@ -188,9 +189,14 @@ class App:
     def _send(self, frame: Frame) -> bool:
         try:
             return self._link.send(frame)
-        except GoondanError as error:  # larger than a frame may be, which the host has ruled out
-            _say("error", error.info.message, code=error.info.code)
+        except GoondanError as error:  # too large for a broker that takes no large payloads
+            self._on_unsent(frame, error)
             return False
+
+    def _on_unsent(self, frame: Frame, error: GoondanError) -> None:
+        _say("error", error.info.message, code=error.info.code)
+        if self._host is not None:
+            self._host.unsent(frame, error)
 
     def _announce(self, event: Frame, told: Callable[[], None]) -> None:
         """Tell an agent of the end of pending work: at once, should it be in a turn, and through its mailbox."""

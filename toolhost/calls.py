@@ -23,8 +23,8 @@ from msgspec import Raw
 
 from schemas.launch import ExportSpec, ToolSpec
 
-#: Results that no agent has acknowledged yet, in all (bytes): 64 of the largest.
-KEPT_BYTES: Final = 64 << 20
+#: Results that no agent has acknowledged yet, in all (bytes): one of the largest, twenty of the default outputMb.
+KEPT_BYTES: Final = 80 << 20
 #: How long a result waits for its acknowledgement (seconds). An agent that is restarted asks again within seconds; ten
 #: minutes cover an operator who restarts a whole machine's services by hand.
 KEPT_S: Final = 600.0

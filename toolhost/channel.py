@@ -81,7 +81,8 @@ class Channel:
         while end - at >= 4:
             size = int.from_bytes(data[at : at + 4], "little")
             if size > self._max_frame:
-                raise Violation(f"the worker sent a frame of {size} bytes, limit {self._max_frame}", "E_TOOL_LIMIT")
+                message = f"the worker sent a frame of {size} bytes, limit {self._max_frame} (outputMb)"
+                raise Violation(message, "E_TOOL_LIMIT")
             stop = at + 4 + size
             if stop > end:
                 want = 4 + size

@@ -18,9 +18,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, ToolCallPayload, ToolError
+from schemas.frames import ErrorPayload, Frame, ToolCallPayload, ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from toolhost.answers import Answers
 from toolhost.asking import Asking, Speaker
@@ -126,6 +127,12 @@ class Host:
         """What `hello` names: calls that are open here, and results that nobody has acknowledged."""
         return self._book.known_ids()
 
+    def unsent(self, frame: Frame, error: GoondanError) -> None:
+        """A result's large payload could not be written: the call ends with the reason instead."""
+        if frame.type == "tool.result":
+            payload = error_result(refusal(error.info), DEFAULT_ERROR_LIMIT)
+            self.answers.send_result(frame.call_id or "", frame.to, frame.instance_key, payload)
+
     def resend(self) -> None:
         """After a reconnect: results that may have been lost on the way."""
         self.answers.resend()
@@ -164,14 +171,23 @@ class Host:
         entry = self._exports.find(frame.tool, frame.from_)
         if entry is None:
             raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no tool {str(frame.tool)[:100]!r} here"))
+        if frame.blob is not None:  # its arguments cannot be had; the link says why
+            raise GoondanError(from_raw(frame.payload, ErrorPayload))
         payload = from_raw(frame.payload, ToolCallPayload)
+        size = len(memoryview(payload.args))
+        if size > MAX_ARGS_BYTES:
+            raise too_large(size, MAX_ARGS_BYTES)
         args = arguments(entry, str(frame.tool), payload.args)
         tool = entry.tool
         milliseconds = tool.sandbox.limits.wall_seconds * 1000
         if frame.deadline_ms is not None and frame.deadline_ms < milliseconds:
             milliseconds = max(0, frame.deadline_ms)
         now = self._loop.time()
-        if payload.message is not None and payload.message_id is not None:
+        if (
+            payload.message is not None
+            and payload.message_id is not None
+            and len(memoryview(payload.message)) <= MAX_ARGS_BYTES
+        ):
             self._messages.put((agent, instance_key, payload.message_id), bytes(payload.message))
         call = Call(
             id=call_id,

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.codec import MAX_FRAME_BYTES, encode_value
+from schemas.blobs import MAX_OUTPUT_BYTES
+from schemas.codec import encode_value
 from schemas.errors import CODES, help_url, tool_error
 from schemas.frames import ErrorPayload, ToolError, ToolResult
 from schemas.launch import ToolSpec
@@ -21,10 +22,6 @@ from schemas.results import cut_message
 from schemas.worker_frames import Result, WorkerError
 from toolhost.channel import Violation, check_json
 
-#: What the header of a `tool.result` frame and the map around an output may take at most (bytes).
-HEADER_ROOM: Final = 64 << 10
-#: The largest output that fits a frame of the bus (bytes); payloads by reference will lift this.
-INLINE_OUTPUT: Final = MAX_FRAME_BYTES - HEADER_ROOM
 #: What a worker may say about its error beside the message (characters); a handler has no reason to say more.
 MAX_NAME: Final = 200
 MAX_CODE: Final = 100
@@ -40,8 +37,8 @@ _RECEIPT: Final = encode_value("receipt")
 
 
 def output_limit(output_mb: int) -> int:
-    """How many bytes an output may have: the tool's outputMb, and what fits a frame."""
-    return min(output_mb << 20, INLINE_OUTPUT)
+    """How many bytes an output may have: the tool's outputMb, and what the bus carries."""
+    return min(output_mb << 20, MAX_OUTPUT_BYTES)
 
 
 def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
@@ -81,7 +78,7 @@ def refusal(info: ErrorPayload, *, name: str = "ToolHostError") -> ToolError:
 
 
 def _too_large(size: int, limit: int) -> ToolError:
-    message = f"the output has {size} bytes, limit {limit}"
+    message = f"the output has {size} bytes, limit {limit} (outputMb)"
     return tool_error("E_TOOL_LIMIT", message, name="OutputTooLarge")
 
 

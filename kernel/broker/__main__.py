@@ -20,6 +20,8 @@ from kernel.broker.bus import Bus
 from kernel.broker.journal import MemoryJournal
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router
+from schemas.address import blobs_dir
+from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
 from schemas.startup import die_with_parent, report_ready, set_process_name
@@ -43,6 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             plan, secret, run_dir = _from_descriptors(options)
         broker_id = secrets.token_hex(4)
+        blobs = blobs_dir(plan.state_dir)
+        make_folder(blobs)
         bus = Bus(
             plan,
             secret,
@@ -51,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             # Epochs must be higher than any that an instance has seen, and no journal remembers them yet.
             first_epoch=int(time.time() * 1000),
             booted_at=time.time() - clock(),
+            blobs=blobs,
         )
         loop = BrokerLoop(Router(bus), MemoryJournal(), run_dir)
         loop.bind()

@@ -48,8 +48,11 @@ class Bus:
         started_ms: int,
         first_epoch: int,
         booted_at: float = 0.0,
+        blobs: str | None = None,
     ) -> None:
+        """`blobs` is the folder of large payloads; without one, no payload is larger than a frame."""
         self.plan = plan
+        self.blobs = blobs
         self.broker_id = broker_id
         self.started_ms = started_ms
         self.booted_at = booted_at

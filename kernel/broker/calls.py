@@ -28,6 +28,8 @@ class Call(Struct, gc=False):
     data: bytes = b""
     #: When it was first sent (CLOCK_BOOTTIME, milliseconds), if that was before this broker began.
     sent_before: int | None = None
+    #: Bytes of its arguments, if they go by reference.
+    large: int = 0
 
     def overdue(self, now: float) -> bool:
         """Whether its deadline has passed."""
@@ -41,6 +43,8 @@ class Calls:
         #: Written by ToolCalls, which keeps `event.open_calls` in step.
         self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
+        #: Of all open calls whose arguments go by reference (bytes); written by ToolCalls, too.
+        self.large = 0
         self.get = self.open.get
 
     def __len__(self) -> int:
@@ -65,6 +69,7 @@ class Calls:
         """Close an open call."""
         del self.open[call.id]
         call.event.open_calls -= 1
+        self.large -= call.large
         if call.data:
             self._waiting.pop(call.id, None)
 

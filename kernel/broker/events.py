@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
+from kernel.broker.blobs import size_of
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
@@ -67,7 +68,13 @@ class Events:
             self._repeat(known, actor, connection, frame, instance)
             return
         chain = self._chain(actor, frame, instance)
-        self._admit(connection, instance, event_id, len(memoryview(frame.payload)), ordered=actor.call_id is None)
+        self._admit(
+            connection,
+            instance,
+            event_id,
+            len(memoryview(frame.payload)) + size_of(frame.blob),
+            ordered=actor.call_id is None,
+        )
         event = Event(
             event_id,
             instance,
@@ -82,6 +89,7 @@ class Events:
             trace_id=frame.trace_id or (None if actor.turn is None else actor.turn.trace_id),
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
             call_id=actor.call_id,
+            blob=frame.blob,
         )
         if chain is not None:
             _note(actor, event)
@@ -138,6 +146,7 @@ class Events:
         if event.sender != actor.sender or not same_target:
             message = "the event id is in use for another sender or another instance"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        self._mailbox.blobs.discard(frame.blob)
         event.asker = connection
         event.live = _wants_live(connection, frame)
         if event.reply_to is None:
@@ -160,6 +169,8 @@ class Events:
         event.from_ = actor.name
         event.source = actor.source
         event.payload = frame.payload
+        event.blob = frame.blob
+        self._mailbox.blobs.hold(event.blob)
         event.workdir = frame.workdir
         event.auth = _auth(actor, connection, frame)
         if frame.reply_to is not None and actor.instance is not None:
@@ -213,10 +224,12 @@ class Events:
                 self._tool_calls.drop(event)
                 self.cancels.ending(event)
                 cancelled = event.cancelled and item.state == "failed"
-                self._mailbox.finish(event, "cancelled" if cancelled else item.state, item.answer)
+                self._mailbox.finish(event, "cancelled" if cancelled else item.state, item.answer, item.blob)
                 self._bus.counters["answers"] += 1
                 self._send_answer(event)
                 self.cancels.ended(event)
+            elif item.answer is not None:
+                self._mailbox.blobs.discard(item.blob)
             if isinstance(item.conn, Connection):
                 self._bus.ack(item.conn, item.frame_id, event)
         self.dispatch(event.instance, now)
@@ -259,6 +272,7 @@ class Events:
             workdir=event.workdir or instance.workdir,
             payload=event.payload,
             live=event.live,
+            blob=event.blob,
         )
         self._bus.send(connection, frame)
 
@@ -298,9 +312,11 @@ class Events:
             return
         if frame.stage == "done" and frame.event_id in instance.answers:
             del instance.answers[frame.event_id]
+            self._mailbox.answered(frame.event_id, by_agent=True)
             return
         event = self._mailbox.events.get(frame.event_id or "")
         if frame.stage != "renew" and event is not None and event.instance is instance and event.finished:
+            self._mailbox.blobs.discard(frame.blob)
             self._bus.ack(connection, frame.id, event)  # a repeat: it was heard the first time
             return
         if event is None or instance.leased is not event or frame.epoch != instance.epoch:
@@ -309,14 +325,19 @@ class Events:
         if frame.stage == "renew":
             event.lease_until = now + LEASE_S
         elif frame.stage == "done":
-            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "done"))
+            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "done", frame.blob))
         elif frame.stage == "failed":
-            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "failed"))
+            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "failed", frame.blob))
         elif frame.stage == "release":
             self._mailbox.give_back(instance)
             self._bus.ack(connection, frame.id, event)
         else:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
+
+    def answer_ack(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`ack` from a client or a tool host: it has an answer, whose payload need not be kept for it any longer."""
+        if frame.stage == "done" and frame.event_id is not None:
+            self._mailbox.answered(frame.event_id, by_agent=False)
 
     # --- out
 
@@ -335,10 +356,12 @@ class Events:
             source=Source("agent", agent, key),
             payload=event.answer,
             call_id=event.call_id,
+            blob=event.answer_blob,
         )
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
+        self._mailbox.blobs.sent(event.answer_id, event.answer_blob, to_agent=asking is not None)
         if asking is None:
             self._bus.send(asker, frame)
             return

@@ -32,6 +32,7 @@ from typing import Final
 import zmq
 import zmq.backend
 
+from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
 from kernel.broker.bus import Lossy
 from kernel.broker.journal import Journal
 from kernel.broker.mailbox import Staged
@@ -89,6 +90,8 @@ class BrokerLoop:
         self._receivers: list[tuple[_Receive, _Option]] = []
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._blocked_bytes = 0
+        self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
+        self._next_sweep = clock() + SWEEP_S
         self._unsettled: deque[tuple[int, list[Staged]]] = deque()
         #: By class: why its socket must be looked at before the loop may sleep, or 0.
         self._due = [_SIGNALLED] * len(CLASSES)
@@ -154,6 +157,8 @@ class BrokerLoop:
                 self._router.tick(now)
                 self._flush(now)
                 self._report_faults()
+                if self._keeper is not None:
+                    self._tidy(self._keeper, now)
 
     def close(self) -> None:
         """Tell the peers, let what is queued leave, free the paths."""
@@ -228,6 +233,16 @@ class BrokerLoop:
             while self._unsettled and self._unsettled[0][0] <= durable:
                 self._router.settle(self._unsettled.popleft()[1], now)
             self._flush(now)
+
+    def _tidy(self, keeper: BlobKeeper, now: float) -> None:
+        """Large payloads that nobody needs any more; and, now and then, those that their owners left."""
+        blobs = self._bus.mailbox.blobs
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            keeper.sweep(blobs.referenced())
+        if blobs.removable:
+            files, blobs.removable = blobs.removable, []
+            keeper.remove(files)
 
     def _report_faults(self) -> None:
         """Bugs that were survived, with where they happened, to the log of the process."""

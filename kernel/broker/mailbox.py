@@ -8,6 +8,8 @@ Rules.
 - The epoch of an instance grows whenever a holder is lost, so that what the old holder still says is recognised.
 - An attempt counts only if the holder died without having made a new tool call since it was handed the event.
 - A finished event is kept, with its answer, for as long as its sender may still repeat it.
+- Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it. An
+  event's own is held until its answer has arrived: until then its sender may send it again, to a broker without memory.
 
 Source: delivery.md section 3; design section 3.
 """
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Raw, Struct
 
-from schemas.frames import ReplyTo, Source
+from kernel.broker.blobs import HeldBlobs, size_of
+from schemas.frames import Blob, ReplyTo, Source
 
 if TYPE_CHECKING:
     from kernel.broker.presence import Connection
@@ -38,6 +41,8 @@ MAX_MAILBOX_BYTES: Final = 256 << 20
 #: Finished events that are kept for repeats, by number and by bytes of payload and answer.
 MAX_FINISHED: Final = 20_000
 MAX_FINISHED_BYTES: Final = 64 << 20
+#: An answer is named after its event.
+ANSWER_SUFFIX: Final = ":answer"
 
 
 class Event:
@@ -46,10 +51,12 @@ class Event:
     __slots__ = (
         "adopted",
         "answer",
+        "answer_blob",
         "answer_id",
         "asker",
         "attempts",
         "auth",
+        "blob",
         "call_id",
         "calls",
         "cancel_asked",
@@ -91,6 +98,7 @@ class Event:
         trace_id: str | None = None,
         deadline: float | None = None,
         call_id: str | None = None,
+        blob: Blob | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -98,6 +106,9 @@ class Event:
         self.sender = sender
         self.from_ = from_
         self.payload = payload
+        #: What stands for the payload, and for the answer's, if that is large.
+        self.blob = blob
+        self.answer_blob: Blob | None = None
         self.source = source
         self.reply_to = reply_to
         self.chain = chain
@@ -117,7 +128,7 @@ class Event:
         self.open_calls = 0
         self.lease_until = 0.0
         self.answer: Raw | None = None
-        self.answer_id = event_id + ":answer"
+        self.answer_id = event_id + ANSWER_SUFFIX
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
         #: That connection wants to hear of the turn while it runs.
@@ -139,8 +150,9 @@ class Event:
 
     @property
     def size(self) -> int:
-        """Bytes it holds in memory, near enough to budget by."""
-        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
+        """Bytes it holds in memory and on disk, near enough to budget by."""
+        large = size_of(self.blob) + size_of(self.answer_blob)
+        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0) + large
 
 
 class Instance:
@@ -227,6 +239,7 @@ class Staged(Struct, frozen=True):
     frame_id: str = ""
     answer: Raw | None = None
     state: Literal["done", "failed"] = "done"
+    blob: Blob | None = None
 
 
 class Mailbox:
@@ -236,6 +249,7 @@ class Mailbox:
         self.instances: dict[tuple[str, str], Instance] = {}
         self.events: dict[str, Event] = {}
         self.bytes = 0
+        self.blobs = HeldBlobs()
         self._first_epoch = first_epoch
         self._finished: deque[Event] = deque()
         self._finished_bytes = 0
@@ -255,6 +269,7 @@ class Mailbox:
         """Hold the place of an event while the journal writes it."""
         self.events[event.id] = event
         self.bytes += event.size
+        self.blobs.hold(event.blob)
 
     def accept(self, event: Event) -> None:
         """The journal has it: queue it."""
@@ -279,6 +294,7 @@ class Mailbox:
         if event.adopted and not event.cancelled:
             # Nothing of it to hand over: its sender, or its next holder, brings it back.
             self.bytes -= event.size
+            self.blobs.release(event.blob)
             del self.events[event.id]
             return
         event.state = "accepted"
@@ -295,8 +311,8 @@ class Mailbox:
             event.attempts += 1
         return event if event.attempts >= MAX_ATTEMPTS else None
 
-    def finish(self, event: Event, state: State, answer: Raw | None) -> None:
-        """End an event, whatever its state was; keep it for repeats."""
+    def finish(self, event: Event, state: State, answer: Raw | None, blob: Blob | None = None) -> None:
+        """End an event, whatever its state was; keep it, with its answer (`blob` if that is large), for repeats."""
         instance = event.instance
         if instance.leased is event:
             instance.leased = None
@@ -305,7 +321,11 @@ class Mailbox:
         self.bytes -= event.size
         event.state = state
         event.answer = answer
+        event.answer_blob = blob
         event.payload = Raw(b"\xc0")  # nobody reads it again
+        self.blobs.hold(blob)
+        if event.reply_to is None:
+            self._drop_payload(event)
         event.calls.clear()
         event.requests.clear()
         self._finished.append(event)
@@ -313,7 +333,21 @@ class Mailbox:
         while self._finished and (len(self._finished) > MAX_FINISHED or self._finished_bytes > MAX_FINISHED_BYTES):
             old = self._finished.popleft()
             self._finished_bytes -= old.size
+            self.blobs.release(old.blob)
+            self.blobs.release(old.answer_blob)
             self.events.pop(old.id, None)
+
+    def answered(self, answer_id: str, *, by_agent: bool) -> None:
+        """The answer has arrived where it was wanted: nobody will send the event again, or ask for the answer."""
+        self.blobs.arrived(answer_id, to_agent=by_agent)
+        event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
+        if event is not None and event.finished and event.blob is not None:
+            self._finished_bytes -= event.blob.size
+            self._drop_payload(event)
+
+    def _drop_payload(self, event: Event) -> None:
+        self.blobs.release(event.blob)
+        event.blob = None
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from kernel.broker import blobs
 from kernel.broker.acting import Actors
 from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.directory import Directory
@@ -78,7 +79,7 @@ class Router:
             TOOLS: {
                 **every,
                 **asking,
-                "ack": self._ignore,
+                "ack": events.answer_ack,
                 "tool.result": tools.result,
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
@@ -86,7 +87,7 @@ class Router:
                 "shutdown_ack": self._ignore,
                 "runtime.event": self._ignore,
             },
-            CLIENTS: {**every, "event": events.event, "ack": self._ignore, "admin": self._admin, "bye": self._bye},
+            CLIENTS: {**every, "event": events.event, "ack": events.answer_ack, "admin": self._admin, "bye": self._bye},
         }
 
     # --- entry points of the loop
@@ -104,6 +105,8 @@ class Router:
             return
         connection.last_seen = now
         try:
+            if frame.blob is not None:
+                blobs.check(frame, from_host=connection.cls == TOOLS)
             handler(connection, frame, now)
         except GoondanError as error:
             self.bus.counters["frames_refused"] += 1
@@ -225,6 +228,8 @@ class Router:
             credit=CREDIT,
             max_frame=MAX_FRAME_BYTES,
             revision=self.bus.plan.revision,
+            blobs=self.bus.blobs,
+            durability=self.bus.plan.durability,
             **more,
         )
         self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))

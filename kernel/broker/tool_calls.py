@@ -18,13 +18,14 @@ from typing import Any, Final
 
 import msgspec
 
+from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame, Source
+from schemas.frames import Blob, ErrorPayload, Frame, Source
 
 #: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -87,6 +88,8 @@ class ToolCalls:
         if event.open_calls > _MAX_OPEN or event.adopted:
             raise self._not_now(event)
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
+        if frame.blob is not None:
+            self._take_large(call, frame.blob, event)
         seen = event.calls
         if call_id not in seen:
             seen[call_id] = None
@@ -98,6 +101,13 @@ class ToolCalls:
         self._calls.open[call_id] = call
         event.open_calls += 1
         return call
+
+    def _take_large(self, call: Call, blob: Blob, event: Event) -> None:
+        """Arguments by reference: a tool host reads them into its memory, so all that are under way have a bound."""
+        if self._calls.large + blob.size > MAX_CALL_BYTES and self._calls.large:
+            raise self._not_now(event)
+        call.large = blob.size
+        self._calls.large += blob.size
 
     def _not_now(self, event: Event) -> GoondanError:
         if event.adopted:  # its workdir is not known before its sender is back
@@ -122,6 +132,7 @@ class ToolCalls:
         event = call.event
         del self._calls.open[call.id]
         event.open_calls -= 1
+        self._calls.large -= call.large
         instance = event.instance
         target = instance.conn
         if target is None:

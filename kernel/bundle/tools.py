@@ -18,6 +18,7 @@ from kernel.bundle.problems import Path, Report, did_you_mean
 from kernel.bundle.shape import Document
 from schemas import launch, resources
 from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+from schemas.blobs import MAX_OUTPUT_BYTES
 from schemas.hosts import MAX_RULES, BadHost, parse_rule, write_network
 from schemas.hosts import network as make_network
 
@@ -245,6 +246,9 @@ def check_sandbox(
         value = getattr(sandbox.limits, attribute, None)
         if value is not None and value < 1:
             wrong(("limits", key), "a limit is at least 1", "Write a positive number.")
+        elif key == "outputMb" and value is not None and value > MAX_OUTPUT_BYTES >> 20:
+            hint = "Write less, and let the tool write to a file in the workdir."
+            wrong(("limits", key), f"an output has at most {MAX_OUTPUT_BYTES >> 20} MiB", hint)
     venv = sandbox.python.venv if sandbox.python is not None else None
     if venv is not None and not files.is_environment(files.resolve(venv)):
         text = document.text(*at, "python", "venv")

@@ -15,13 +15,12 @@ import msgspec
 
 from kernel.cli.options import DEFAULT_INSTANCE
 from schemas.address import MAX_INSTANCE_KEY, is_instance_key
-from schemas.codec import MAX_FRAME_BYTES, check_depth, encode_value, replace_surrogates
+from schemas.blobs import MAX_ARGS_BYTES
+from schemas.codec import check_depth, encode_value, replace_surrogates
 from schemas.errors import GoondanError, fail
 
-#: What the frame needs besides the arguments (bytes): ids, keys, a work directory, the event around them.
-_FRAME_OVERHEAD: Final = 16384
-#: The longest line that can hold arguments which fit one frame; JSON is longer than msgpack by escapes at most sixfold.
-MAX_LINE_BYTES: Final = 6 * MAX_FRAME_BYTES
+#: The longest line that can hold arguments which fit; JSON is longer than msgpack by escapes at most sixfold.
+MAX_LINE_BYTES: Final = 6 * MAX_ARGS_BYTES
 #: Digits that a 64-bit integer can have, with its sign.
 _MAX_INT_DIGITS: Final = 20
 _MIN_INT: Final = -(2**63)
@@ -87,7 +86,7 @@ def _constant(name: str) -> float:
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """ARGS_JSON of `gdn call`: an object that fits one frame. Raises GoondanError E_USAGE, E_FRAME_TOO_LARGE."""
+    """ARGS_JSON of `gdn call`: an object that is not too large. Raises GoondanError E_USAGE, E_FRAME_TOO_LARGE."""
     return _checked_arguments(parse_json(text))
 
 
@@ -95,9 +94,8 @@ def _checked_arguments(args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise fail("E_USAGE", f"the arguments must be a JSON object, not {_kind(args)}")
     data = encode_value(args)
-    if len(data) > MAX_FRAME_BYTES - _FRAME_OVERHEAD:
-        limit = MAX_FRAME_BYTES - _FRAME_OVERHEAD
-        raise fail("E_FRAME_TOO_LARGE", f"the arguments have {len(data)} bytes, limit {limit}")
+    if len(data) > MAX_ARGS_BYTES:
+        raise fail("E_FRAME_TOO_LARGE", f"the arguments have {len(data)} bytes, limit {MAX_ARGS_BYTES}")
     try:
         check_depth(data)
     except ValueError as error:

@@ -264,21 +264,22 @@ class _Batch:
     async def _read(self, session: Session, lines: Any) -> None:
         import asyncio
 
-        room = asyncio.Semaphore(MAX_IN_FLIGHT)
-        tasks: set[asyncio.Task[None]] = set()
+        from kernel.cli.lines import Room
+
+        room = Room(MAX_IN_FLIGHT)
+        tasks: dict[asyncio.Task[None], int] = {}
 
         def done(task: asyncio.Task[None]) -> None:
-            tasks.discard(task)
-            room.release()
+            room.give(tasks.pop(task))
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._failure = self._failure or error
                 self._give_up()
 
         try:
             async for line in lines:
-                await room.acquire()
+                taken = await room.take(line)
                 task = asyncio.ensure_future(self._line(session, line))
-                tasks.add(task)
+                tasks[task] = taken
                 task.add_done_callback(done)
         finally:
             self._reading = False

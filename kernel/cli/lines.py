@@ -21,6 +21,8 @@ CHUNK: Final = 65536
 #: Lines that may wait for their consumer, and bytes in them; a chunk on top.
 MAX_WAITING_LINES: Final = 1024
 MAX_WAITING_BYTES: Final = 4 << 20
+#: Bytes in the lines that are worked on at once; a longer line is worked on alone.
+MAX_LINES_BYTES: Final = 16 << 20
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -68,6 +70,27 @@ class LineSplitter:
         self._parts.clear()
         self._size = 0
         return Line(self._number, data if size <= self._limit else None, size)
+
+
+class Room:
+    """How much may be under way at once: so many lines, of MAX_LINES_BYTES together. One takes, many give back."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._share = MAX_LINES_BYTES // lines
+        self._free = asyncio.Semaphore(lines)
+
+    async def take(self, line: Line) -> int:
+        """Wait until there is room for this line; what to give back."""
+        taken = min(self._lines, 1 + line.size // self._share)
+        for _ in range(taken):
+            await self._free.acquire()
+        return taken
+
+    def give(self, taken: int) -> None:
+        """The line is done with."""
+        for _ in range(taken):
+            self._free.release()
 
 
 class LineReader:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Lines that may be without an answer at once; more are not read before.
 MAX_IN_FLIGHT: Final = 64
-#: The longest line, in bytes: an event must fit one frame.
-MAX_LINE_BYTES: Final = 1 << 20
+#: The longest line (bytes): what an event may hold, less its other fields.
+MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 
 
 @click.command()
@@ -132,29 +132,32 @@ class _Talk:
         """Lines are sent as they come, answers are printed in their order."""
         import asyncio
 
-        waiting: asyncio.Queue[asyncio.Future[_Told] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        from kernel.cli.lines import Room
+
+        waiting: asyncio.Queue[tuple[int, asyncio.Future[_Told]] | None] = asyncio.Queue()
+        room = Room(MAX_IN_FLIGHT)
 
         async def read() -> None:
             async for line in lines:
-                await room.acquire()
-                waiting.put_nowait(asyncio.ensure_future(self._ask(session, line)))
+                taken = await room.take(line)
+                waiting.put_nowait((taken, asyncio.ensure_future(self._ask(session, line))))
             if lines.error is not None:
                 raise lines.error
 
         reading = asyncio.ensure_future(read())
         reading.add_done_callback(lambda _: waiting.put_nowait(None))
         try:
-            while (asked := await waiting.get()) is not None:
+            while (item := await waiting.get()) is not None:
+                taken, asked = item
                 self._show(await asked)
-                room.release()
+                room.give(taken)
             reading.result()
         finally:
             reading.cancel()
             while not waiting.empty():
                 left = waiting.get_nowait()
                 if left is not None:
-                    left.cancel()
+                    left[1].cancel()
 
     async def _interactive(self, session: Session) -> None:
         """One message at a time, shown while it is answered. Ctrl-C cancels the turn; twice ends the conversation."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import struct
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
+from schemas.blobs import MAX_BLOB_BYTES
+from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
@@ -42,12 +43,12 @@ from schemas.frames import (
     ToolResult,
     Welcome,
 )
+from schemas.vectors.bad import FILE_NAME, ID, PING, TIME, TYPE, bad_frames, mapping, nested, text
 
 FILE: Final = Path(__file__).parent / "frames.json"
 #: Integers that every JSON parser keeps.
 SAFE_INT: Final = 2**53 - 1
 FORMAT: Final = 1
-_TIME: Final = "2026-11-21T09:30:00.125Z"
 _SIGNED: Final = "b2Zm.aW4="
 
 
@@ -85,6 +86,43 @@ def bytes_of(value: Any) -> bytes | None:
     return bytes(value) if isinstance(value, Raw) else None
 
 
+# --- references -----------------------------------------------------------------------------------------------------
+
+
+def references() -> list[tuple[str, Frame, str, bytes]]:
+    """Name and frame of what refers to a payload, what that is, and the bytes of its file."""
+    result = bytes(to_raw(ToolResult(status="ok", output=to_raw("글" * 8))))
+    call = bytes(to_raw(ToolCallPayload(args=to_raw({"text": "x" * 40}), turn_id="t1", tool_call_id="c1")))
+    event = bytes(to_raw(AgentEvent(id="e-1", type="user.message", created_at=TIME, input="y" * 300)))
+    return [
+        (
+            "tool.result by reference",
+            Frame("tool.result", id="h.7", call_id="t1/c1", blob=describe_payload(result, FILE_NAME)),
+            "ToolResult",
+            result,
+        ),
+        (
+            "tool.call by reference",
+            Frame("tool.call", id="x.22", call_id="t1/c1", tool="bash__exec", blob=describe_payload(call, FILE_NAME)),
+            "ToolCallPayload",
+            call,
+        ),
+        (
+            "event by reference",
+            Frame(
+                "event",
+                id="x.23",
+                to="coder",
+                instance_key="u1",
+                event_id="e-1",
+                blob=describe_payload(event, FILE_NAME),
+            ),
+            "AgentEvent",
+            event,
+        ),
+    ]
+
+
 # --- good frames ----------------------------------------------------------------------------------------------------
 
 
@@ -114,13 +152,13 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         spec=to_raw({"name": "coder"}),
     )
     asked = AgentEvent(
-        id="e-1", type="user.message", created_at=_TIME, input={"text": "안녕하세요 👋"}, instance_key="u1"
+        id="e-1", type="user.message", created_at=TIME, input={"text": "안녕하세요 👋"}, instance_key="u1"
     )
     answer = Answer(turn_id="t1", status="completed", response="네", finish_reason="stop", steps=2)
     answered = AgentEvent(
         id="e-1.answer",
         type="agent.response",
-        created_at=_TIME,
+        created_at=TIME,
         instance_key="u1",
         metadata={"inReplyTo": "e-1"},
         answer=answer,
@@ -128,7 +166,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
     failed = AgentEvent(
         id="e-1.answer",
         type="agent.response",
-        created_at=_TIME,
+        created_at=TIME,
         metadata={"inReplyTo": "e-1"},
         answer=Answer(
             turn_id="t1",
@@ -138,7 +176,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ),
     )
     operator = AgentEvent(
-        id="e-2", type="operator.call", created_at=_TIME, input=OperatorCall("bash__exec", {"command": "ls"})
+        id="e-2", type="operator.call", created_at=TIME, input=OperatorCall("bash__exec", {"command": "ls"})
     )
     call = ToolCallPayload(
         args=to_raw({"command": "echo 'ü'"}),
@@ -441,27 +479,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
     ]
 
 
-def nested(levels: int) -> bytes:
-    """Lists in lists, an empty one innermost."""
-    return b"\x91" * (levels - 1) + b"\x90"
-
-
 # --- unusual frames that are as good --------------------------------------------------------------------------------
-
-
-def text(value: str) -> bytes:
-    """A short string."""
-    return encode_value(value)
-
-
-def mapping(*items: tuple[bytes, bytes]) -> bytes:
-    """A map of at most 15 encoded keys and values, in this order."""
-    return bytes([0x80 | len(items)]) + b"".join(key + value for key, value in items)
-
-
-TYPE: Final = text("type")
-PING: Final = (TYPE, text("ping"))
-ID: Final = (text("id"), text("x.1"))
 
 
 def unusual_frames() -> list[tuple[str, bytes, Frame]]:
@@ -499,144 +517,6 @@ def unusual_frames() -> list[tuple[str, bytes, Frame]]:
     ]
 
 
-# --- bad frames -----------------------------------------------------------------------------------------------------
-
-
-class Bad(Struct, frozen=True, kw_only=True):
-    """One vector that must be refused: prefix, `times` × unit, suffix."""
-
-    name: str
-    prefix: bytes
-    unit: bytes = b""
-    times: int = 0
-    suffix: bytes = b""
-    code: str = "E_FRAME_INVALID"
-    stage: str = "frame"
-    payload_kind: str | None = None
-
-    @property
-    def data(self) -> bytes:
-        """The bytes."""
-        return self.prefix + self.unit * self.times + self.suffix
-
-
-def bad_frames() -> list[Bad]:
-    """What a decoder must refuse."""
-
-    def payload(kind: str, data: bytes) -> dict[str, Any]:
-        frame = mapping((TYPE, text("event")), (text("payload"), data))
-        return {"prefix": frame, "stage": "payload", "payload_kind": kind}
-
-    head = b"\x82" + TYPE + text("ping") + text("payload")
-    event = {"id": "e", "type": "t", "createdAt": _TIME}
-    over = MAX_FRAME_BYTES - len(head) - 5 + 1
-    return [
-        Bad(name="nothing", prefix=b""),
-        Bad(name="text", prefix=b"GET / HTTP/1.1\r\n"),
-        Bad(name="JSON", prefix=b'{"type":"ping"}'),
-        Bad(name="nil", prefix=b"\xc0"),
-        Bad(name="a list", prefix=b"\x91" + text("ping")),
-        Bad(name="an empty map", prefix=b"\x80"),
-        Bad(name="a map without a type", prefix=mapping(ID)),
-        Bad(name="nil as type", prefix=mapping((TYPE, b"\xc0"))),
-        Bad(name="a number as type", prefix=mapping((TYPE, b"\x01"))),
-        Bad(name="bytes as type", prefix=mapping((TYPE, b"\xc4\x04ping"))),
-        Bad(name="a number as id", prefix=mapping(PING, (text("id"), b"\x01"))),
-        Bad(name="text as epoch", prefix=mapping(PING, (text("epoch"), text("7")))),
-        Bad(name="a fraction as epoch", prefix=mapping(PING, (text("epoch"), b"\xcb" + struct.pack(">d", 1.5)))),
-        Bad(name="an ext type in the header", prefix=mapping(PING, (text("to"), b"\xd4\x05\x00"))),
-        Bad(name="a timestamp in the header", prefix=mapping(PING, (text("deadlineMs"), b"\xd6\xff\x00\x00\x00\x00"))),
-        Bad(name="a map as replyTo without its fields", prefix=mapping(PING, (text("replyTo"), b"\x80"))),
-        Bad(name="a text as calls", prefix=mapping(PING, (text("calls"), text("c")))),
-        Bad(name="a number in calls", prefix=mapping(PING, (text("calls"), b"\x91\x01"))),
-        Bad(
-            name="a kind of source that is none",
-            prefix=mapping(PING, (text("source"), mapping((text("kind"), text("root")), (text("name"), text("x"))))),
-        ),
-        Bad(name="a number as key", prefix=mapping(PING, (b"\x01", b"\x01"))),
-        Bad(name="bytes as key", prefix=mapping((b"\xc4\x04type", text("ping")))),
-        Bad(name="bad UTF-8 in a field", prefix=mapping((TYPE, b"\xa2\xc3\x28"))),
-        Bad(name="an encoded surrogate", prefix=mapping((TYPE, b"\xa3\xed\xa0\x80"))),
-        Bad(name="truncated in a text", prefix=mapping(PING)[:-1]),
-        Bad(name="truncated after a key", prefix=b"\x82" + TYPE + text("ping") + text("id")),
-        Bad(name="truncated in a length", prefix=b"\x81" + TYPE + b"\xda\x00"),
-        Bad(name="a text longer than the frame", prefix=b"\x81" + TYPE + b"\xdb\xff\xff\xff\xff" + b"ping"),
-        Bad(name="a map larger than the frame", prefix=b"\xdf\xff\xff\xff\xff" + TYPE + text("ping")),
-        Bad(name="a list larger than the frame", prefix=mapping(PING, (text("calls"), b"\xdd\xff\xff\xff\xff"))),
-        Bad(name="bytes after the frame", prefix=mapping(PING) + b"\xc0"),
-        Bad(name="two frames in one part", prefix=mapping(PING) * 2),
-        Bad(name="a byte that msgpack never uses", prefix=mapping(PING, (text("payload"), b"\xc1"))),
-        Bad(
-            name="one byte over the limit",
-            prefix=head + b"\xc6" + over.to_bytes(4, "big"),
-            unit=b"\x00",
-            times=over,
-            code="E_FRAME_TOO_LARGE",
-        ),
-        Bad(
-            name="far over the limit, and no msgpack",
-            prefix=b"",
-            unit=b"\xff",
-            times=2 * MAX_FRAME_BYTES,
-            code="E_FRAME_TOO_LARGE",
-        ),
-        Bad(
-            name="nested without end in an unknown field",
-            prefix=b"\x82" + TYPE + text("ping") + text("x"),
-            unit=b"\x91",
-            times=100_000,
-            suffix=b"\x90",
-        ),
-        Bad(name="nested without end in the payload", prefix=head, unit=b"\x91", times=100_000, suffix=b"\x90"),
-        Bad(name="nested without end in maps", prefix=head, unit=b"\x81\xa1a", times=100_000, suffix=b"\xc0"),
-        Bad(
-            name="a payload one level too deep",
-            prefix=head + nested(MAX_DEPTH + 1),
-            stage="payload",
-            payload_kind="any",
-        ),
-        Bad(
-            name="a payload one map too deep",
-            prefix=head,
-            unit=b"\x81\xa1a",
-            times=MAX_DEPTH + 1,
-            suffix=b"\xc0",
-            stage="payload",
-            payload_kind="any",
-        ),
-        Bad(name="bad UTF-8 in the payload", **payload("AgentEvent", mapping((text("id"), b"\xa1\xff")))),
-        Bad(name="an event without a type", **payload("AgentEvent", encode_value({"id": "e", "createdAt": _TIME}))),
-        Bad(name="an event that is nil", **payload("AgentEvent", b"\xc0")),
-        Bad(name="metadata that is a list", **payload("AgentEvent", encode_value({**event, "metadata": []}))),
-        Bad(
-            name="an answer of an unknown status",
-            **payload("AgentEvent", encode_value({**event, "answer": {"turnId": "t", "status": "perhaps"}})),
-        ),
-        Bad(name="a result of an unknown status", **payload("ToolResult", encode_value({"status": "maybe"}))),
-        Bad(
-            name="a result whose error is a text",
-            **payload("ToolResult", encode_value({"status": "error", "error": "x"})),
-        ),
-        Bad(
-            name="a call without arguments",
-            **payload("ToolCallPayload", encode_value({"turnId": "t", "toolCallId": "c"})),
-        ),
-        Bad(name="a hello without a token", **payload("Hello", encode_value({"incarnation": "i"}))),
-        Bad(name="a hello with a number as token", **payload("Hello", encode_value({"incarnation": "i", "token": 1}))),
-        Bad(
-            name="a lease of no instance",
-            **payload(
-                "Hello", encode_value({"incarnation": "i", "token": "t", "leases": [{"eventId": "e", "epoch": 1}]})
-            ),
-        ),
-        Bad(
-            name="a shutdown for an unknown reason",
-            **payload("Shutdown", encode_value({"gracePeriodMs": 1, "reason": "boredom"})),
-        ),
-        Bad(name="a credit that is a text", **payload("Credit", encode_value({"window": "64"}))),
-    ]
-
-
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
@@ -646,6 +526,9 @@ def build() -> dict[str, Any]:
     for name, frame, kind in good_frames():
         vector: dict[str, Any] = {"name": name, "bytes": encode(frame).hex(), "frame": describe(frame)}
         valid.append(vector if kind is None else {**vector, "payloadKind": kind})
+    for name, frame, kind, data in references():
+        vector = {"name": name, "bytes": encode(frame).hex(), "frame": describe(frame)}
+        valid.append({**vector, "file": data.hex(), "fileKind": kind})
     for name, data, frame in unusual_frames():
         valid.append({"name": name, "bytes": data.hex(), "frame": describe(frame), "canonical": encode(frame).hex()})
     bad: list[dict[str, Any]] = []
@@ -658,7 +541,7 @@ def build() -> dict[str, Any]:
             vector["bytes"] = item.prefix.hex()
         vector |= {"stage": item.stage, "code": item.code}
         bad.append(vector if item.payload_kind is None else {**vector, "payloadKind": item.payload_kind})
-    limits = {"maxFrameBytes": MAX_FRAME_BYTES, "maxDepth": MAX_DEPTH}
+    limits = {"maxFrameBytes": MAX_FRAME_BYTES, "maxDepth": MAX_DEPTH, "maxBlobBytes": MAX_BLOB_BYTES}
     return {"format": FORMAT, "limits": limits, "valid": valid, "bad": bad}
 
 

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from kernel.broker import bus, directory, mailbox
+from kernel.broker.blob_keeper import SWEEP_S
+from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.events import MAX_CHAIN
 from kernel.broker.presence import MAX_CLIENTS
-from schemas import frames
+from schemas import blobs, frames
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
 from schemas.errors import CODES
 from schemas.frames import FRAME_TYPES, AckStage, Frame
@@ -74,6 +76,15 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert MAX_FRAME_BYTES == 1 << 20
     assert "| a frame | 1 MiB |" in limits
     assert f"| nesting in a payload | {MAX_DEPTH} |" in limits
+    assert (blobs.MAX_BLOB_BYTES, blobs.MAX_OUTPUT_BYTES, blobs.MAX_FOLDER_BYTES) == (67_371_008, 64 << 20, 1 << 30)
+    assert f"from 1 to {blobs.MAX_BLOB_BYTES:,} (64¼ MiB)" in TEXT
+    assert f"call {blobs.MAX_REQUEST_BYTES >> 20} MiB, arguments of a call {blobs.MAX_ARGS_BYTES:,} bytes" in limits
+    assert f"| {blobs.MAX_VALUES:,} |" in limits
+    assert f"more than {blobs.INLINE_FRAME_BYTES >> 10} KiB" in TEXT
+    assert f"more than {MAX_CALL_BYTES >> 20} MiB in all" in " ".join(TEXT.split())
+    assert f"every {SWEEP_S / 60:g} minutes" in TEXT
+    assert f"written {blobs.KEEP_S / 60:g} minutes ago" in TEXT
+    assert {f"`{name}`" for name in blobs.REFERENCES} <= set(re.findall(r"`[^`]+`", section("Large payloads")))
     assert f"{bus.MAX_ID} characters" in limits
     assert f"({bus.CREDIT})" in limits
     assert f"{mailbox.MAX_QUEUED:,}, and {mailbox.MAX_MAILBOX_BYTES >> 20} MiB" in limits

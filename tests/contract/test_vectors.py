@@ -10,7 +10,10 @@ import pytest
 from msgspec import Raw
 
 from schemas import frames
+from schemas.blobs import MAX_BLOB_BYTES, check_reference
+from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
+from schemas.errors import GoondanError
 from schemas.frames import FRAME_TYPES, AckStage, Frame
 from schemas.vectors import generate
 from schemas.vectors.generate import FILE, describe, from_json, to_json
@@ -42,7 +45,11 @@ def test_the_file_is_up_to_date() -> None:
 def test_names_are_unique_and_limits_are_those_of_the_codec() -> None:
     names = [vector["name"] for vector in VALID + BAD]
     assert len(names) == len(set(names))
-    assert FILE_CONTENT["limits"] == {"maxFrameBytes": MAX_FRAME_BYTES, "maxDepth": MAX_DEPTH}
+    assert FILE_CONTENT["limits"] == {
+        "maxFrameBytes": MAX_FRAME_BYTES,
+        "maxDepth": MAX_DEPTH,
+        "maxBlobBytes": MAX_BLOB_BYTES,
+    }
 
 
 def test_every_type_stage_and_payload_is_recorded() -> None:
@@ -85,6 +92,15 @@ def test_payloads_open_as_what_they_are(vector: dict[str, Any]) -> None:
     assert to_json(again) == vector["frame"]["payload"]
 
 
+@pytest.mark.parametrize("vector", [v for v in VALID if "file" in v], ids=lambda vector: vector["name"])
+def test_references_are_to_their_files(vector: dict[str, Any]) -> None:
+    frame, content = decode(bytes.fromhex(vector["bytes"])), bytes.fromhex(vector["file"])
+    check_reference(frame)
+    assert frame.blob is not None
+    assert frame.blob == describe_payload(content, frame.blob.file)
+    assert encode_value(from_raw(content, KINDS[vector["fileKind"]])) == content
+
+
 @pytest.mark.parametrize("vector", BAD, ids=lambda vector: vector["name"])
 def test_what_is_bad_is_refused_with_its_code(vector: dict[str, Any]) -> None:
     if "repeat" in vector:
@@ -93,9 +109,14 @@ def test_what_is_bad_is_refused_with_its_code(vector: dict[str, Any]) -> None:
         data = bytes.fromhex(repeat["prefix"]) + unit * repeat["times"] + bytes.fromhex(repeat["suffix"])
     else:
         data = bytes.fromhex(vector["bytes"])
+    caught: pytest.ExceptionInfo[GoondanError]
     if vector["stage"] == "frame":
         with pytest.raises(FrameError) as caught:
             decode(data)
+    elif vector["stage"] == "reference":
+        frame = decode(data)
+        with pytest.raises(GoondanError) as caught:
+            check_reference(frame)
     else:
         frame = decode(data)
         with pytest.raises(FrameError) as caught:

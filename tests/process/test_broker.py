@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -291,13 +292,19 @@ def filled(frame: Frame, size: int, **fields: object) -> Frame:
 
 
 async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: Broker) -> None:
-    """A sender's limit is a receiver's limit less what the broker adds: sender, instance, workdir, chain."""
+    """A sender's limit is a receiver's limit less what the broker adds: sender, instance, workdir, chain.
+
+    Between peers that have no folder in common; others send a large payload by reference (test_blobs.py).
+    """
+    whole: Any = {"by_reference": False}
     events: asyncio.Queue[Frame] = asyncio.Queue()
     calls: asyncio.Queue[Frame] = asyncio.Queue()
     agent_token = broker.token("agent", agent="coder", instance_key="k")
-    host = Link(broker.endpoint("toolhost"), broker.token("toolhost"), on_frame=calls.put_nowait, incarnation="h" * 12)
-    agent = Link(broker.endpoint("agent"), agent_token, on_frame=events.put_nowait, incarnation="a" * 12)
-    client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=print)
+    host = Link(
+        broker.endpoint("toolhost"), broker.token("toolhost"), on_frame=calls.put_nowait, incarnation="h" * 12, **whole
+    )
+    agent = Link(broker.endpoint("agent"), agent_token, on_frame=events.put_nowait, incarnation="a" * 12, **whole)
+    client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=print, **whole)
     try:
         for link in (host, agent, client):
             await link.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel.cli.run import MAX_LINE_BYTES
 from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
 from tests.process.terminal import Terminal
 
@@ -95,7 +96,7 @@ def test_run_as_json_is_one_document(kernel: Sandbox) -> None:
 
 
 def test_a_failed_turn_is_status_1_and_the_others_are_answered(kernel: Sandbox) -> None:
-    too_long = "x" * (1 << 20) + "x\n"
+    too_long = "x" * MAX_LINE_BYTES + "x\n"
     result = kernel.gdn("run", input=exec_line("echo one") + too_long + exec_line("echo two"))
     assert (result.status, result.out) == (1, "one\ntwo\n")
     assert "[E_FRAME_TOO_LARGE]" in result.err

@@ -520,7 +520,7 @@ class Worker:
         except wire.BadValue as error:
             return error_frame(call_id, "TypeError", str(error), code="E_TOOL_BAD_OUTPUT")
         if len(output) > self.output_limit:
-            message = f"the output has {len(output)} bytes, limit {self.output_limit}"
+            message = f"the output has {len(output)} bytes, limit {self.output_limit} (outputMb)"
             return error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
         return _RESULT + wire.pack_str(call_id) + _OK + output
 

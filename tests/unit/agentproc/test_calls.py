@@ -10,6 +10,7 @@ import pytest
 
 from agentproc.calls import DEFAULT_CALL_S, CallContext, ToolCaller
 from agentproc.catalog import Catalog, StepCatalog
+from schemas.blobs import MAX_ARGS_BYTES
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolResult
@@ -54,7 +55,7 @@ async def test_a_call_is_one_frame_with_everything_in_it() -> None:
         ("hidden__run", {}, "E_TOOL_NOT_IN_CATALOG"),
         ("bash__exec", {}, "E_TOOL_INVALID_ARGS"),
         ("bash__exec", {"command": "\ud800"}, "E_TOOL_INVALID_ARGS"),
-        ("bash__exec", {"command": "x" * (1 << 20)}, "E_FRAME_TOO_LARGE"),
+        ("bash__exec", {"command": "x" * MAX_ARGS_BYTES}, "E_FRAME_TOO_LARGE"),
         ("notes__add", {"n": 2**70}, "E_TOOL_INVALID_ARGS"),
         ("notes__add", {"n": object()}, "E_TOOL_INVALID_ARGS"),
         ("notes__add", [1], "E_TOOL_INVALID_ARGS"),
@@ -179,7 +180,7 @@ async def test_a_message_too_large_to_send_along_is_left_out(tmp_path: Path) -> 
     one, done = caller(link), asyncio.Event()
     one.start(
         catalog(), "bash__exec", {"command": "x" * 600_000}, call_id="t1/c1", context=CONTEXT,
-        done=lambda *_: done.set(), message_id="m1", message=b"\xc4" + b"y" * 600_000,
+        done=lambda *_: done.set(), message_id="m1", message=b"\xc4" + b"y" * MAX_ARGS_BYTES,
     )  # fmt: skip
     await done.wait()
     payload = from_raw(link.calls[0].payload, ToolCallPayload)

@@ -22,9 +22,9 @@ from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
 from agentproc.turn import AskedCall
 from schemas.address import instance_dir
-from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
-from schemas.errors import fail, tool_error
-from schemas.frames import Frame, ToolCallPayload, ToolResult
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail, tool_error
+from schemas.frames import Blob, Frame, ToolCallPayload, ToolResult
 from schemas.launch import ModelSpec
 from schemas.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
@@ -143,20 +143,59 @@ async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(ma
     assert link.calls == []
 
 
-async def test_an_output_that_fits_no_answer_is_replaced(make: Make) -> None:
-    link = FakeLink(lambda *_: ok("x" * (MAX_FRAME_BYTES - 100)))
+async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentproc.answers.MAX_ANSWER_BYTES", 1000)
+    link = FakeLink(lambda *_: ok("x" * 1000))
     await make(link, name="_operator").run(event_frame("e1", {"tool": "notes__add", "args": {}}, kind="operator.call"))
     result = from_raw(the_answer(link).output or b"", ToolResult)
     assert result.error is not None
     assert result.error.code == "E_TOOL_LIMIT"
-    assert len(bytes(link.posted[-1].payload)) < MAX_FRAME_BYTES
 
 
-async def test_a_response_that_fits_no_answer_is_cut(make: Make) -> None:
+async def test_a_response_that_fits_no_answer_is_cut(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentproc.answers.MAX_ANSWER_BYTES", 1000)
     link = FakeLink()
-    await make(link, FakeModel(says("é" * MAX_FRAME_BYTES))).run(event_frame("e1", "go"))
-    assert str(the_answer(link).response).endswith("é... (truncated)")
-    assert len(bytes(link.posted[-1].payload)) < MAX_FRAME_BYTES
+    await make(link, FakeModel(says("é" * 1000))).run(event_frame("e1", "go"))
+    response = str(the_answer(link).response)
+    assert response.endswith("é... (truncated)")
+    assert len(response.encode()) <= 1000
+
+
+async def test_an_answer_that_cannot_be_sent_is_a_failed_one(make: Make) -> None:
+    """The disk is full, so its large payload has no file: whoever asked must hear of it all the same."""
+    link = FakeLink()
+    runner = make(link, FakeModel(says("large")))
+    post, refused = link.post, [fail("E_DISK_FULL", "no room")]
+    link.post = lambda frame: failing(refused.pop()) if refused else post(frame)  # type: ignore[method-assign]
+    await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (answer.status, answer.error and answer.error.code) == ("failed", "E_DISK_FULL")
+    assert [(f.stage, f.event_id) for f in link.posted] == [("failed", "e1")]
+
+
+def failing(error: GoondanError) -> asyncio.Future[Frame]:
+    future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    future.set_exception(error)
+    return future
+
+
+async def test_an_event_whose_payload_cannot_be_had_is_answered_with_the_reason(make: Make) -> None:
+    link = FakeLink()
+    frame = event_frame("e1", "go")
+    frame.blob, frame.payload = Blob("0" * 32, "0" * 64, 9), to_raw(fail("E_BLOB_MISSING", "it is not there").info)
+    await make(link, FakeModel()).run(frame)
+    answer = the_answer(link)
+    assert (answer.status, answer.error and answer.error.code) == ("failed", "E_BLOB_MISSING")
+
+
+async def test_a_finished_event_is_answered_again_without_its_payload(make: Make) -> None:
+    """The broker deletes a large payload when the event is done; after a restart it may hand the event over again."""
+    link = FakeLink()
+    await make(link, FakeModel(says("once"))).run(event_frame("e1", "go"))
+    frame = event_frame("e1", "go", epoch=2)
+    frame.blob, frame.payload = Blob("0" * 32, "0" * 64, 9), to_raw(fail("E_BLOB_MISSING", "it is not there").info)
+    await make(link, FakeModel()).run(frame)
+    assert [answer.response for answer in link.answers()] == ["once", "once"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kernel.cli.batch import (
     parse_line,
 )
 from kernel.cli.lines import LineSplitter
-from schemas.codec import MAX_FRAME_BYTES
+from schemas.blobs import MAX_ARGS_BYTES
 from schemas.errors import GoondanError
 
 
@@ -91,9 +91,10 @@ def test_arguments_nest_as_deep_as_a_payload_may() -> None:
         parse_arguments(json.dumps({"x": [[nested]]}))
 
 
-def test_what_does_not_fit_a_frame_is_refused_by_size() -> None:
+def test_what_is_too_large_is_refused_by_size() -> None:
+    assert parse(json.dumps({"id": 1, "tool": "t", "args": {"x": "a" * (MAX_ARGS_BYTES - 8)}}))
     with pytest.raises(BadLine) as caught:
-        parse(json.dumps({"id": 1, "tool": "t", "args": {"x": "a" * MAX_FRAME_BYTES}}))
+        parse(json.dumps({"id": 1, "tool": "t", "args": {"x": "a" * (MAX_ARGS_BYTES - 7)}}))
     assert (caught.value.id, caught.value.error.info.code) == (1, "E_FRAME_TOO_LARGE")
     with pytest.raises(BadLine) as caught:
         parse_line(None, MAX_LINE_BYTES + 1)

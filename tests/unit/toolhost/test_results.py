@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas.codec import MAX_FRAME_BYTES, encode
+from schemas.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
 from schemas.errors import CODES, HELP_BASE, error_payload
-from schemas.frames import Frame, ToolError
+from schemas.frames import ToolError
 from schemas.launch import ToolSpec
 from schemas.worker_frames import Result, WorkerError
 from toolhost.channel import Violation
 from toolhost.messages import CACHE_BYTES, WORKER_MESSAGES, MessageCache, SentMessages
-from toolhost.results import INLINE_OUTPUT, MAX_HANDLE, error_result, output_limit, refusal, shape
+from toolhost.results import MAX_HANDLE, error_result, output_limit, refusal, shape
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 RECEIPT = Raw(pack("told"))
@@ -71,14 +71,19 @@ def test_errors_are_completed_and_cut() -> None:
     assert os_error["error"]["helpUrl"] == HELP_BASE + "ENOENT"
 
 
-def test_outputs_fit_a_frame_or_are_an_error() -> None:
-    largest = Raw(pack("x" * (INLINE_OUTPUT - 5)))
-    payload = shape(Result(call_id="1", status="ok", output=largest), RECEIPT, tool(1000))
-    frame = Frame("tool.result", call_id="c" * 256, to="a" * 64, instance_key="k" * 1024, payload=payload)
-    assert len(encode(frame)) <= MAX_FRAME_BYTES
-    error = shaped(Result(call_id="1", status="ok", output=Raw(pack("x" * INLINE_OUTPUT))))["error"]
+def test_outputs_have_the_limit_of_their_tool_or_are_an_error() -> None:
+    limit = 4 << 20
+    largest = Raw(pack("x" * (limit - 5)))
+    assert shaped(Result(call_id="1", status="ok", output=largest))["status"] == "ok"
+    error = shaped(Result(call_id="1", status="ok", output=Raw(pack("x" * (limit - 4)))))["error"]
     assert error["code"] == "E_TOOL_LIMIT"
-    assert (output_limit(4), output_limit(0)) == (INLINE_OUTPUT, 0)
+    assert error["message"] == f"the output has {limit + 1} bytes, limit {limit} (outputMb)"
+    assert (output_limit(4), output_limit(0), output_limit(10_000)) == (limit, 0, MAX_OUTPUT_BYTES)
+
+
+def test_the_largest_output_is_a_payload_and_an_answer() -> None:
+    room = len(bytes(shape(Result(call_id="1", status="ok", output=None), RECEIPT, tool(1000))))
+    assert MAX_OUTPUT_BYTES + room + (64 << 10) < MAX_BLOB_BYTES
 
 
 def test_one_error_for_many_calls_is_not_changed_by_any() -> None:

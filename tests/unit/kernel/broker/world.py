@@ -11,13 +11,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Raw
+
 from kernel.broker.bus import Bus
 from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
-from schemas.codec import decode, from_raw, to_raw
+from schemas.blobs import REFERENCES, check_reference, describe
+from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
 from schemas.errors import error_payload
-from schemas.frames import AgentEvent, Answer, Frame, Lease, ReplyTo, RuntimeEvent
+from schemas.frames import AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
 from schemas.launch import (
     AgentSpec,
     CatalogItem,
@@ -28,7 +31,7 @@ from schemas.launch import (
     ToolHostSpec,
     ToolSpec,
 )
-from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
+from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
 
 SECRET = b"s" * 32
@@ -121,15 +124,18 @@ class Actor:
 
     def send(self, frame: Frame) -> None:
         if self.peer.phase == "ready":
-            from schemas.codec import encode
-
             frame.id = frame.id or self.peer.next_id()
-            self.wire.up.append(encode(frame))
+            data = encode(frame)
+            if self.peer.goes_by_reference(frame, len(data)):
+                data = encode_reference(frame, self.world.write(frame))
+            self.wire.up.append(data)
 
     def submit(self, kind: Any, frame: Frame, waiter: Any) -> None:
         data = self.peer.submit(kind, frame, waiter, self.world.now)
         if data is not None:
             self.wire.up.append(data)
+        for entry in self.peer.take_unwritten():
+            assert self.peer.written(entry, self.world.write(frame))
         self.flush()
 
     def flush(self) -> None:
@@ -137,7 +143,10 @@ class Actor:
             self.wire.up.append(entry.data)
 
     def receive(self, data: bytes) -> None:
-        outcome = self.peer.receive(decode(data), self.world.now)
+        frame = decode(data)
+        if frame.blob is not None and self.peer.awaits(frame):
+            self.world.read(frame)
+        outcome = self.peer.receive(frame, self.world.now)
         if isinstance(outcome, Settled):
             if outcome.reply is not None:
                 self.wire.up.append(outcome.reply)
@@ -270,7 +279,9 @@ class Agent(Actor):
         assert (frame.epoch or 0) >= self.store.epoch, "an epoch went back"
         self.store.epoch = frame.epoch or 0
         self.held = frame
-        self.wanted_calls = from_raw(frame.payload, AgentEvent).input
+        if frame.event_id not in self.store.finished:
+            assert frame.blob is None, "the payload of an event is gone before its turn has ended"
+            self.wanted_calls = from_raw(frame.payload, AgentEvent).input
         self.step()
 
     def step(self) -> None:
@@ -370,6 +381,7 @@ class Host(Actor):
             if call_id in self.kept:
                 self.give(call_id)
             elif call_id not in self.running:
+                assert frame.blob is None, "the arguments of a call are gone before it was run"
                 self.ran.append(call_id)
                 self.world.ran.append((self.launch, call_id))
                 self.running[call_id] = frame
@@ -445,6 +457,9 @@ class World:
 
     def __init__(self, *, max_live_agents: int = 256) -> None:
         self.now = 1000.0
+        #: The folder of large payloads: name -> bytes. It outlives every process.
+        self.files: dict[str, bytes] = {}
+        self.written = 0
         self.idents = self.incarnations = self.launches = 0
         self.wires: dict[tuple[int, bytes], Wire] = {}
         self.agents: dict[tuple[str, str], Agent] = {}
@@ -459,7 +474,31 @@ class World:
 
     def _new_router(self) -> Router:
         ms = int(self.now * 1000)
-        return Router(Bus(self.plan, SECRET, broker_id=f"b{ms}", started_ms=ms, first_epoch=ms))
+        return Router(Bus(self.plan, SECRET, broker_id=f"b{ms}", started_ms=ms, first_epoch=ms, blobs="/state/blobs"))
+
+    def write(self, frame: Frame) -> Blob:
+        """Lay the payload of a frame down."""
+        payload = bytes(frame.payload)
+        self.written += 1
+        blob = describe(payload, f"{self.written:032x}")
+        self.files[blob.file] = payload
+        return blob
+
+    def read(self, frame: Frame) -> None:
+        """Give a frame its payload; calls and results have one reader, who deletes it.
+
+        It must be there, but for what was read before: its receiver knows the call, or has the event's answer.
+        """
+        check_reference(frame)
+        assert frame.blob is not None
+        request = frame.type == "tool.call" or (frame.type == "event" and frame.in_reply_to is None)
+        if request and frame.blob.file not in self.files:
+            return
+        assert frame.blob.file in self.files, f"the payload of a {frame.type} is gone before it was read"
+        frame.payload = Raw(self.files[frame.blob.file])
+        if REFERENCES[frame.type]:
+            del self.files[frame.blob.file]
+        frame.blob = None
 
     def actors(self) -> list[Actor]:
         return [self.supervisor, self.host, *self.clients, *self.agents.values()]
@@ -492,6 +531,9 @@ class World:
                 self.router.unreachable(cls, ident, self.now)
             else:
                 wire.down.append(data)
+        for file in bus.mailbox.blobs.removable:
+            self.files.pop(file, None)
+        bus.mailbox.blobs.removable.clear()
         if bus.faults:
             raise bus.faults[0]
 

@@ -1,0 +1,82 @@
+"""Which large payloads the broker still may have to hand over, and which nobody needs any more. Pure.
+
+Events and answers only: calls and results are deleted by the one who reads them. A payload is held once by every event,
+answer and delivery that refers to it; what nobody holds any more is to be deleted (`removable`). An answer that a
+receiver has not acknowledged is held on its own, since its event may be forgotten first.
+
+Source: delivery.md sections 3, 4 and 6; design section 10.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
+from schemas.frames import Blob, Frame
+
+#: Bytes of arguments, by reference, that the calls of all agents may have under way: a tool host has them in memory.
+MAX_CALL_BYTES: Final = 64 << 20
+
+
+class HeldBlobs:
+    """The payloads of events and answers."""
+
+    def __init__(self) -> None:
+        self._holders: Counter[str] = Counter()  # by file
+        #: Answer id -> what a client or a tool host was sent and has not acknowledged; for two sweeps at most.
+        self._sent: dict[str, Blob] = {}
+        #: The same for agents, until they are back: their answers wait in a lane of their own.
+        self._lanes: dict[str, Blob] = {}
+        self._sent_before: dict[str, Blob] = {}
+        #: Files to be deleted; the loop takes them.
+        self.removable: list[str] = []
+
+    def hold(self, blob: Blob | None) -> None:
+        """Something refers to this payload."""
+        if blob is not None:
+            self._holders[blob.file] += 1
+
+    def release(self, blob: Blob | None) -> None:
+        """It does not any more."""
+        if blob is None:
+            return
+        self._holders[blob.file] -= 1
+        self.discard(blob)
+
+    def discard(self, blob: Blob | None) -> None:
+        """A reference that was not taken, in a repeat: nothing needs its file unless it is the one that was."""
+        if blob is not None and self._holders[blob.file] <= 0:
+            del self._holders[blob.file]
+            self.removable.append(blob.file)
+
+    def sent(self, answer_id: str, blob: Blob | None, *, to_agent: bool) -> None:
+        """An answer is on its way, perhaps once more."""
+        if blob is not None:
+            self.hold(blob)
+            self.arrived(answer_id, to_agent=to_agent)
+            (self._lanes if to_agent else self._sent)[answer_id] = blob
+
+    def arrived(self, answer_id: str, *, to_agent: bool) -> None:
+        """Its receiver has acknowledged an answer."""
+        for sent in (self._lanes,) if to_agent else (self._sent, self._sent_before):
+            self.release(sent.pop(answer_id, None))
+
+    def referenced(self) -> frozenset[str]:
+        """What must not be swept. Answers that were sent two sweeps ago and never acknowledged are given up."""
+        given_up, self._sent_before, self._sent = self._sent_before, self._sent, {}
+        for blob in given_up.values():
+            self.release(blob)
+        return frozenset(self._holders)
+
+
+def size_of(blob: Blob | None) -> int:
+    """Bytes of a payload that goes by reference."""
+    return 0 if blob is None else blob.size
+
+
+def check(frame: Frame, *, from_host: bool) -> None:
+    """Raise GoondanError for a reference that is none, or for a payload that is too large for what it is for."""
+    # A tool host's own events tell what pending work came to; one that wants an answer is a request like any other.
+    asks = frame.type == "tool.call" or (frame.type == "event" and (not from_host or frame.reply_to is not None))
+    check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)
