@@ -23,6 +23,8 @@ from schemas.hosts import Network
 from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Layout
+from toolhost.facts import machine
+from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
 ATTACH_S: Final = 10.0
@@ -107,7 +109,7 @@ class Egress:
         wanted = [(listener.address, listener.port) for listener in known.layout.listeners]
         ours.send(json.dumps(wanted).encode())
         try:
-            self._spawn("listen.py", [str(pid), str(theirs.fileno())], theirs.fileno())
+            self._spawn("listen.py", [str(pid)], [theirs.fileno()])
         except OSError as error:
             ours.close()
             self._loop.call_soon(self._fail, jail, f"its sockets could not be made: {error.strerror}")
@@ -158,7 +160,13 @@ class Egress:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._spawn("start.py", [str(theirs.fileno())], theirs.fileno())
+            filter_fd = os.memfd_create("filter", os.MFD_CLOEXEC)
+            try:
+                os.write(filter_fd, relay_program(machine()))
+                os.lseek(filter_fd, 0, os.SEEK_SET)
+                self._spawn("start.py", [], [theirs.fileno(), filter_fd])
+            finally:
+                os.close(filter_fd)
         except OSError:
             ours.close()
             raise
@@ -168,8 +176,10 @@ class Egress:
         self._channel = ours
         self._loop.add_reader(ours.fileno(), self._readable)
 
-    def _spawn(self, program: str, arguments: list[str], fd: int) -> None:
-        """Start one of the two programs: no environment, no descriptors of ours but `fd` and the log."""
+    def _spawn(self, program: str, arguments: list[str], fds: list[int]) -> None:
+        """Start one of the two programs: no environment, no descriptors of ours but `fds`, its last arguments, and the
+        log.
+        """
         actions: list[tuple[int, int] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -177,12 +187,16 @@ class Egress:
         for name in os.listdir("/proc/self/fd"):
             number = int(name)
             with suppress(OSError):
-                if number > 2 and number != fd and os.get_inheritable(number):
+                if number > 2 and number not in fds and os.get_inheritable(number):
                     actions.append((os.POSIX_SPAWN_CLOSE, number))
-        os.set_inheritable(fd, True)
-        argv = [sys.executable, "-I", "-S", "-B", f"{_EGRESS}/{program}", *arguments]
-        pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=())
-        os.set_inheritable(fd, False)
+        argv = [sys.executable, "-I", "-S", "-B", f"{_EGRESS}/{program}", *arguments, *map(str, fds)]
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        try:
+            pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=())
+        finally:
+            for fd in fds:
+                os.set_inheritable(fd, False)
         pidfd = os.pidfd_open(pid)
         self._pidfds[pid] = pidfd
         self._loop.add_reader(pidfd, self._reap, pid)

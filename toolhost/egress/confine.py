@@ -1,4 +1,4 @@
-"""What the egress proxy gives up before it looks at a byte of anybody: its user, new privileges, files.
+"""What the egress proxy gives up before it looks at a byte of anybody: its user, new privileges, files, system calls.
 
 Each step is taken where the system knows it. Root becomes nobody. Landlock leaves the files that name resolution
 needs, to read, and nothing to write or run; it keeps the proxy away from abstract sockets and from signals to others.
@@ -22,6 +22,10 @@ _NOBODY: Final = 65534
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_SET_MODE_FILTER, _SECCOMP_TSYNC = 1, 1
+#: struct sock_filter (bytes).
+_INSTRUCTION: Final = 8
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
@@ -38,8 +42,8 @@ _READABLE: Final = ("/etc", "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/sh
 _DESCRIPTORS: Final = 16384
 
 
-def confine() -> None:
-    """Give everything up. Raises OSError when root cannot become somebody else."""
+def confine(filter_fd: int) -> None:
+    """Give everything up; `filter_fd` holds the filter, and is closed. Raises OSError when that is not possible."""
     asyncio.run(_rehearse())
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() == 0:
@@ -53,7 +57,15 @@ def confine() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    with open(filter_fd, "rb") as source:
+        program = source.read()
     _landlock(libc)
+    buffer = ctypes.create_string_buffer(program)
+    header = struct.pack("HxxxxxxQ", len(program) // _INSTRUCTION, ctypes.addressof(buffer))
+    # For all threads: the resolver's may not be quite gone.
+    number = ctypes.c_long(_SECCOMP[os.uname().machine])
+    if libc.syscall(number, ctypes.c_long(_SECCOMP_SET_MODE_FILTER), ctypes.c_long(_SECCOMP_TSYNC), header) != 0:
+        raise OSError(ctypes.get_errno(), "the filter was refused")
 
 
 async def _rehearse() -> None:

@@ -17,7 +17,6 @@ import asyncio
 import os
 import socket
 import struct
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -414,18 +413,14 @@ def _say(text: str) -> None:
         os.write(2, f"egress: {text}\n".encode("utf-8", "replace"))
 
 
-def main(fd: int) -> int:
-    """Serve until the tool host closes its end."""
+def main(fd: int, filter_fd: int) -> int:
+    """Serve until the tool host closes its end. `filter_fd` holds the filter of system calls."""
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
-    confine()
+    confine(filter_fd)
 
     async def live() -> None:
         await Control(channel).ended
 
     asyncio.run(live())
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(3))

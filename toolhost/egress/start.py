@@ -1,6 +1,7 @@
 """The file that the egress proxy's interpreter is started with (-I -S): it finds our packages, and nothing else.
 
-`python -I -S -B start.py FD` serves the tool host at the other end of the socket FD until it is closed.
+`python -I -S -B start.py FD FILTER_FD` serves the tool host at the other end of the socket FD until it is closed, under
+the system call filter that FILTER_FD holds.
 """
 
 import os
@@ -17,4 +18,4 @@ sys.path.remove(ROOT)
 
 from toolhost.egress.proxy import main  # noqa: E402
 
-sys.exit(main(int(sys.argv[1])))
+sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

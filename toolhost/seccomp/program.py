@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from toolhost.seccomp.numbers import NUMBERS, Machine
+from toolhost.seccomp.relay import relay_rules
 from toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
 
 #: AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64: a call made another way (32 bits) has other numbers.
@@ -48,6 +49,12 @@ class Instruction(NamedTuple):
 def program(machine: Machine, *, sockets: bool) -> bytes:
     """The filter of a jail, as the array of struct sock_filter that the kernel takes."""
     return encode(instructions(machine, rules(sockets=sockets)))
+
+
+@lru_cache
+def relay_program(machine: Machine) -> bytes:
+    """The filter of the egress proxy."""
+    return encode(instructions(machine, relay_rules()))
 
 
 def encode(code: list[Instruction]) -> bytes:

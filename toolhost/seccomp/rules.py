@@ -19,6 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 EPERM: Final = 1
+EACCES: Final = 13
 EINVAL: Final = 22
 ENOSYS: Final = 38
 EOPNOTSUPP: Final = 95
@@ -136,7 +137,7 @@ def _mknod(mode: int) -> Rule:
 # --- processes ------------------------------------------------------------------------------------------------------
 
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is no flag of this call.
-_CLONE_NEW: Final = 0x7E020000
+CLONE_NEW: Final = 0x7E020000
 #: TIOCSTI types into somebody's terminal, TIOCLINUX into the console; TIOCSETD and TIOCCONS reach drivers.
 _TERMINAL: Final = (0x5412, 0x541C, 0x5423, 0x541D)
 #: The kernel's own personality, and asking which it is; others loosen the protection of memory.
@@ -195,7 +196,7 @@ def rules(*, sockets: bool) -> dict[str, Rule]:
         "fchmodat2": _mode(2),
         "mknod": _mknod(1),
         "mknodat": _mknod(2),
-        "clone": Rule((Case((Test(0, _CLONE_NEW, (0,)),), ALLOW),), EPERM),
+        "clone": Rule((Case((Test(0, CLONE_NEW, (0,)),), ALLOW),), EPERM),
         "ioctl": Rule((Case((Test(1, _ALL, _TERMINAL),), EPERM),), ALLOW),
         "personality": Rule((Case((Test(0, _ALL, _PERSONALITIES),), ALLOW),), EPERM),
         "prctl": Rule((Case((Test(0, _ALL, _PRCTL),), ALLOW),), EINVAL),

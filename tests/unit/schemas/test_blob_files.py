@@ -194,7 +194,7 @@ def test_the_folder_has_a_limit(path: Path) -> None:
         folder.write(PAYLOAD, sync=False)
     assert caught.value.info.code == "E_DISK_FULL"
     folder.remove([blobs[0].file, "0" * 32])
-    assert folder.write(PAYLOAD, sync=False)
+    assert folder.write(PAYLOAD, sync=False).file
 
 
 def test_a_sweep_takes_what_is_old_and_referred_to_by_nobody(path: Path, folder: BlobFolder) -> None:
