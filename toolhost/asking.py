@@ -1,7 +1,8 @@
 """Questions of handlers on their way to the bus and back: the shell around asks.py.
 
 A question lives as long as its call: when the call ends, in whatever way, what it has open is dropped here, the handler
-is told, and an answer that still comes is acknowledged by the link and goes nowhere. The log says which those were.
+is told, and an answer that still comes is acknowledged by the link and goes nowhere. The log says which those were; the
+broker cancels them.
 
 Source: delivery.md section 4; sandbox.md section 5.
 """

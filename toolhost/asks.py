@@ -41,6 +41,8 @@ MAX_OPEN: Final = 16
 MAX_ASKED: Final = 1000
 #: `input` and `metadata` of one question together (bytes).
 MAX_INPUT: Final = 256 << 10
+#: The answer to one question, as the handler gets it (bytes): several have to fit what may wait for a jail.
+MAX_ANSWER: Final = 4 << 20
 #: Names in a question (characters), and the path in one.
 MAX_NAME: Final = 256
 MAX_CWD: Final = 4096
@@ -173,6 +175,9 @@ def correlation(event_id: str) -> str:
 
 def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     """What the handler gets for the frame that answers `asked`. Raises Refused when that is a failure."""
+    size = memoryview(answer.payload).nbytes
+    if size > MAX_ANSWER:
+        raise Refused("E_TOOL_LIMIT", f"the answer has {size} bytes, limit {MAX_ANSWER}", "Ask for less at a time.")
     if ask.op == "send":
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":

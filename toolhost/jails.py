@@ -77,7 +77,7 @@ LOAD_TIMEOUT_S: Final = 60.0
 SETTLED_BYTES: Final = 65536
 #: Progress frames of one call that are passed on (seconds between two).
 PROGRESS_S: Final = 0.05
-#: Answers that may wait for a worker which does not read (bytes); 16 of the largest.
+#: Answers that may wait for a worker which does not read (bytes): four of the largest.
 MAX_UNREAD: Final = 16 << 20
 #: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
 CLOSE_S: Final = 3.0

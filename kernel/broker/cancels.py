@@ -5,6 +5,7 @@ Rules.
 - A leased one is its holder's to end: the holder is told (`tool.cancel` with the event's id and epoch), again at its
   next hello, and answers `failed`. If it is lost or gives the event back instead, the event ends as a queued one does.
 - What the turn has asked other agents for, and waits for, is cancelled with it. What it sent without waiting is not.
+- What a handler has asked for is cancelled when its call has ended, however it ended: nobody waits for it any more.
 - Whoever asked hears of it when the event has ended, and hears the same however often they ask.
 - A broker that has just begun does not know yet what exists and who holds what: it asks to be asked again. A holder
   that comes back even later, with an event that was ended here meanwhile, is told to end it, too.
@@ -109,6 +110,12 @@ class Cancels:
         """The event ends, in whatever way: what its turn asked for before it heard of a cancel ends with it."""
         if event.cancelled:
             self._cancel_requests(event)
+
+    def call_ended(self, event: Event, call_id: str) -> None:
+        """A call of this turn has ended: what its handler has not heard of is not wanted any more."""
+        for request in event.requests:
+            if request.call_id == call_id and not request.cancelled and not request.finished:
+                self._cancel(request)
 
     def ended(self, event: Event) -> None:
         """The event has ended: whoever asked is told."""

@@ -51,7 +51,7 @@ class Events:
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
         self._actors = actors
-        self.cancels = Cancels(bus)
+        self.cancels = tool_calls.cancels = Cancels(bus)
 
     # --- in
 

@@ -21,6 +21,7 @@ import msgspec
 from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
+from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
 from schemas.codec import encode_value, to_raw
@@ -36,7 +37,9 @@ _LOST: Final = ""
 
 
 class ToolCalls:
-    """The tool-call side of the broker."""
+    """The tool-call side of the broker. `cancels` is set once both exist."""
+
+    cancels: Cancels
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -133,6 +136,8 @@ class ToolCalls:
         del self._calls.open[call.id]
         event.open_calls -= 1
         self._calls.large -= call.large
+        if event.requests:
+            self.cancels.call_ended(event, call.id)
         instance = event.instance
         target = instance.conn
         if target is None:
@@ -266,6 +271,7 @@ class ToolCalls:
     def fail(self, call: Call, code: str, message: str) -> None:
         """End a call with an error result of the broker's own; an agent that is away is told when it asks again."""
         self._calls.remove(call)
+        self.cancels.call_ended(call.event, call.id)
         target = call.event.instance.conn
         if target is not None:
             error = _tool_error(error_payload(code, f"{call.tool}: {message}"))
@@ -279,6 +285,7 @@ class ToolCalls:
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)
+                self.cancels.call_ended(event, call_id)
                 if call.host is not None:
                     self._bus.send(call.host, _cancel(event.instance, call_id))
 

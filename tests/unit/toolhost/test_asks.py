@@ -15,7 +15,7 @@ from schemas.errors import error_payload
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
-from toolhost.asks import MAX_ASKED, MAX_INPUT, MAX_OPEN, TIMEOUT_MS, Asker, Refused, correlation, value_of
+from toolhost.asks import MAX_ANSWER, MAX_ASKED, MAX_INPUT, MAX_OPEN, TIMEOUT_MS, Asker, Refused, correlation, value_of
 from toolhost.calls import Call
 from toolhost.channel import Violation
 from toolhost.inside import runtime
@@ -208,6 +208,13 @@ def test_a_failed_turn_is_an_error_of_an_agent(code: str, shown: str) -> None:
     assert "helper" in caught.value.error.message
     assert "why" in caught.value.error.message
     assert shown == code or code in caught.value.error.message
+
+
+def test_an_answer_is_of_bounded_size() -> None:
+    question = ask()
+    with pytest.raises(Refused) as caught:
+        value_of(question, made(question), answered(status="completed", response="x" * MAX_ANSWER))
+    assert caught.value.error.code == "E_TOOL_LIMIT"
 
 
 @pytest.mark.parametrize("frame", [Frame("event", payload=to_raw(AgentEvent(id="e", type="x", created_at=AT)))])

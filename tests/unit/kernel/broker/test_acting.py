@@ -151,13 +151,15 @@ def test_a_repeat_is_the_same_request_and_is_answered_again() -> None:
     assert (ack.stage, again.event_id, again.in_reply_to, again.call_id) == ("accepted", "r1:answer", "corr-r1", CALL)
 
 
-def test_the_answer_to_an_ended_call_is_counted_as_late() -> None:
+def test_what_a_call_waits_for_is_cancelled_when_it_ends_and_what_it_sent_is_done() -> None:
     world = working()
-    tell(world, request())
+    for frame in (request("r1"), request("r2", key="other"), request("s1", key="third", reply_to=None)):
+        assert tell(world, frame)[0].stage == "accepted"
     world.host.work()
     run(world)
-    assert world.router.bus.mailbox.events["r1"].state == "done"
-    assert world.router.bus.counters["answers_late"] == 1
+    states = [world.router.bus.mailbox.events[name].state for name in ("r1", "r2", "s1")]
+    assert states == ["cancelled", "cancelled", "done"]
+    assert world.router.bus.counters["answers_late"] == 2, "the tool host drops them"
 
 
 # --- circles

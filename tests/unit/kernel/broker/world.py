@@ -316,7 +316,9 @@ class Agent(Actor):
             return
         event_id = held.event_id or ""
         if event_id not in self.store.finished:
-            self.peer.forget(self.open_call)
+            forgotten = self.peer.forget(self.open_call)
+            if forgotten is not None:
+                self.send(Frame("tool.cancel", call_id=forgotten.call_id))
             self.finish(event_id, Answer(turn_id=event_id, status="failed", error=error_payload("E_CANCELLED", "no")))
             self.step()
 
@@ -365,7 +367,10 @@ class Agent(Actor):
 
 
 class Host(Actor):
-    """Runs calls once each, and keeps results until they are acknowledged. A result waits until `work` is called."""
+    """Runs calls once each, and keeps results until they are acknowledged. A result waits until `work` is called.
+
+    Where the world's handlers ask, each call of `coder` asks another instance first, and ends with the answer.
+    """
 
     def __init__(self, world: World, launch: int) -> None:
         super().__init__(world, TOOLS, Claims("toolhost", agent="1", launch=launch))
@@ -373,6 +378,8 @@ class Host(Actor):
         self.running: dict[str, Frame] = {}
         self.kept: dict[str, str] = {}
         self.ran: list[str] = []
+        self.asking: dict[str, str] = {}  # callId -> the frame that is out
+        self.heard: dict[str, str | None] = {}  # callId -> what was answered
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "tool.call":
@@ -385,14 +392,32 @@ class Host(Actor):
                 self.ran.append(call_id)
                 self.world.ran.append((self.launch, call_id))
                 self.running[call_id] = frame
+                if self.world.handlers_ask and frame.from_ == "coder":
+                    self.ask(call_id)
         elif frame.type == "ack":
             for call_id in frame.calls or []:
                 self.kept.pop(call_id, None)
         elif frame.type == "tool.cancel":
             self.running.pop(frame.call_id or "", None)
+            self.peer.forget(self.asking.pop(frame.call_id or "", ""))
+
+    def ask(self, call_id: str) -> None:
+        """What a handler asks: of the other agent, or of its own with another key, without any call in that turn."""
+        to = ("reviewer", "coder")[len(self.ran) % 2]
+        event = AgentEvent(id=f"{call_id}~1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+        frame = Frame("event", to=to, instance_key="asked", event_id=event.id, call_id=call_id, payload=to_raw(event))
+        frame.reply_to = ReplyTo("coder", f"corr:{event.id}")
+        self.submit("ask", frame, call_id)
+        self.asking[call_id] = frame.id
+
+    def run_out(self) -> None:
+        """The deadline of calls that nobody waits for, because their cancelling was lost with a broker."""
+        for call_id in [call_id for call_id in self.asking if self.world.router.bus.calls.get(call_id) is None]:
+            self.peer.forget(self.asking.pop(call_id))
+            del self.running[call_id]
 
     def work(self) -> None:
-        for call_id in list(self.running):
+        for call_id in [call_id for call_id in self.running if call_id not in self.asking]:
             del self.running[call_id]
             self.kept[call_id] = f"ran{len(self.ran)}"
             self.give(call_id)
@@ -402,7 +427,14 @@ class Host(Actor):
         self.send(Frame("tool.result", call_id=call_id, payload=payload))
 
     def on_settled(self, settled: Settled) -> None:
-        raise AssertionError("a tool host posts nothing here")
+        call_id = settled.entry.waiter
+        assert settled.frame is not None, settled.error
+        assert settled.frame.call_id == call_id
+        assert call_id not in self.heard, "answered twice"
+        answer = from_raw(settled.frame.payload, AgentEvent).answer
+        assert answer is not None
+        self.heard[call_id] = answer.error.code if answer.error is not None else None
+        del self.asking[call_id]
 
 
 class Supervisor(Actor):
@@ -455,11 +487,12 @@ class Supervisor(Actor):
 class World:
     """Everything, and the ways in which it can go wrong."""
 
-    def __init__(self, *, max_live_agents: int = 256) -> None:
+    def __init__(self, *, max_live_agents: int = 256, handlers_ask: bool = False) -> None:
         self.now = 1000.0
         #: The folder of large payloads: name -> bytes. It outlives every process.
         self.files: dict[str, bytes] = {}
         self.written = 0
+        self.handlers_ask = handlers_ask
         self.idents = self.incarnations = self.launches = 0
         self.wires: dict[tuple[int, bytes], Wire] = {}
         self.agents: dict[tuple[str, str], Agent] = {}
@@ -585,7 +618,9 @@ class World:
     def settle(self, rounds: int = 400) -> None:
         """Let everything run until nothing moves; time goes on slowly."""
         quiet = 0
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done == rounds // 2:
+                self.host.run_out()
             moved = False
             for actor in self.actors():
                 while actor.wire.up:
