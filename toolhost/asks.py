@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+from schemas.blobs import MAX_ARGS_BYTES
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
@@ -187,6 +188,10 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
         raise Refused("E_AGENT_FAILED", f"agent {ask.target!r} sent no answer")
     if ended.status == "failed":
         raise _failed(str(ask.target), ended.error)
+    size = len((ended.response or "").encode())
+    if size > MAX_ARGS_BYTES:
+        message = f"agent {ask.target!r} answered with {size} bytes, limit {MAX_ARGS_BYTES}"
+        raise Refused("E_TOOL_LIMIT", message, "Let the agent write to a file in the workdir.")
     value: dict[str, Any] = {
         "target": ask.target,
         "eventId": asked.event_id,
