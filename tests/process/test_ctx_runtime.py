@@ -248,3 +248,14 @@ def test_a_call_that_ends_gives_up_what_it_asked(kernel: Sandbox) -> None:
     wait_until(lambda: "questions were open" in kernel.log("toolhost"), what="the line in the log")
     assert say(kernel, "/bash__exec command='echo free'", "gone", agent="helper") == "free\n", "its turn was cancelled"
     assert say(kernel, "/ask__has", "gone") == "has it\n", "and the agent goes on"
+
+
+def test_a_cancelled_turn_takes_what_its_handlers_asked_for_with_it(kernel: Sandbox) -> None:
+    held = json.dumps({"target": "helper", "input": "/bash__exec command='touch begun; sleep 617'"})
+    event = kernel.gdn("send", "--no-wait", "main", f"/ask__it {held}", "--instance", "cancelled").out.strip()
+    wait_until((folder(kernel, "helper", "cancelled") / "begun").exists)
+    assert kernel.gdn("cancel", event).status == 0
+    wait_until(lambda: "sleep 617" not in " ".join(kernel.processes().values()), what="the helper's call ended")
+    told = kernel.gdn("trace", "--agent", "helper", "--instance", "cancelled", "--json").json
+    assert (told["status"], told["error"]["code"]) == ("failed", "E_CANCELLED")
+    assert say(kernel, "/bash__exec command='echo free'", "cancelled", agent="helper").strip().endswith("free")
