@@ -3,7 +3,8 @@
 Right: values of each type with their edges, optional parameters left out, aliases. Wrong: another type, null, missing,
 unknown parameters, deep nesting, what no JSON number or text of ours can be (huge integers, lone surrogates). Where
 the meaning matters and chance would not find it (commands, paths, JSON texts), values are drawn by the parameter's
-name; a parameter that means waiting is kept short.
+name; a parameter that means waiting is kept short, and one that names a server names the recorded services
+(tests/servers/mock_api.py), whose answers are good, errors, HTML, half of one, or none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kernel.bundle.tools import CheckedTool
-from schemas.address import build_tool_name
+from schemas.address import build_tool_name, parse_tool_name
 
 Call = tuple[str, Any]
 
@@ -84,8 +85,50 @@ TEXTS_OF_JSON = (
         ]
     )
 )
-#: (Tool, parameter) or parameter -> values that mean something there.
+#: Stands for the address of the services until it is known.
+SERVER = "http://services.invalid"
+PAGES = st.sampled_from(
+    [
+        *(
+            "json",
+            "utf8",
+            "utf8-chunked",
+            "badutf8",
+            "nul",
+            "gzip",
+            "empty",
+            "no-type",
+            "close",
+            "short",
+            "echo?a[]=1#b",
+        ),
+        *("bytes/600000", "chunked/70000", "status/204", "status/503", "multi-headers"),
+        *("redirect/3", "redirect/30", "redirect-loop", "redirect-nolocation", "redirect-to?to=file:///etc/passwd"),
+        *("redirect-to?to=http://10.0.0.1/", "redirect-to?to=http://127.0.0.1:1/", "redirect-to?to=//169.254.169.254/"),
+        *("slack-files/image.png", "slack-files/chunked.bin", "slack-files/forbidden", "slack-files/login"),
+    ]
+).map(lambda page: f"{SERVER}/{page}")
+ADDRESSES = PAGES | st.sampled_from(
+    ["file:///etc/passwd", "http://127.0.0.1:1/", "http://[::1]/", "http://0x7f000001/", "http:", "data:,x", "\x00"]
+)
+TOKENS = st.sampled_from(["123:ABC", "xoxb-1", "bad:token", "한", "a b", "x\r\ny: z", ""])
+CHATS = st.sampled_from(
+    ["1", "@c", -100, "err400", "err200", "err429", "errlong", "nodesc", "html", "html200", "array", "ok500", "drop"]
+)
+CHANNELS = st.sampled_from(["C_OK", "C_NOTFOUND", "C_RATE", "C_NOERR", "C_HTML", "C_ARRAY", "C_NULL", "C_WEIRD", " "])
+FILES = st.sampled_from(["photo", "nopath", "resulttrue", "unicode", "gone", "notype", "chunked", "drop", "../x", " "])
+#: Parameter -> values that mean something there.
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
+    "url": ADDRESSES,
+    "token": TOKENS,
+    "chatId": CHATS,
+    "channelId": CHANNELS,
+    "fileId": FILES,
+    "messageId": st.sampled_from([1, "7", 0, -1, 2**53, 1.5, "x"]),
+    "messageTs": st.sampled_from(["1700000001.000100", "9.9", " "]),
+    "emoji": st.sampled_from(["👍", ":wave:", "two words", " ", "already"]),
+    "savePath": PATHS,
+    "maxBytes": st.sampled_from([1, 10, 66, 100_000, 0, -1, 0.5, 20_000_001]),
     "command": COMMANDS | TEXT,
     "path": PATHS,
     "cwd": PATHS,
@@ -98,14 +141,29 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def calls(tools: Iterable[CheckedTool]) -> st.SearchStrategy[Call]:
-    """One call of any export: its full name, and its arguments (nearly always an object)."""
+def calls(tools: Iterable[CheckedTool], server: str = SERVER) -> st.SearchStrategy[Call]:
+    """One call of any export: its full name, and its arguments (nearly always an object).
+
+    `server` is the address of the services that tools with a network are to ask.
+    """
     made = [
         st.tuples(st.just(build_tool_name(tool.name, export.name)), arguments(export.parameters or {}, export.aliases))
         for tool in tools
         for export in tool.body.exports
     ]
-    return st.one_of(made).map(brief)
+    return st.one_of(made).map(brief).map(lambda call: aimed(call, server))
+
+
+def aimed(call: Call, server: str) -> Call:
+    """The call with the services' address, wherever it would have asked another server by default."""
+    name, args = call
+    if not isinstance(args, dict):
+        return call
+    args = {key: value.replace(SERVER, server) if isinstance(value, str) else value for key, value in args.items()}
+    parsed = parse_tool_name(name)
+    if parsed is not None and parsed.resource_name in ("telegram", "slack"):
+        args["apiBaseUrl"] = server
+    return name, args
 
 
 def brief(call: Call) -> Call:

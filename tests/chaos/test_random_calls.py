@@ -1,7 +1,8 @@
 """Random calls of every bundled tool through the whole of it: client, broker, agent, tool host, jail.
 
-No failure without a structure, no process left, memory flat. A few hundred calls in the test suite; as many as wished
-by hand: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"` prints the figures, too.
+No failure without a structure, no process left, memory flat. Tools with a network ask the recorded services on
+loopback, which also misbehave, granted as an operator grants them. A few hundred calls in the test suite; as many as
+wished by hand: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"` prints the figures, too.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from kernel.broker.mailbox import MAX_FINISHED, MAX_FINISHED_BYTES
 from kernel.bundle.base import base_tools
-from kernel.bundle.tools import CheckedTool
 from schemas.errors import CODES, HELP_BASE, is_os_error_code
 from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox
+from tests.service_fixture import MockApi, mock_api
 from toolhost.messages import CACHE_BYTES
 
 CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "300"))
@@ -45,12 +46,18 @@ OURS = {"E_INTERNAL", "E_TOOL_CRASHED", "E_TOOL_OUTCOME_UNKNOWN", "E_AGENT_FAILE
 MAX_MESSAGE = max(tool.body.error_message_limit for tool in base_tools().values())
 
 
-def reachable() -> list[CheckedTool]:
-    """Every bundled tool that needs no network."""
-    return [tool for tool in base_tools().values() if tool.body.sandbox.network == "none"]
+def grant(kernel: Sandbox, api: MockApi) -> None:
+    """Let every bundled tool with a network reach the services, with a token of each."""
+    kernel.env |= {"TELEGRAM_BOT_TOKEN": "123:ABC", "SLACK_BOT_TOKEN": "xoxb-1"}
+    network = {"network": {"allow": [api.host]}}
+    tools = [tool.name for tool in base_tools().values() if tool.body.sandbox.network != "none"]
+    policy = kernel.home / "state" / "policy.yaml"
+    policy.parent.mkdir(exist_ok=True)
+    policy.write_text(json.dumps({"widen": [{"tool": name, "sandbox": network} for name in tools]}), encoding="utf-8")
+    policy.chmod(0o600)
 
 
-def drawn(number: int, count: int) -> list[Call]:
+def drawn(number: int, count: int, server: str) -> list[Call]:
     """`count` calls, the same in every run; others for every `number`. Small draws are quicker."""
     found: list[Call] = []
 
@@ -62,7 +69,7 @@ def drawn(number: int, count: int) -> list[Call]:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(calls(reachable()))
+    @given(calls(base_tools().values(), server))
     def draw(call: Call) -> None:
         found.append(call)
 
@@ -95,9 +102,17 @@ def wrong(tool: str, result: Any) -> str | None:
 @pytest.mark.timeout(3600 if CALLS > 1000 else 120)
 @pytest.mark.requirement("ERROR-01", "HANDLER-06", "HANDLER-07", "RESULT-05")
 def test_random_calls_end_in_structured_results_and_leave_nothing(kernel: Sandbox) -> None:
-    made = [call for number in range(0, CALLS, CHUNK) for call in drawn(number, CHUNK)]
+    with mock_api() as api:
+        check_calls(kernel, api)
+        assert api.requests(), "no tool has asked the services"
+
+
+def check_calls(kernel: Sandbox, api: MockApi) -> None:
+    """CALLS calls against these services."""
+    made = [call for number in range(0, CALLS, CHUNK) for call in drawn(number, CHUNK, api.url)]
     assert len(made) >= CALLS * 0.9
-    assert {name for name, _ in made} >= {f"{tool.name}__{tool.body.exports[0].name}" for tool in reachable()}
+    assert {name.partition("__")[0] for name, _ in made} == set(base_tools())
+    grant(kernel, api)
     kernel.detach()
     batch = kernel.popen("call", "--batch", "-", stdin=PIPE)
     assert batch.stdin is not None and batch.stdout is not None

@@ -1,7 +1,8 @@
 """The recorded parity cases: setting one up, and comparing what came with what was recorded.
 
 Compared are status, code, message, output and files; an error's name and suggestion are ours (design section 12a).
-`cases.jsonl` is the recording, `parity_deviations.yaml` says which cases we knowingly answer differently, and why.
+`cases.jsonl` is the recording, `edge_cases.jsonl` are more of the kind, mostly edges, answered by the same reference;
+`parity_deviations.yaml` says which cases we knowingly answer differently, and why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import yaml
 
 HERE = Path(__file__).parent
 CASES = HERE / "parity" / "cases.jsonl"
+EDGE_CASES = HERE / "parity" / "edge_cases.jsonl"
 DEVIATIONS = HERE / "parity_deviations.yaml"
 #: A handler's error without a code of its own gets this one (ERROR-02); the recording has none then.
 DEFAULT_CODE = "E_TOOL"
@@ -26,7 +28,7 @@ LONG = 3000
 
 def cases(*tools: str) -> list[dict[str, Any]]:
     """The cases whose tool is an export of one of these resources."""
-    lines = CASES.read_text(encoding="utf-8").strip("\n").split("\n")
+    lines = [line for file in (CASES, EDGE_CASES) for line in file.read_text(encoding="utf-8").strip("\n").split("\n")]
     return [case for case in map(json.loads, lines) if case["tool"].partition("__")[0] in tools]
 
 

@@ -33,17 +33,30 @@ def api() -> Iterator[MockApi]:
         yield made
 
 
-def spec(*hosts: str) -> ToolSpec:
-    """The bundled tool, with these hosts granted as well."""
+def spec(*hosts: str, open_catalog: bool = False) -> ToolSpec:
+    """The bundled tool, with these hosts granted as well; without parameters where cases were recorded so."""
     tool = tool_spec(base_tools()["http-fetch"])
     assert tool.sandbox.network == "public"
+    if open_catalog:
+        tool = replace(tool, exports=[replace(export, parameters=None) for export in tool.exports])
     network = {"allow": list(hosts), "public": True} if hosts else "public"
     return replace(tool, sandbox=replace(tool.sandbox, network=network))
 
 
+def places(api: MockApi) -> list[str]:
+    """The services by both names that the cases use."""
+    return [api.host, f"localhost:{api.host.rpartition(':')[2]}"]
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def host(api: MockApi) -> AsyncIterator[Bench]:
-    async with bench(spec(api.host)) as made:
+    async with bench(spec(*places(api))) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def open_host(api: MockApi) -> AsyncIterator[Bench]:
+    async with bench(spec(*places(api), open_catalog=True)) as made:
         yield made
 
 
@@ -51,12 +64,13 @@ async def host(api: MockApi) -> AsyncIterator[Bench]:
 @pytest.mark.requirement("HTTP-09", "HTTP-10")
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
-async def test_recorded(case: dict[str, Any], api: MockApi, host: Bench, tmp_path: Path) -> None:
+async def test_recorded(case: dict[str, Any], api: MockApi, host: Bench, open_host: Bench, tmp_path: Path) -> None:
     port = api.host.rpartition(":")[2]
     case = fill(case, {"SERVER": api.url, "SERVER_HOST": api.host, "SERVER_PORT": port})
     api.reset()
     began = time.monotonic()
-    result = await host.call(case["tool"], case["args"])
+    made = open_host if case.get("catalog") == "open" else host
+    result = await made.call(case["tool"], case["args"])
     found = differences(case, result, tmp_path, (time.monotonic() - began) * 1000)
     # A redirect loop and a timeout are recorded without requests: how many come in time is nobody's promise.
     if case.get("requests") and (asked := api.requests()) != case["requests"]:

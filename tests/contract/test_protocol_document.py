@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker import bus, directory, mailbox
+from kernel.broker import bus, directory, mailbox, seen
 from kernel.broker.blob_keeper import SWEEP_S
 from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.events import MAX_CHAIN
@@ -94,3 +94,4 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"{directory.MAX_OWNED} are remembered, of all {directory.MAX_SPAWNED:,}" in TEXT
     assert f"({directory.SPAWN_S:g} seconds if there is none)" in TEXT
     assert f"({mailbox.MAX_FINISHED:,} events, {mailbox.MAX_FINISHED_BYTES >> 20} MiB)" in TEXT
+    assert f"for {seen.CAPACITY:,} more events" in TEXT
