@@ -1,5 +1,7 @@
 """Assistant messages on their way to jails: sent by an agent once, handed to each jail once. Pure.
 
+An agent makes the calls of one message at a time, so of each instance only the last few messages are kept.
+
 Source: design section 7; schemas/WORKER.md "message".
 """
 
@@ -8,7 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 #: Messages in all (bytes): what some hundred agents have in hand at a time; the oldest go first.
-CACHE_BYTES: Final = 32 << 20
+CACHE_BYTES: Final = 8 << 20
+#: Messages of one instance: that of its step, and of steps whose calls are sent again.
+INSTANCE_MESSAGES: Final = 4
+#: What keeping a message takes beside its bytes, near enough to budget by.
+ENTRY_BYTES: Final = 512
 #: Messages that a worker keeps; WORKER.md says the same number.
 WORKER_MESSAGES: Final = 8
 
@@ -23,16 +29,30 @@ class MessageCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._messages: dict[Name, bytes] = {}
+        #: (agent, instanceKey) -> the names of its messages, oldest first.
+        self._names: dict[tuple[str, str], list[Name]] = {}
 
     def put(self, name: Name, message: bytes) -> None:
         """Keep a message, as the agent encoded it."""
-        old = self._messages.pop(name, None)
-        if old is not None:
-            self._bytes -= len(old)
+        self._drop(name)
         self._messages[name] = message
-        self._bytes += len(message)
+        self._bytes += len(message) + ENTRY_BYTES
+        names = self._names.setdefault(name[:2], [])
+        names.append(name)
+        if len(names) > INSTANCE_MESSAGES:
+            self._drop(names[0])
         while self._bytes > self._max_bytes and len(self._messages) > 1:
-            self._bytes -= len(self._messages.pop(next(iter(self._messages))))
+            self._drop(next(iter(self._messages)))
+
+    def _drop(self, name: Name) -> None:
+        old = self._messages.pop(name, None)
+        if old is None:
+            return
+        self._bytes -= len(old) + ENTRY_BYTES
+        names = self._names[name[:2]]
+        names.remove(name)
+        if not names:
+            del self._names[name[:2]]
 
     def get(self, name: Name) -> bytes | None:
         """The message, if it is still here."""

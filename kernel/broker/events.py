@@ -67,6 +67,11 @@ class Events:
         if known is not None:
             self._repeat(known, actor, connection, frame, instance)
             return
+        if self._mailbox.was_answered(actor.sender, instance, event_id):
+            self._late_repeat(
+                Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD), connection, frame
+            )
+            return
         chain = self._chain(actor, frame, instance)
         self._admit(
             connection,
@@ -157,6 +162,13 @@ class Events:
         self._bus.ack(connection, frame.id, event)
         if event.finished:
             self._send_answer(event)
+
+    def _late_repeat(self, event: Event, connection: Connection, frame: Frame) -> None:
+        """Of an event that finished long ago: nothing is done twice; who wants its answer is told so."""
+        if frame.reply_to is not None:
+            message = f"event {event.id[:100]!r} was answered, and its answer is no longer kept"
+            raise GoondanError(error_payload("E_ANSWER_GONE", message))
+        self._bus.ack(connection, frame.id, event)
 
     def _complete(self, event: Event, actor: Actor, connection: Connection, frame: Frame) -> None:
         """The sender of an event that was known from its holder only has come back with its content."""

@@ -7,7 +7,8 @@ Rules.
 - First in, first out per instance, one lease at a time; an event that comes back goes to the front.
 - The epoch of an instance grows whenever a holder is lost, so that what the old holder still says is recognised.
 - An attempt counts only if the holder died without having made a new tool call since it was handed the event.
-- A finished event is kept, with its answer, for as long as its sender may still repeat it.
+- A finished event is kept with its answer until MAX_FINISHED others have finished; its id is known for longer, so that
+  a late repeat is told that it was answered and is not worked on again.
 - Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it. An
   event's own is held until its answer has arrived: until then its sender may send it again, to a broker without memory.
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, Struct
 
 from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.seen import Seen
 from schemas.frames import Blob, ReplyTo, Source
 
 if TYPE_CHECKING:
@@ -38,8 +40,11 @@ LEASE_S: Final = 60.0
 MAX_QUEUED: Final = 10_000
 #: Payload bytes of unfinished events that the whole mailbox holds; more are refused with E_OVERLOADED.
 MAX_MAILBOX_BYTES: Final = 256 << 20
-#: Finished events that are kept for repeats, by number and by bytes of payload and answer.
-MAX_FINISHED: Final = 20_000
+#: Finished events whose answers are kept for repeats, by number, by bytes in memory, and by bytes with large payloads,
+#: which lie elsewhere. A sender repeats until it has its answer, so most of these are never asked for; beyond them only
+#: ids are known (seen.py).
+MAX_FINISHED: Final = 1_000
+MAX_FINISHED_INLINE: Final = 8 << 20
 MAX_FINISHED_BYTES: Final = 64 << 20
 #: An answer is named after its event.
 ANSWER_SUFFIX: Final = ":answer"
@@ -151,8 +156,12 @@ class Event:
     @property
     def size(self) -> int:
         """Bytes it holds in memory and on disk, near enough to budget by."""
-        large = size_of(self.blob) + size_of(self.answer_blob)
-        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0) + large
+        return self.inline + size_of(self.blob) + size_of(self.answer_blob)
+
+    @property
+    def inline(self) -> int:
+        """Those of them that are in memory."""
+        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
 
 
 class Instance:
@@ -253,6 +262,8 @@ class Mailbox:
         self._first_epoch = first_epoch
         self._finished: deque[Event] = deque()
         self._finished_bytes = 0
+        self._finished_inline = 0
+        self._answered = Seen()
 
     def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
         """The instance of that name, made if it is new. `workdir` is used then."""
@@ -330,12 +341,23 @@ class Mailbox:
         event.requests.clear()
         self._finished.append(event)
         self._finished_bytes += event.size
-        while self._finished and (len(self._finished) > MAX_FINISHED or self._finished_bytes > MAX_FINISHED_BYTES):
+        self._finished_inline += event.inline
+        while self._finished and (
+            len(self._finished) > MAX_FINISHED
+            or self._finished_bytes > MAX_FINISHED_BYTES
+            or self._finished_inline > MAX_FINISHED_INLINE
+        ):
             old = self._finished.popleft()
             self._finished_bytes -= old.size
+            self._finished_inline -= old.inline
             self.blobs.release(old.blob)
             self.blobs.release(old.answer_blob)
             self.events.pop(old.id, None)
+            self._answered.add(old.sender or "", old.instance.address, old.id)
+
+    def was_answered(self, sender: str, instance: Instance, event_id: str) -> bool:
+        """Whether this event has finished too long ago for its answer to be kept."""
+        return (sender, instance.address, event_id) in self._answered
 
     def answered(self, answer_id: str, *, by_agent: bool) -> None:
         """The answer has arrived where it was wanted: nobody will send the event again, or ask for the answer."""

@@ -2,7 +2,7 @@
 
 No failure without a structure, no process left, memory flat. Tools with a network ask the recorded services on
 loopback, which also misbehave, granted as an operator grants them. A few hundred calls in the test suite; as many as
-wished by hand: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"` prints the figures, too.
+wished by hand, with the figures: `GOONDAN_RANDOM_CALLS=10000 make test ARGS="tests/chaos/test_random_calls.py -s"`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from kernel.broker.mailbox import MAX_FINISHED, MAX_FINISHED_BYTES
+from kernel.broker.mailbox import MAX_FINISHED, MAX_FINISHED_INLINE
 from kernel.bundle.base import base_tools
 from schemas.errors import CODES, HELP_BASE, is_os_error_code
 from tests.calls_by_schema import Call, calls
@@ -38,7 +38,7 @@ INSTANCES = 2
 GROWTH_MIB = 8.0
 #: What is kept on purpose, and at most: answers, to give them again, and the messages that calls belong to (bytes). No
 #: more of it can be there than was said, and an event's own fields take some more.
-KEPT = {"broker": MAX_FINISHED_BYTES + MAX_FINISHED * 2048, "toolhost": CACHE_BYTES}
+KEPT = {"broker": MAX_FINISHED_INLINE + MAX_FINISHED * 2048, "toolhost": CACHE_BYTES}
 PER_CALL = 2048
 #: Calls that fail are the tools' business; these codes would be ours.
 OURS = {"E_INTERNAL", "E_TOOL_CRASHED", "E_TOOL_OUTCOME_UNKNOWN", "E_AGENT_FAILED", "E_KERNEL_LOST", "E_LEASE_LOST"}

@@ -14,7 +14,14 @@ from schemas.frames import ToolError
 from schemas.launch import ToolSpec
 from schemas.worker_frames import Result, WorkerError
 from toolhost.channel import Violation
-from toolhost.messages import CACHE_BYTES, WORKER_MESSAGES, MessageCache, SentMessages
+from toolhost.messages import (
+    CACHE_BYTES,
+    ENTRY_BYTES,
+    INSTANCE_MESSAGES,
+    WORKER_MESSAGES,
+    MessageCache,
+    SentMessages,
+)
 from toolhost.results import MAX_HANDLE, error_result, output_limit, refusal, shape
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -94,7 +101,7 @@ def test_one_error_for_many_calls_is_not_changed_by_any() -> None:
 
 
 def test_messages_are_kept_within_their_bytes() -> None:
-    cache = MessageCache(max_bytes=100)
+    cache = MessageCache(max_bytes=2 * ENTRY_BYTES + 100)
     for number in range(5):
         cache.put(("a", "k", str(number)), b"x" * 40)
     cache.put(("a", "k", "4"), b"y" * 40)
@@ -103,6 +110,16 @@ def test_messages_are_kept_within_their_bytes() -> None:
     cache.put(("a", "k", "big"), b"x" * 1000)
     assert cache.get(("a", "k", "big")) == b"x" * 1000
     assert CACHE_BYTES > 1 << 20
+
+
+def test_of_one_instance_only_the_last_messages_are_kept() -> None:
+    cache = MessageCache()
+    cache.put(("a", "other", "0"), b"o")
+    for number in range(10):
+        cache.put(("a", "k", str(number)), b"x")
+    kept = [number for number in range(10) if cache.get(("a", "k", str(number)))]
+    assert kept == list(range(10 - INSTANCE_MESSAGES, 10))
+    assert cache.get(("a", "other", "0")) == b"o"
 
 
 def test_each_worker_is_sent_a_message_once_until_it_drops_it() -> None:
