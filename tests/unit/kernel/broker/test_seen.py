@@ -13,7 +13,7 @@ from tests.unit.kernel.broker.test_completions import from_host, working
 
 
 def test_the_last_ids_are_known_and_none_that_was_not_added() -> None:
-    seen = Seen(b"key")
+    seen = Seen()
     for number in range(3 * CAPACITY):
         seen.add("client", "coder/k", f"e{number}")
     recent = range(2 * CAPACITY, 3 * CAPACITY)
@@ -23,7 +23,7 @@ def test_the_last_ids_are_known_and_none_that_was_not_added() -> None:
 
 
 def test_adding_twice_takes_one_place() -> None:
-    seen = Seen(b"key")
+    seen = Seen()
     seen.add("a", "b", "first")
     for _ in range(2 * CAPACITY):
         seen.add("a", "b", "same")
