@@ -73,7 +73,7 @@ MODEL_ERROR_CHARS: Final = 1000
 
 #: An operator's wish, and what is done with a turn whose event has ended elsewhere.
 CANCELLED: Final = Cancel(
-    error_payload("E_CANCELLED", "the turn was cancelled"),
+    error_payload("E_CANCELLED", "it was cancelled before it was finished"),
     "the turn was cancelled",
     "(This request was cancelled before it was finished. Nothing of it is wanted any more.)",
 )

@@ -47,10 +47,13 @@ def command(
     from kernel.cli.batch import check_instance
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
+    from kernel.paths import is_utf8
     from schemas.errors import fail
 
     if (event_id is None) == (agent is None):
         raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
+    if not is_utf8(event_id or agent or ""):
+        raise fail("E_USAGE", "the name is not UTF-8")
     key = check_instance(instance)
     kernel = attach(locate(bundle))
     try:

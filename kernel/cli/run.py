@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
-    from schemas.frames import Answer, ErrorPayload
+    from schemas.frames import Answer, ErrorPayload, RuntimeEvent
 
     #: Event id, and its answer or its error; neither for an empty line.
     _Told = tuple[str, Answer | None, GoondanError | None]
@@ -192,7 +192,12 @@ class _Talk:
 
         cancelling = Cancelling(session, lambda: [event_id], on_first=interrupted, patience_s=None)
         interrupts.target = cancelling.came
-        asking = asyncio.ensure_future(self._ask(session, line, event_id, screen.hear))
+
+        def hear(event: RuntimeEvent) -> None:
+            if not cancelling.came_first:
+                screen.hear(event)
+
+        asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
         try:
             told = await cancelling.wait(asking)
             if told is None:

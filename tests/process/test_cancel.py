@@ -87,10 +87,8 @@ def test_a_cancelled_turn_ends_down_to_its_jail_and_the_next_one_works(running: 
     assert [(call["status"], call["code"]) for call in told["steps"][0]["tools"]] == [("error", "E_CANCELLED")]
     again = running.gdn("cancel", event, "--json")
     assert (again.status, again.json) == (0, {"eventId": event, "status": "cancelled"})
-    for arguments in (["nobody-knows-it"], ["--agent", "main"]):
-        unknown = running.gdn("cancel", *arguments, "--json")
-        assert (unknown.status, error_code(unknown.json)) == (1, "E_EVENT_NOT_FOUND")
-    assert running.gdn("cancel").status == 2
+    unknown = running.gdn("cancel", "--agent", "main", "--json")
+    assert (unknown.status, error_code(unknown.json)) == (1, "E_EVENT_NOT_FOUND")
 
 
 def test_a_cancel_survives_the_broker_and_is_answered_when_the_turn_has_ended(running: Sandbox, tmp_path: Path) -> None:
@@ -112,13 +110,12 @@ def test_a_cancel_survives_the_broker_and_is_answered_when_the_turn_has_ended(ru
     assert running.gdn("send", "--instance", "b", "after").out == "after\n"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_call_cancels_its_call(running: Sandbox, tmp_path: Path, number: int, status: int) -> None:
+def test_sigterm_to_call_cancels_its_call(running: Sandbox, tmp_path: Path) -> None:
     call = running.popen("call", "slow__hang", "--workdir", str(tmp_path), "--json")
     started(tmp_path)
-    call.send_signal(number)
-    ended, out = finished(call)
-    assert (ended, error_code(json.loads(out))) == (status, "E_CANCELLED")
+    call.send_signal(signal.SIGTERM)
+    status, out = finished(call)
+    assert (status, error_code(json.loads(out))) == (143, "E_CANCELLED")
     assert_gone(running)
 
 
@@ -173,17 +170,3 @@ def test_call_shows_what_a_tool_says_of_its_work_on_a_terminal_only(running: San
         assert terminal.shown == b""
     out, err = piped.communicate(timeout=20)
     assert (json.loads(out)["output"], err) == ("there", b"")
-
-
-def test_a_second_ctrl_c_leaves_the_conversation(kernel: Sandbox) -> None:
-    with Terminal(kernel, "run") as terminal:
-        terminal.read_until("> ")
-        terminal.type('/bash__exec command="touch started; sleep 613"\r')
-        (workdir,) = wait_until(lambda: list(kernel.home.glob("state/workspaces/*/instances/main/default/workspace")))
-        wait_until((workdir / "started").exists)
-        os.kill(kernel.pid("agent"), signal.SIGSTOP)  # so that it does not end its turn
-        terminal.type("\x03")
-        terminal.read_until("Ctrl-C again ends the conversation")
-        terminal.type("\x03")
-        assert terminal.wait() == 130
-    kernel.assert_clean()

@@ -264,7 +264,9 @@ def test_lines_are_edited_recalled_and_sent_as_one(stopped: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_ctrl_c_cancels_the_turn_and_the_conversation_goes_on(stopped: Sandbox, model: Model, term: str) -> None:
+def test_ctrl_c_cancels_the_turn_and_the_conversation_goes_on_unless_it_comes_again(
+    stopped: Sandbox, model: Model, term: str
+) -> None:
     with Terminal(stopped, "run", term=term) as terminal:
         terminal.read_until("> ")
         terminal.type("never|wait|said\r")
@@ -276,8 +278,18 @@ def test_ctrl_c_cancels_the_turn_and_the_conversation_goes_on(stopped: Sandbox, 
         terminal.type("other\r")
         assert "said" not in terminal.read_until("\nother\n")
         terminal.read_until("> ")
-        terminal.type("\x04")
-        assert terminal.wait() == 0
+        if term == "dumb":
+            terminal.type("\x04")
+            assert terminal.wait() == 0
+        else:
+            terminal.type('call bash__exec {"command":"echo > begun; sleep 613"}\r')
+            begun = "state/workspaces/*/instances/main/default/workspace/begun"
+            wait_until(lambda: list(stopped.home.glob(begun)))
+            os.kill(stopped.pid("agent"), signal.SIGSTOP)  # so that it does not end its turn
+            terminal.type("\x03")
+            terminal.read_until("Ctrl-C again ends the conversation")
+            terminal.type("\x03")
+            assert terminal.wait() == 130
     stopped.assert_clean()
 
 

@@ -28,7 +28,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["run", "send", "call", "ps", "stop"])
+@pytest.mark.parametrize("name", ["run", "send", "call", "cancel", "ps", "stop"])
 def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([name, "--help"]) == 0
     text = capsys.readouterr().out
@@ -55,6 +55,9 @@ def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[s
         ["send", "--timeout", "0", "hello"],
         ["send", "one", "two", "three"],
         ["send", "--event-id", "", "hello"],
+        ["cancel"],
+        ["cancel", "event", "--agent", "main"],
+        ["cancel", "\udcff"],
         ["call"],
         ["call", "bash__exec", "--batch", "-"],
         ["call", "bash__exec", "not json"],
