@@ -31,7 +31,9 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
     `cpu_ms` and `peak_memory_kb` are the kernel's counts where a control group keeps both, files' pages included. Else
     they are samples, at most a second old; the latter is then the largest sum that was seen of the memory peaks of
-    living processes. `exit` is why it ended, when it has. `reached` and `denied` are "host:port".
+    living processes. `exit` is why it ended, when it has. `reached` and `denied` are "host:port". `calls` says how a
+    tool's calls with `isolation: call` are kept apart: `forked`, each behind walls of its own inside of this jail, or
+    `alone`, this jail being for one call, where the kernel allows no such walls.
     """
 
     tier: Literal["full", "reduced"]
@@ -42,12 +44,17 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     reached: list[str] = []
     denied: list[str] = []
     exit: str | None = None
+    calls: Literal["forked", "alone"] | None = None
 
 
-class CallReceipt(Struct, frozen=True, rename="camel", kw_only=True):
-    """The call: milliseconds from its hand-over to the jail until its result, seen from the host."""
+class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The call: milliseconds from its hand-over to the jail until its result, seen from the host.
+
+    `exit` is why its processes ended before it had a result, for a call that was `forked`.
+    """
 
     wall_ms: float
+    exit: str | None = None
 
 
 class Receipt(Struct, frozen=True, rename="camel", kw_only=True):

@@ -105,7 +105,22 @@ class Exit(Struct, frozen=True, tag="exit"):
     """No more calls: leave."""
 
 
-HostFrame = Init | Message | Call | Cancel | Answer | Exit
+class Fork(Struct, frozen=True, tag="fork"):
+    """To a fork server: make the worker of a call, in namespaces of its own. `cell` is the host's number for it.
+
+    Two descriptors come along: the worker's socket, and a pipe for its standard output and error.
+    """
+
+    cell: int
+
+
+class Kill(Struct, frozen=True, tag="kill"):
+    """To a fork server: end every process of this cell, if there is one."""
+
+    cell: int
+
+
+HostFrame = Init | Message | Call | Cancel | Answer | Exit | Fork | Kill
 
 
 # --- worker to host -------------------------------------------------------------------------------------------------
@@ -172,6 +187,24 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     include_all: bool = False
 
 
-WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask
+class Forked(Struct, frozen=True, tag="forked"):
+    """From a fork server: the cell is there, and `pid` is its first process, by its number in the jail."""
+
+    cell: int
+    pid: int
+
+
+class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
+    """From a fork server: the last process of a cell is gone. `status`: as a shell has it, 128 and above for signals.
+
+    `message`: why it could not even be made.
+    """
+
+    cell: int
+    status: int
+    message: str | None = None
+
+
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Forked | Ended
 AnyFrame = HostFrame | WorkerFrame
 Payload = Any

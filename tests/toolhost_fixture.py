@@ -85,7 +85,7 @@ class Bench:
             speaker=speaker,
             stays=stays,
         )
-        self.facts = host_facts(bwrap(), hidden or [])
+        self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or []), nests=True)
         if not grouped:
             self.facts = msgspec.structs.replace(self.facts, groups=None)
 

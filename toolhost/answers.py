@@ -44,10 +44,10 @@ class Answers:
             self._on_end(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
-    def fail(self, call: Call, error: ToolError) -> None:
-        """`error` is the call's result, with the receipt of its jail if it has one."""
+    def fail(self, call: Call, error: ToolError, cause: str | None = None) -> None:
+        """`error` is its result, with the receipt of its jail if it has one. `cause`: why its processes ended."""
         tenancy: Tenancy | None = call.slot.jail if call.state == "running" else None
-        told = None if tenancy is None else receipt(tenancy, call, self._loop.time())
+        told = None if tenancy is None else receipt(tenancy, call, self._loop.time(), cause)
         self.finish(call, error_result(error, call.tool.error_message_limit, told))
 
     def conclude(self, call: Call, work: Work | None, payload: Raw) -> None:

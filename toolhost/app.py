@@ -27,10 +27,11 @@ from schemas.startup import report_ready
 from schemas.workdirs import STAYS
 from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
+from toolhost.policy import HostFacts
 from toolhost.promises import PROMISES, PromiseFile
 from toolhost.state_folder import StateFolder
 from toolhost.stays import Stays
-from toolhost.survey import survey
+from toolhost.survey import ALONE, calls_can_be_forked, survey
 from toolhost.tenancy import LogLine, WorkerNews
 
 #: How long queued results may take to reach the broker at the end (seconds).
@@ -65,6 +66,8 @@ class App:
         if settings.status_fd is not None:
             os.set_blocking(settings.status_fd, False)  # a supervisor that does not read must not stop us
         self._shutdown: Frame | None = None
+        self._facts: HostFacts | None = None
+        self._forking: asyncio.Task[None] | None = None
         self._announcing: set[asyncio.Task[None]] = set()
         self._link = Link(
             settings.endpoint,
@@ -133,6 +136,8 @@ class App:
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             report_ready(self._settings.ready_fd)
+            self._facts = found.facts
+            self._fork_calls()
             await self._serve()
         finally:
             await host.close()
@@ -184,7 +189,23 @@ class App:
             return
         if spec != self._host.spec:
             self._host.configure(spec)
+            self._fork_calls()
         self._host.resend()
+
+    def _fork_calls(self) -> None:
+        """Find out whether calls can be forked, as soon as a tool wants it: until then each has a jail of its own."""
+        host, facts = self._host, self._facts
+        if host is None or facts is None or self._forking is not None or not host.wants_forks:
+            return
+
+        async def find_out() -> None:
+            problem = await calls_can_be_forked(facts)
+            if problem is None:
+                host.fork_calls()
+            else:
+                _say("warn", f"{ALONE}: {problem}.")
+
+        self._forking = asyncio.ensure_future(find_out())
 
     def _send(self, frame: Frame) -> bool:
         try:

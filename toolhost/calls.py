@@ -45,12 +45,13 @@ class Call:
     """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
     `generation` tells a tool from what the same name stood for in an earlier bundle.
 
-    `jail_id` is its name in its jail, `started` when that got it (on the same clock).
+    `key` says which jail it belongs to (pool.Key), `jail_id` is its name there, `started` when that got it (on the same
+    clock). `cell` is its own place in a jail that forks calls.
     """
 
     __slots__ = (
-        "agent", "allowed_ms", "args", "attempts", "deadline", "denied_before", "export", "generation", "id",
-        "instance_key", "jail_id", "message_id", "progress_at", "slot", "started", "state", "tool",
+        "agent", "allowed_ms", "args", "attempts", "cell", "deadline", "denied_before", "export", "generation", "id",
+        "instance_key", "jail_id", "key", "message_id", "progress_at", "slot", "started", "state", "tool",
         "tool_call_id", "turn_id", "workdir",
     )  # fmt: skip
 
@@ -86,6 +87,8 @@ class Call:
         self.generation = generation
         self.state: State = "waiting"
         self.slot: Any = None  # pool.Slot once it is in a jail
+        self.cell: Any = None  # cells.Cell
+        self.key: tuple[str, ...] = ()
         self.jail_id = ""
         self.attempts = 0
         self.denied_before = 0  # connections of its jail that had been denied when it began

@@ -110,6 +110,16 @@ class Host:
         """It is known now whether jails can be made: run what has waited for that."""
         self.jails.open(facts, unavailable)
 
+    @property
+    def wants_forks(self) -> bool:
+        """Whether there is a tool whose calls would be forked, if that can be done."""
+        sandboxes = [sandbox for tool in self.spec.tools for sandbox in (tool.sandbox, *tool.narrowed.values())]
+        return any(sandbox.isolation == "call" for sandbox in sandboxes)
+
+    def fork_calls(self) -> None:
+        """That can be done, as survey.calls_can_be_forked has found."""
+        self.jails.fork_calls()
+
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, some seconds at most. Answers no call."""
         self._closing = True

@@ -88,7 +88,7 @@ class Jail:
             raise
         self.pid = launched.pid
         self.uid = launched.uid
-        self.account = Account(plan.totals, plan.writable, launched.group, launched.counter)
+        self.account = Account(plan.totals, plan.writable, launched.group, launched.counter, plan.trusted)
         self.account.session = launched.pid
         if self._reduced:
             self.account.view = look.View("/proc", members=lambda: members(launched.pid))
@@ -103,8 +103,8 @@ class Jail:
             on_end=self._closed,
             on_violation=self._violation,
         )
-        #: Queue a frame for the worker.
-        self.send = self._stream.send
+        #: Queue a frame for the worker, and send one with descriptors at once.
+        self.send, self.give = self._stream.send, self._stream.give
         self._output = StrayOutput(launched.output, loop, lambda text: owner.jail_printed(self, text))
         self._status = launched.status
         self._status_data = b""

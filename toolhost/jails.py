@@ -15,7 +15,6 @@ Source: sandbox.md section 5; design section 6.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -33,7 +32,9 @@ from schemas.worker_frames import (
     Answer,
     Ask,
     Cancel,
+    Ended,
     Exit,
+    Forked,
     LoadFailed,
     Log,
     Message,
@@ -46,24 +47,26 @@ from toolhost.answers import Answers
 from toolhost.asking import Asking
 from toolhost.asks import ended
 from toolhost.calls import Call
+from toolhost.cells import Cell, Cells
 from toolhost.channel import Violation
 from toolhost.denials import with_denial
 from toolhost.egress.messages import Denied, Failed
 from toolhost.facts import look_up
+from toolhost.forked import ForkedCalls
 from toolhost.guarding import remove_placeholders
 from toolhost.jail import Jail
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.limits.watch import Watch
-from toolhost.messages import MessageCache
+from toolhost.messages import MessageCache, SentMessages
 from toolhost.network import Egress, JailNetwork
 from toolhost.pending import PENDING_S, Work
-from toolhost.policy import HostFacts, plan
+from toolhost.policy import HostFacts, forks, plan
 from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
-from toolhost.wording import log_line, network_line, progress_frame, worker_call, worker_init
+from toolhost.wording import log_line, network_line, printed_lines, progress_frame, worker_call, worker_init
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -119,6 +122,16 @@ class Jails:
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
         self._watch = Watch(self._loop, self._over_limit)
+        self._forked = ForkedCalls(
+            loop,
+            self.pool,
+            answers,
+            on_log=on_log,
+            perform=self._perform,
+            result=self._result,
+            ask=self._ask,
+            progress=self._progress,
+        )
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
         self._closing = False
@@ -142,6 +155,11 @@ class Jails:
         for call in held:
             if call.state != "done":
                 self.place(call)
+
+    def fork_calls(self) -> None:
+        """The walls around one call hold inside of a jail: from now on calls of a tool that wants it share one."""
+        if self._facts is not None:
+            self._facts = msgspec.structs.replace(self._facts, nests=True)
 
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
@@ -187,7 +205,7 @@ class Jails:
         if self._unavailable is not None:
             self._answers.fail(call, refusal(self._unavailable.info))
             return
-        key = key_of(call)
+        key = call.key = key_of(call, forks=self._facts is not None and forks(call.tool, self._facts))
         slot = self.pool.find(key)
         if slot is not None and slot.jail.jail.dying:
             self._perform(self.pool.close(slot))  # its worker has ended, only its last process has not
@@ -241,10 +259,17 @@ class Jails:
         self._watch.add(jail.account)
         granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
         if launch_plan.layout is not None:
-            jail.hold()  # until its sockets are there
             tenancy.network = JailNetwork(read_network(tool.sandbox.network), launch_plan.layout)
             granted = {**launch_plan.layout.environment, **granted}
-        jail.send(worker_init(tenancy, tool, granted, limit))
+        init = worker_init(tenancy, tool, granted, limit)
+        workers: Jail | Cells = jail
+        if launch_plan.calls is None:
+            jail.send(init)
+        else:
+            workers = tenancy.cells = Cells(jail, self._forked, self._loop, limit, init)
+            jail.account.cells = tenancy.cells.processes
+        if tenancy.network is not None:
+            workers.hold()  # until its sockets are there
         tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
 
     def _launch(self, tool: ToolSpec, workdir: str | None, facts: HostFacts, limit: int) -> Jail:
@@ -276,16 +301,30 @@ class Jails:
         call.attempts += 1
         now = call.started = self._loop.time()
         call.denied_before = 0 if tenancy.network is None else tenancy.network.denied_count
-        tenancy.clean = False
+        send, sent = jail.send, tenancy.messages
+        if tenancy.cells is None:
+            tenancy.clean = False
+            if call.export.background:
+                tenancy.background = True
+        else:
+            try:
+                call.cell = tenancy.cells.enter(call)
+            except OSError as error:
+                message = f"the call could not be started: {error.strerror}"
+                self._answers.fail(call, tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable"))
+                self._perform(self.pool.leave(slot, jail_id, now))
+                return
+            send, sent = call.cell.send, SentMessages()
         message_id = None
         if call.message_id is not None:
             name = (call.agent, call.instance_key, call.message_id)
-            message_id, is_new = tenancy.messages.name(name, self._messages.get(name))
+            message_id, is_new = sent.name(name, self._messages.get(name))
             if is_new:
-                jail.send(Message(message_id or "", Raw(self._messages.get(name) or b"\xc0")))
-        if call.export.background:
-            tenancy.background = True
-        jail.send(worker_call(tenancy, call, message_id, now))
+                send(Message(message_id or "", Raw(self._messages.get(name) or b"\xc0")))
+        send(worker_call(tenancy, call, message_id, now))
+        if tenancy.cells is not None and not slot.closed:
+            with suppress(OSError):  # the next call asks for its own
+                tenancy.cells.prepare()
         self._watch.wake()
 
     def _end(self, slot: Slot) -> None:
@@ -320,7 +359,7 @@ class Jails:
     def _network_up(self, tenancy: Tenancy, problem: str | None) -> None:
         """The jail has its network, or cannot have it."""
         if problem is None:
-            tenancy.jail.release()
+            (tenancy.cells or tenancy.jail).release()
             return
         message = f"the tool {tenancy.jail.name} has a network grant, and its jail has no network: {problem}"
         self._break(tenancy, tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable"), "has no network")
@@ -341,7 +380,9 @@ class Jails:
         tenancy: Tenancy = jail.tenant
         for frame in frames:
             try:
-                if type(frame) is Result:
+                if tenancy.cells is not None:
+                    self._server_news(tenancy, tenancy.cells, frame)
+                elif type(frame) is Result:
                     self._result(tenancy, frame)
                 else:
                     self._news(tenancy, frame)
@@ -351,15 +392,12 @@ class Jails:
 
     def jail_broken(self, jail: Jail, violation: Violation) -> None:
         """The worker broke the protocol: its calls end here and now (jail.Owner)."""
-        tenancy: Tenancy = jail.tenant
-        name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"
-        self._break(tenancy, tool_error(violation.code, f"{violation}; its jail was ended", name=name), str(violation))
+        self._break(jail.tenant, protocol_error(violation, "its jail was ended"), str(violation))
 
     def jail_printed(self, jail: Jail, text: str) -> None:
         """Something came over the jail's standard output or error (jail.Owner)."""
-        for line in text.splitlines():
-            if line.strip():
-                self._on_log(LogLine(time=time.time(), level="info", message=line[:8192], tool=jail.name))
+        for line in printed_lines(jail.name, text):
+            self._on_log(line)
 
     def jail_gone(self, jail: Jail, cause: str) -> None:
         """The last process of a jail has ended (jail.Owner)."""
@@ -384,6 +422,8 @@ class Jails:
             self._asking.drop(call)
         slot.calls = {name: call for name, call in slot.calls.items() if call.state != "waiting"}
         tenancy.ledger.ended(cause)
+        if tenancy.cells is not None:
+            tenancy.cells.close(cause)
         self._fail_all(tenancy, ending(tenancy, cause))
         actions = self.pool.gone(slot)
         if not self._closing:
@@ -427,7 +467,9 @@ class Jails:
             self._answers.conclude(call, work, payload)
         # A jail that has met one of its own limits may hold what nobody can sweep; a large output harms nobody.
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
-        if spent or call.tool.sandbox.isolation == "call":
+        if call.cell is not None:
+            call.cell.leave()  # with all that it has left behind
+        elif spent or call.tool.sandbox.isolation == "call":
             actions += self.pool.close(slot)
         if actions:
             self._perform(actions)
@@ -440,6 +482,8 @@ class Jails:
         if isinstance(begun, ToolError):
             self._answers.fail(call, begun)
             self._abandon(tenancy.slot, call)
+            if call.cell is not None:
+                call.cell.kill("its work has no name")
             return
         tenancy.pending[result.call_id] = begun
         self._answers.finish(call, payload)
@@ -469,31 +513,49 @@ class Jails:
         elif isinstance(frame, LoadFailed):
             if jail.live:
                 raise Violation("the worker said `load_failed` after `ready`")
-            message = f"the tool {jail.name} could not be loaded: {frame.message[:4096]}"
-            self._break(tenancy, tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError"), "could not be loaded")
+            self._break(tenancy, load_error(jail.name, frame), "could not be loaded")
 
-    def _ask(self, tenancy: Tenancy, ask: Ask) -> None:
-        """A handler asks something of the bus."""
+        else:
+            raise Violation("the worker sent a frame that is none of its")
+
+    def _server_news(self, tenancy: Tenancy, cells: Cells, frame: WorkerFrame) -> None:
+        """From the fork server of a jail."""
+        if isinstance(frame, Ended):
+            cells.ended(frame)
+        elif isinstance(frame, Forked):
+            cells.forked(frame)
+        elif isinstance(frame, Ready) and not tenancy.jail.live and frame.protocol == WORKER_PROTOCOL:
+            self._ready(tenancy)
+        else:
+            raise Violation("the fork server sent a frame that is none of its")
+
+    def _ask(self, tenancy: Tenancy, ask: Ask, cell: Cell | None = None) -> None:
+        """A handler asks something of the bus; one with a cell of its own, in the name of its own call."""
         if "agents" not in tenancy.permissions:
             raise Violation("the worker asked agents, and its tool has not the permission")
         name, slot = ask.call_id, tenancy.slot
         call = slot.calls.get(name)
+        if cell is not None and name != cell.call.jail_id:
+            raise Violation("the worker asked in the name of a call that it does not run")
         if call is not None and call.state == "running":
-            self._asking.ask(call, ask, partial(self._answer, tenancy))
+            self._asking.ask(call, ask, partial(self._answer, tenancy, cell))
         elif call is not None or name in tenancy.abandoned or name in tenancy.ended:
-            self._answer(tenancy, ended(ask))
+            self._answer(tenancy, cell, ended(ask))
         else:
             raise Violation("the worker asked in the name of a call that it does not run")
 
-    def _answer(self, tenancy: Tenancy, answer: Answer) -> None:
-        jail = tenancy.jail
-        if jail.dying:
+    def _answer(self, tenancy: Tenancy, cell: Cell | None, answer: Answer) -> None:
+        jail, worker = tenancy.jail, cell or tenancy.jail
+        if jail.dying or worker.dying:
             return
-        if jail.unread > MAX_UNREAD:
+        if worker.unread > MAX_UNREAD:
             message = "the worker does not read what it has asked for"
+            if cell is not None:
+                cell.broken(Violation(message))
+                return
             self._break(tenancy, tool_error("E_TOOL_CRASHED", message, name="ToolProtocolError"), message)
             return
-        jail.send(answer)
+        worker.send(answer)
 
     def _ready(self, tenancy: Tenancy) -> None:
         tenancy.jail.mark_live()
@@ -515,32 +577,35 @@ class Jails:
     def run_out(self, call: Call) -> None:
         """The call has reached its deadline."""
         slot: Slot | None = call.slot if call.state == "running" else None
-        where = "before it could start" if slot is None else "and its jail was ended"
-        message = f"the call ran out of its {call.allowed_ms} ms {where}"
+        where = "before it could start"
         if slot is not None:
+            where = "and its jail was ended" if call.cell is None else "and its processes were ended"
+        message = f"the call ran out of its {call.allowed_ms} ms {where}"
+        if slot is not None and call.cell is None:
             slot.jail.ledger.ended("a call ran out of time")
-        self._answers.fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"))
+        cause = None if call.cell is None else "it ran out of time"
+        self._answers.fail(call, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), cause)
         if slot is None:
-            self.pool.withdraw(key_of(call), call)
+            self.pool.withdraw(call.key, call)
         else:
             self._abandon(slot, call)
-            self._give_up(slot.jail)
+            self._give_up(slot.jail, call)
 
     def cancel(self, call: Call) -> None:
         """Nobody wants the call any more: answer it, ask its handler to stop, and see to it that it does."""
         slot: Slot | None = call.slot if call.state == "running" else None
         self._answers.fail(call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
         if slot is None:
-            self.pool.withdraw(key_of(call), call)
+            self.pool.withdraw(call.key, call)
             return
         tenancy: Tenancy = slot.jail
-        tenancy.jail.send(Cancel(call.jail_id))
+        (call.cell or tenancy.jail).send(Cancel(call.jail_id))
         jail_id = call.jail_id
         self._abandon(slot, call)
 
         def late() -> None:
             if jail_id in tenancy.abandoned:
-                self._give_up(tenancy)
+                self._give_up(tenancy, call)
 
         self._loop.call_later(CANCEL_GRACE_S, late)
 
@@ -551,10 +616,14 @@ class Jails:
         actions = self.pool.leave(slot, call.jail_id, self._loop.time())
         self._perform(actions)
 
-    def _give_up(self, tenancy: Tenancy) -> None:
-        """A handler does not end: its jail must. What else runs there gets a last chance."""
+    def _give_up(self, tenancy: Tenancy, *calls: Call) -> None:
+        """Handlers do not end: their cells must, or else their jail. What else runs there gets a last chance."""
         slot, jail = tenancy.slot, tenancy.jail
         if jail.dying:
+            return
+        if tenancy.cells is not None:
+            for call in calls:
+                call.cell.kill("it did not end")
             return
         tenancy.rerun = True
         tenancy.reason = tool_error(
@@ -577,15 +646,15 @@ class Jails:
         if jail_ids is None:
             self._break(tenancy, error, error.message)
             return
-        tenancy.ledger.ended(error.message)
-        for jail_id in jail_ids:
-            call = slot.calls.get(jail_id)
-            if call is not None:
-                work = tenancy.pending.pop(jail_id, None)
-                told = receipt(tenancy, call, self._loop.time())
-                self._answers.conclude(call, work, error_result(error, call.tool.error_message_limit, told))
-                self._abandon(slot, call)
-        self._give_up(tenancy)
+        if tenancy.cells is None:
+            tenancy.ledger.ended(error.message)
+        calls = [slot.calls[jail_id] for jail_id in jail_ids if jail_id in slot.calls]
+        for call in calls:
+            work = tenancy.pending.pop(call.jail_id, None)
+            told = receipt(tenancy, call, self._loop.time(), None if call.cell is None else error.message)
+            self._answers.conclude(call, work, error_result(error, call.tool.error_message_limit, told))
+            self._abandon(slot, call)
+        self._give_up(tenancy, *calls)
 
     def _load_timeout(self, tenancy: Tenancy) -> None:
         message = f"the tool {tenancy.jail.name} did not load in {LOAD_TIMEOUT_S:g} s"

@@ -220,7 +220,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
         for number, value in plan.limits
     ]
     text = plan.filter.hex() if plan.tier == "reduced" else None  # msgpack of jails has no bytes
-    return msgspec.msgpack.encode({"landlock": plan.landlock, "limits": limits, "filter": text})
+    return msgspec.msgpack.encode({"landlock": plan.landlock, "limits": limits, "filter": text, "calls": plan.calls})
 
 
 def _own_tasks() -> int:

@@ -30,6 +30,7 @@ from schemas.worker_frames import WORKER_FD
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
 from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace
+from toolhost.nested import CAPABILITIES, OWN_PROCESSES, CallWalls, call_walls
 from toolhost.seccomp.numbers import Machine
 from toolhost.seccomp.program import program
 
@@ -55,6 +56,10 @@ JAIL_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 TMP_BYTES: Final = 256 << 20
 HOME_BYTES: Final = 64 << 20
 SHM_BYTES: Final = 64 << 20
+#: What is a jail's own and gone with it: place, size in bytes, mode.
+_PRIVATE: Final = (
+    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, HOME_BYTES, "0700"),
+)  # fmt: skip
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
 #: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
@@ -92,7 +97,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
     `groups` is where control groups can be made. On a host of the `tier` reduced `lack` says why it has not the full
-    one, and `fix` what would give it.
+    one, and `fix` what would give it. `nests`: the walls around one call have been shown to hold inside of a jail, so
+    that calls with `isolation: call` share one; else each has its own.
     """
 
     bwrap: str
@@ -114,6 +120,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     fix: str | None = None
     lack: str | None = None
     groups: Tree | None = None
+    nests: bool = False
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -162,7 +169,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
-    its control groups, `mechanisms` what keeps each limit.
+    its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets those
+    walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of such walls.
     """
 
     bwrap: str
@@ -190,6 +198,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     private: str | None = None
     code: str = ""
     environment: dict[str, str] = {}
+    calls: CallWalls | None = None
+    alone: bool = False
+    trusted: int = 0
 
 
 def check_workdir(path: str, host: HostFacts) -> None:
@@ -255,8 +266,11 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     layout = _layout(tool)
     files = [] if layout is None else [layout.hosts, RESOLVER]
     sources = Sources(request, host)
-    options = [*_walls(host), *_system(host, sources, layout), *_private(), *_interpreter(host, sources)]
-    for _, _, mount in sorted(_mounts(request, host, sources), key=lambda item: (item[0], item[1])):
+    serves = forks(tool, host)
+    trusted = OWN_PROCESSES if serves else 0
+    options = [*_walls(host, serves), *_system(host, sources, layout), *_private(), *_interpreter(host, sources)]
+    mounts = sorted(_mounts(request, host, sources), key=lambda item: (item[0], item[1]))
+    for _, _, mount in mounts:
         options += mount
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
@@ -275,8 +289,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     return LaunchPlan(
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root else host.bwrap,
         options=options,
-        filter=program(host.machine, sockets=network),
-        limits=resource_limits(tool.sandbox.limits, host.groups),
+        filter=program(host.machine, sockets=network, server=serves),
+        limits=resource_limits(tool.sandbox.limits, host.groups, trusted),
         landlock=ruleset(host.landlock, _rights(request, host), network=network),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
         open_workdir=None if host.stage else request.workdir_real,
@@ -293,8 +307,23 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         named=named(request),
         guarded=[place.path for place in request.guarded],
         made=request.made,
-        group=group_plan(host.groups, tool.sandbox.limits),
+        group=group_plan(host.groups, tool.sandbox.limits, trusted),
+        alone=tool.sandbox.isolation == "call" and not serves,
+        trusted=trusted,
+        calls=call_walls(
+            {place: f"size={size},mode={mode}" for place, size, mode in _PRIVATE},
+            ["/".join(path) for path, _, _ in mounts],
+            cwd,
+            program(host.machine, sockets=network),
+        )
+        if serves
+        else None,
     )
+
+
+def forks(tool: ToolSpec, host: HostFacts) -> bool:
+    """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
+    return tool.sandbox.isolation == "call" and host.nests and host.tier == "full"
 
 
 class Sources:
@@ -327,8 +356,10 @@ def _is_file(places: list[Place], path: str) -> bool:
     return any(place.path == path and place.kind == "file" for place in places)
 
 
-def resource_limits(limits: Limits, groups: Tree | None = None) -> list[tuple[int, int]]:
+def resource_limits(limits: Limits, groups: Tree | None = None, trusted: int = 0) -> list[tuple[int, int]]:
     """The limits of each process of a jail, and of its processes in all: (resource, value), the kernel's numbers.
+
+    `trusted`: so many processes of ours come on top.
 
     RLIMIT_DATA and not RLIMIT_AS: address space that nobody writes to is free, and threads and Node take much of it.
     """
@@ -337,7 +368,7 @@ def resource_limits(limits: Limits, groups: Tree | None = None) -> list[tuple[in
         (_RLIMIT_DATA, limits.memory_mb << 20),
         (_RLIMIT_FSIZE, limits.file_mb << 20),
         (_RLIMIT_NOFILE, limits.open_files),
-        (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits)),
+        (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits) + trusted),
     ]
 
 
@@ -361,13 +392,15 @@ def _layout(tool: ToolSpec) -> Layout | None:
     return None if network.none else lay_out(network)
 
 
-def _walls(host: HostFacts) -> list[str]:
+def _walls(host: HostFacts, serves: bool) -> list[str]:
     options = [
         "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", JAIL_HOSTNAME, "--uid", str(JAIL_UID), "--gid", str(JAIL_GID),
         "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
+    for name in CAPABILITIES if serves else ():
+        options += ["--cap-add", name]
     return [*options, "--disable-userns"] if host.disable_userns else options
 
 
@@ -388,12 +421,10 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
 
 
 def _private() -> list[str]:
-    return [
-        "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm",
-        "--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp",
-        "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan",  # else as closed as HOME
-        "--size", str(HOME_BYTES), "--perms", "0700", "--tmpfs", JAIL_HOME,
-    ]  # fmt: skip
+    options = ["--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan"]  # else as closed as HOME
+    for place, size, mode in _PRIVATE:
+        options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
+    return options
 
 
 def _interpreter(host: HostFacts, sources: Sources) -> list[str]:

@@ -5,7 +5,7 @@ on its way out) -> gone. There are never more slots than `max_jails`, closed one
 still live.
 
 Rules.
-- Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time.
+- Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each is forked.
 - When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait.
   The next slot goes to the agent that has the fewest, and among equals to who came first: an agent with many instances
   does not keep another one out.
@@ -22,6 +22,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from toolhost.calls import Call
+from toolhost.nested import MAX_CALLS
 
 #: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
 MAX_CALLS_PER_JAIL: Final = 64
@@ -31,12 +32,13 @@ Key = tuple[str, ...]
 
 
 class Slot:
-    """The place of one jail. `calls` are those it runs, by their id in the jail."""
+    """The place of one jail. `calls` are those it runs, by their id in the jail, `most` so many at a time."""
 
-    __slots__ = ("calls", "closed", "idle_since", "jail", "key")
+    __slots__ = ("calls", "closed", "idle_since", "jail", "key", "most")
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, most: int = MAX_CALLS_PER_JAIL) -> None:
         self.key = key
+        self.most = most
         self.calls: dict[str, Call] = {}
         self.closed = False
         self.idle_since: float | None = None
@@ -65,14 +67,17 @@ class End(Struct, frozen=True):
 Action = Start | Assign | End
 
 
-def key_of(call: Call) -> Key:
-    """Calls with the same key share a jail (sandbox.md section 1)."""
+def key_of(call: Call, *, forks: bool) -> Key:
+    """Calls with the same key share a jail (sandbox.md section 1).
+
+    `forks`: the jail of a tool with `isolation: call` can keep its calls apart; else each call has its own.
+    """
     tool = call.tool
     isolation = tool.sandbox.isolation
     if isolation == "shared":
         return (tool.name, call.generation)
     key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
-    return (*key, call.id) if isolation == "call" else key
+    return (*key, call.id) if isolation == "call" and not forks else key
 
 
 def _agent(key: Key) -> str:
@@ -95,7 +100,7 @@ class Pool:
     def find(self, key: Key) -> Slot | None:
         """An open slot of this key with room; mark it with `enter`."""
         slot = self._by_key.get(key)
-        return slot if slot is not None and len(slot.calls) < MAX_CALLS_PER_JAIL else None
+        return slot if slot is not None and len(slot.calls) < slot.most else None
 
     def enter(self, slot: Slot, jail_id: str, call: Call) -> None:
         """The call is now run by the slot's jail."""
@@ -183,13 +188,14 @@ class Pool:
                 if len(self._slots) >= self.max_jails:
                     short += 1
                     continue
-                slot = Slot(key)
+                of_a_call = calls[0].tool.sandbox.isolation == "call"
+                slot = Slot(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL)
                 self._slots.add(slot)
                 held[_agent(key)] += 1
                 self._by_key[key] = slot
                 actions.append(Start(slot))
             room = (
-                MAX_CALLS_PER_JAIL
+                slot.most
                 - len(slot.calls)
                 - sum(1 for action in actions if isinstance(action, Assign) and action.slot is slot)
             )

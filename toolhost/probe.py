@@ -17,10 +17,12 @@ from msgspec import Raw
 
 from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.worker_frames import WORKER_PROTOCOL, Call, Init, LoadFailed, Result, WorkerFrame
+from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
+from toolhost.cells import Cell, Cells
 from toolhost.channel import Violation
 from toolhost.facts import look_up
 from toolhost.jail import Jail, process_status
+from toolhost.nested import CAPABILITIES as KEPT
 from toolhost.policy import JAIL_UID, HostFacts, plan
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -32,15 +34,20 @@ PROBE_S: Final = 15.0
 
 async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
     """None when the jail that these facts give is one; else what is wrong, in the words of whoever found it."""
+    return await _visit(facts, spec, SandboxSpec(isolation="shared", min_tier="reduced"))
+
+
+async def probe_call(facts: HostFacts, spec: ToolHostSpec) -> str | None:
+    """None when a call that is forked in a jail is behind all of its walls there; else what is wrong."""
+    return await _visit(msgspec.structs.replace(facts, nests=True), spec, SandboxSpec(isolation="call"))
+
+
+async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> str | None:
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     folder = f"{facts.inside}/probe"
     tool = ToolSpec(
-        name="probe",
-        entry=f"{folder}/look.py",
-        root=folder,
-        exports=[ExportSpec(name="look")],
-        sandbox=SandboxSpec(isolation="shared", min_tier="reduced"),
+        name="probe", entry=f"{folder}/look.py", root=folder, exports=[ExportSpec(name="look")], sandbox=sandbox
     )
     # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
     outside = 1 if facts.tier == "full" else os.getpid()
@@ -49,24 +56,29 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
         jail = Jail(launch_plan, visit, loop, output_limit=65536, name="probe")
     except GoondanError as error:
         return error.info.message
-    jail.send(Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=launch_plan.import_paths, jailed=True))
-    jail.send(
-        Call(
-            call_id="1",
-            export="look",
-            input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside})),
-            agent_name="",
-            instance_key="",
-            turn_id="",
-            tool_call_id="",
-            workdir=launch_plan.workdir,
-        )
+    init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=launch_plan.import_paths, jailed=True)
+    call = Call(
+        call_id="1",
+        export="look",
+        input=Raw(msgspec.msgpack.encode({"landlock": facts.landlock, "outside": outside})),
+        agent_name="",
+        instance_key="",
+        turn_id="",
+        tool_call_id="",
+        workdir=launch_plan.workdir,
     )
     try:
+        if launch_plan.calls is None:
+            jail.send(init)
+            jail.send(call)
+        else:
+            visit.enter(Cells(jail, visit, loop, 65536, init), call)
         async with asyncio.timeout(PROBE_S):
             told = await visit.told
     except TimeoutError:
         told = f"the probe jail did not answer within {PROBE_S:g} s"
+    except OSError as error:
+        told = str(error)
     finally:
         jail.kill("the probe is over")
         await visit.over
@@ -75,7 +87,7 @@ async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
     uid = os.geteuid() if jail.uid is None else jail.uid
     reduced = facts.tier == "reduced"
     problems = judge(told, uid if reduced else JAIL_UID, reduced=reduced)
-    problems += judge_processes(visit.processes, uid, reduced=reduced)
+    problems += judge_processes(visit.processes, uid, reduced=reduced, forked=launch_plan.calls is not None)
     return "the probe jail is none: " + "; ".join(problems) if problems else None
 
 
@@ -112,18 +124,27 @@ def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False) -
     return problems
 
 
-def judge_processes(statuses: dict[int, dict[str, str]], uid: int, *, reduced: bool = False) -> list[str]:
+def judge_processes(
+    statuses: dict[int, dict[str, str]], uid: int, *, reduced: bool = False, forked: bool = False
+) -> list[str]:
     """What is wrong with the processes of a jail, as the host sees them: {pid: fields of /proc/PID/status}.
 
-    `uid` is the user on the host that they must run as.
+    `uid` is the user on the host that they must run as. `forked`: bubblewrap's own comes first and can come by nothing,
+    then the fork server, which has what it needs and no more, then those of one call, which have nothing.
     """
     problems: list[str] = []
-    if len(statuses) < (1 if reduced else 2):
-        problems.append(f"the host sees {len(statuses)} processes in it, not its first one and the worker")
-    wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
-    if reduced:
-        del wanted["CapBnd"]  # nothing of the kind can be gained, by the wall before it
-    for pid, status in statuses.items():
+    least = 1 if reduced else 4 if forked else 2
+    if len(statuses) < least:
+        problems.append(f"the host sees {len(statuses)} processes in it, not {least}")
+    kept = f"{sum(1 << number for number in KEPT.values()):016x}"
+    for at, (pid, status) in enumerate(statuses.items()):
+        wanted = {"Seccomp": "2", "NoNewPrivs": "1"} | dict.fromkeys(CAPABILITIES, "0" * 16)
+        if reduced:
+            del wanted["CapBnd"]  # nothing of the kind can be gained, by the wall before it
+        elif forked and at == 0:
+            wanted["CapBnd"] = kept
+        elif forked and at == 1:
+            wanted |= dict.fromkeys(CAPABILITIES, kept)
         wrong = {name: status.get(name) for name, value in wanted.items() if status.get(name) != value}
         if wrong:
             problems.append(f"its process {pid} has {wrong}")
@@ -137,20 +158,42 @@ class _Visit:
         self.told: asyncio.Future[dict[str, Any] | str] = loop.create_future()
         self.over: asyncio.Future[None] = loop.create_future()
         self.processes: dict[int, dict[str, str]] = {}
+        self._cells: Cells | None = None
 
     def jail_found(self, jail: Jail, pid: int) -> None:
         pass  # a probe has no network
+
+    def enter(self, cells: Cells, call: Call) -> None:
+        """Fork the one call of a probe."""
+        self._cells = cells
+        cell = cells.enter(call)
+        cell.send(call)
 
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
         for frame in frames:
             if isinstance(frame, LoadFailed):
                 self._tell(frame.message)
+            elif isinstance(frame, Ended) and self._cells is not None:
+                self._cells.ended(frame)
             elif isinstance(frame, Result):
                 if frame.status == "ok" and frame.output is not None:
                     self.processes = {pid: process_status(pid) for pid in jail.processes()}
                     self._tell(msgspec.msgpack.decode(frame.output))
                 else:
                     self._tell(frame.error.message if frame.error is not None else frame.status)
+
+    def cell_frames(self, cell: Cell, frames: list[WorkerFrame]) -> None:
+        self.jail_frames(cell.jail, frames)
+
+    def cell_broken(self, cell: Cell, violation: Violation) -> None:
+        self._tell(str(violation))
+
+    def cell_printed(self, cell: Cell, text: str) -> None:
+        pass
+
+    def cell_gone(self, cell: Cell, cause: str) -> None:
+        if cell.last_words:
+            self._tell(f"{cell.last_words} ({cause})")
 
     def jail_broken(self, jail: Jail, violation: Violation) -> None:
         self._tell(str(violation))
@@ -159,6 +202,8 @@ class _Visit:
         pass  # the last line is in the jail's last words
 
     def jail_gone(self, jail: Jail, cause: str) -> None:
+        if self._cells is not None:
+            self._cells.close(cause)
         self._tell(f"{jail.last_words or 'bubblewrap'} ({cause})")
         self.over.set_result(None)
 

@@ -10,13 +10,13 @@ Source: sandbox.md section 7.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from schemas.codec import encode_value
-from schemas.receipts import JailReceipt
+from schemas.receipts import CallReceipt, JailReceipt
 
 if TYPE_CHECKING:
     from toolhost.policy import LaunchPlan
@@ -27,7 +27,8 @@ LOOK_S: Final = 1.0
 LONG_S: Final = 0.05
 
 _START: Final = b"\x82\xa4jail"
-_CALL: Final = b"\xa4call\x81\xa6wallMs\xcb"
+_CALL: Final = b"\xa4call"
+_WALL: Final = b"\x81\xa6wallMs\xcb"
 _pack_double = struct.Struct(">d").pack
 
 
@@ -44,7 +45,10 @@ class Ledger:
     __slots__ = ("_encoded", "_known", "_looked_at")
 
     def __init__(self, plan: LaunchPlan) -> None:
-        self._known = JailReceipt(tier=plan.tier, walls=plan.walls, limits=plan.mechanisms)
+        calls: Literal["forked", "alone"] | None = "alone" if plan.alone else None
+        if plan.calls is not None:
+            calls = "forked"
+        self._known = JailReceipt(tier=plan.tier, walls=plan.walls, limits=plan.mechanisms, calls=calls)
         self._encoded: bytes | None = None
         self._looked_at = float("-inf")
 
@@ -69,11 +73,14 @@ class Ledger:
         """The jail has ended, or is being ended, for this reason."""
         self._change(exit=cause)
 
-    def receipt(self, call_s: float) -> Raw:
-        """The receipt of a call that took `call_s` seconds."""
+    def receipt(self, call_s: float, cause: str | None = None) -> Raw:
+        """The receipt of a call that took `call_s` seconds. `cause`: why its processes ended before it had a result."""
         if self._encoded is None:
             self._encoded = _START + encode_value(self._known) + _CALL
-        return Raw(self._encoded + _pack_double(round(call_s * 1000, 3)))
+        wall_ms = round(call_s * 1000, 3)
+        if cause is not None:
+            return Raw(self._encoded + encode_value(CallReceipt(wall_ms=wall_ms, exit=cause)))
+        return Raw(self._encoded + _WALL + _pack_double(wall_ms))
 
     def _change(self, **values: object) -> None:
         self._known = msgspec.structs.replace(self._known, **values)

@@ -87,6 +87,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
         mechanisms=mechanisms(host.groups),
+        alone=tool.sandbox.isolation == "call",
         private=request.private,
         code=host.inside,
         environment={

@@ -11,6 +11,7 @@ Source: sandbox.md section 5.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -80,6 +81,19 @@ class FrameStream:
     def unread(self) -> int:
         """Bytes that the worker has not taken."""
         return sum(map(len, self._pending))
+
+    def give(self, frame: HostFrame, fds: list[int]) -> None:
+        """Send a small frame with descriptors, now; they stay the caller's. Raises OSError when it cannot be sent.
+
+        For a fork server, which reads at once what it is sent, and is sent little.
+        """
+        if self._fd < 0:
+            raise ConnectionResetError(errno.ECONNRESET, "the jail has ended")
+        self._flush()
+        if self._pending:
+            raise BlockingIOError(errno.EAGAIN, "the jail does not read")
+        body = _encode(frame)
+        socket.send_fds(self._socket, [len(body).to_bytes(4, "little") + body], fds)
 
     def hold(self) -> None:
         """Keep what is sent from now on until `release`: the worker must not begin yet."""

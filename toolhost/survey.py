@@ -31,7 +31,7 @@ from schemas.receipts import Wall
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
 from toolhost.policy import HostFacts, walls
-from toolhost.probe import probe
+from toolhost.probe import probe, probe_call
 from toolhost.reduced import MINIMUM_LANDLOCK
 
 #: A file of /proc or /sys that says one thing (bytes).
@@ -40,7 +40,16 @@ _MAX_SIGN: Final = 4096
 _VERSION_TIMEOUT_S: Final = 5.0
 
 
+#: What it means when they cannot.
+ALONE: Final = "Every call of a tool with `isolation: call` gets a jail of its own, which takes some 50 ms"
 _NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
+
+
+async def calls_can_be_forked(facts: HostFacts) -> str | None:
+    """None when they can, as `isolation: call` wants it; else what is in the way, and each has a jail of its own."""
+    if facts.tier != "full":
+        return "the reduced sandbox has no namespaces"
+    return await probe_call(facts, _NOTHING)
 
 
 class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -175,9 +184,17 @@ def _version(bwrap: str) -> str | None:
     return None
 
 
+async def _report() -> Report:
+    found = await survey()
+    told = report(found)
+    if found.facts is not None and found.tier == "full" and (problem := await calls_can_be_forked(found.facts)):
+        told.notes.append(f"{ALONE}: {problem}.")
+    return told
+
+
 def main() -> int:
     """Print the report. Always 0."""
-    sys.stdout.buffer.write(msgspec.json.encode(report(asyncio.run(survey()))) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_report())) + b"\n")
     return 0
 
 

@@ -18,6 +18,7 @@ from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.worker_frames import WorkerError
 from toolhost.calls import Call
+from toolhost.cells import Cell, Cells
 from toolhost.denials import shown, without_network
 from toolhost.jail import Jail
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
@@ -60,12 +61,13 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 class Tenancy:
     """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for, `pending`
     the work that goes on after its call was answered, `ended` the last that are over; by the calls' names in the jail.
-    `permissions` are what its tool was granted of the bus.
+    `permissions` are what its tool was granted of the bus. `cells` are the places of its calls, None for a jail that
+    runs them in its worker.
     """
 
     __slots__ = (
-        "abandoned", "background", "clean", "ended", "grace", "jail", "ledger", "messages", "network", "pending",
-        "permissions", "reason", "rerun", "slot", "strays",
+        "abandoned", "background", "cells", "clean", "ended", "grace", "jail", "ledger", "messages", "network",
+        "pending", "permissions", "reason", "rerun", "slot", "strays",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, jail: Jail, permissions: Sequence[str] = ()) -> None:
@@ -74,6 +76,7 @@ class Tenancy:
         self.permissions = list(permissions)
         self.ended: deque[str] = deque(maxlen=ENDED_KNOWN)
         self.ledger = Ledger(jail.plan)
+        self.cells: Cells | None = None
         self.abandoned: set[str] = set()
         self.pending: dict[str, Work] = {}
         self.messages = SentMessages()
@@ -102,17 +105,17 @@ def started(tenancy: Tenancy) -> WorkerNews | None:
     )
 
 
-def ending(tenancy: Tenancy, cause: str) -> ToolError:
-    """Why a call that was running in a jail which has ended has failed."""
+def ending(tenancy: Tenancy, cause: str, cell: Cell | None = None) -> ToolError:
+    """Why a call that was running in a jail which has ended has failed, or in this cell of it."""
     if tenancy.reason is not None:
         return tenancy.reason
     jail = tenancy.jail
     if jail.account.met is not None:
         return limit_error(jail.account.met, jail.account.limits)
-    words = jail.last_words
-    if not jail.live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
+    words, live = (jail.last_words, jail.live) if cell is None else (cell.last_words, cell.live)
+    if not live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
         return tool_error("E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable")
-    while_ = "during the call" if jail.live else "while the tool was being loaded"
+    while_ = "during the call" if live else "while the tool was being loaded"
     said = f"; it said last: {words}" if words else ""
     return tool_error("E_TOOL_CRASHED", f"the tool's process {cause} {while_}{said}", name="ToolCrashed")
 
@@ -132,8 +135,8 @@ def explained(tenancy: Tenancy, error: WorkerError) -> WorkerError:
     return with_limit(error, account.limits, refused=refused, counted=account.counts_processes)
 
 
-def receipt(tenancy: Tenancy, call: Call, now: float) -> Raw:
-    """The receipt of a call that this jail has, or had, until now."""
+def receipt(tenancy: Tenancy, call: Call, now: float, cause: str | None = None) -> Raw:
+    """The receipt of a call that this jail has, or had, until now. `cause`: why it ended without a result."""
     ledger, call_s = tenancy.ledger, now - call.started
     if ledger.is_due(now, call_s):
         ledger.look(now, tenancy.jail.usage())
@@ -141,7 +144,7 @@ def receipt(tenancy: Tenancy, call: Call, now: float) -> Raw:
     if network is not None:
         reached = [shown(host, port) for host, port in network.reached]
         ledger.network(reached, list(dict.fromkeys(shown(news.host, news.port) for news in network.denied)))
-    return ledger.receipt(call_s)
+    return ledger.receipt(call_s, cause)
 
 
 def sweep(tenancy: Tenancy) -> bool:

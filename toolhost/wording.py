@@ -1,4 +1,4 @@
-"""What the host says of a jail's calls: frames to its worker and to the bus, lines for the log."""
+"""What the host says of a jail's calls: frames to its worker and to the bus, lines for the log, errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import time
 
 from schemas.codec import to_raw
-from schemas.frames import Frame, ToolProgress
+from schemas.errors import tool_error
+from schemas.frames import Frame, ToolError, ToolProgress
 from schemas.launch import ToolSpec
-from schemas.worker_frames import WORKER_PROTOCOL, Init, Log, Progress
+from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Log, Progress
 from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls import Call
+from toolhost.channel import Violation
 from toolhost.denials import shown
 from toolhost.egress.messages import Denied, Failed
 from toolhost.tenancy import LogLine, Tenancy
@@ -26,6 +28,17 @@ def progress_frame(call: Call, progress: Progress) -> Frame:
 def log_line(tenancy: Tenancy, call: Call | None, log: Log) -> LogLine:
     """What a handler, or its module, has logged."""
     line = LogLine(time=time.time(), level=log.level, message=log.message[:16384], tool=tenancy.jail.name)
+    return _of(line, call)
+
+
+def printed_lines(tool: str, text: str, call: Call | None = None) -> list[LogLine]:
+    """What was written to a jail's standard output or error, past its worker."""
+    now = time.time()
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [_of(LogLine(time=now, level="info", message=line[:8192], tool=tool), call) for line in lines]
+
+
+def _of(line: LogLine, call: Call | None) -> LogLine:
     if call is not None:
         line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
     return line
@@ -36,6 +49,18 @@ def network_line(tenancy: Tenancy, news: Denied | Failed) -> LogLine:
     what = "was denied" if isinstance(news, Denied) else "could not be reached"
     message = f"{shown(news.host, news.port)} {what}: {news.reason}"
     return LogLine(time=time.time(), level="warn", message=message, tool=tenancy.jail.name)
+
+
+def protocol_error(violation: Violation, what_then: str) -> ToolError:
+    """The error of calls whose worker broke the protocol."""
+    name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"
+    return tool_error(violation.code, f"{violation}; {what_then}", name=name)
+
+
+def load_error(tool: str, frame: LoadFailed) -> ToolError:
+    """The error of calls of a tool that cannot be loaded."""
+    message = f"the tool {tool} could not be loaded: {frame.message[:4096]}"
+    return tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError")
 
 
 def worker_init(tenancy: Tenancy, tool: ToolSpec, env: dict[str, str], output_limit: int) -> Init:

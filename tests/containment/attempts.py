@@ -125,6 +125,17 @@ def hard_link_to_the_system() -> None:
 
 
 @attempt("files")
+def beneath_the_private_places() -> str:
+    """Upwards from the workdir, where something else might lie under what covers it."""
+    here, up = os.getcwd(), "."
+    while here != "/":
+        here, up = os.path.dirname(here), up + "/.."
+        if not os.path.samestat(os.stat(here), os.stat(up)):
+            return up
+    raise OSError("all the same")
+
+
+@attempt("files")
 def another_tools_folder() -> list[str]:
     return os.listdir(HOST["other_tool"])
 
@@ -196,6 +207,9 @@ several(
     real_time=lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10)),
     session_of_its_own=os.setsid,
     processes_of_the_host=lambda: unless([n for n in os.listdir("/proc") if n.isdigit() and int(n) > 4000]),
+    processes_beside_its_own=lambda: unless(
+        {int(n) for n in os.listdir("/proc") if n.isdigit()} - {1, os.getppid(), os.getpid()}
+    ),
 )
 
 # --- sockets --------------------------------------------------------------------------------------------------------
@@ -301,6 +315,8 @@ several(
     network_namespace=lambda: call("unshare", 0x40000000),
     process_namespace=lambda: call("unshare", 0x20000000),
     user_namespace_by_clone=lambda: call("clone", 0x10000000 | 17, 0, 0, 0, 0),
+    mount_namespace_by_clone=lambda: call("clone", 0x00020000 | 17, 0, 0, 0, 0),
+    process_namespace_by_clone=lambda: call("clone", 0x20000000 | 17, 0, 0, 0, 0),
     user_namespace_by_clone3=lambda: call("clone3", struct.pack("QQQQQ", 0x10000000, 0, 0, 0, 17) + bytes(24), 64),
     namespace_of_init=lambda: enter("user"),
     mounts_of_init=lambda: enter("mnt"),
@@ -317,10 +333,18 @@ several(
     moved=lambda: call("move_mount", -100, b"/usr", -100, b"/tmp", 0),
     file_system=lambda: call("fsopen", b"tmpfs", 0),
     picked=lambda: call("fspick", -100, b"/usr", 0),
+    private_place_taken_off=lambda: call("umount2", b"/tmp", 2),
+    processes_taken_off=lambda: call("umount2", b"/proc", 2),
+    processes_writable=lambda: call("mount", b"none", b"/proc", None, 32, None),
+    a_place_shown_elsewhere=lambda: call("mount", b"/usr", b"/tmp", None, 4096, None),
     attributes_of_mounts=lambda: call("mount_setattr", -100, b"/usr", 0, bytes(32), 32),
 )
 
 # --- privileges -----------------------------------------------------------------------------------------------------
+
+
+def capabilities(pid: str) -> list[int]:
+    return [int(line.split()[1], 16) for line in lines(f"/proc/{pid}/status") if line.startswith("Cap")]
 
 
 def copied() -> str:
@@ -342,6 +366,9 @@ several(
     set_user_id_by_openat2=lambda: call("openat2", -100, b"made2", struct.pack("QQQ", 0o101, 0o4755, 0), 24),
     set_user_id_by_fchmodat2=lambda: call("fchmodat2", -100, os.fsencode(copied()), 0o4755, 0),
     owner_changed=lambda: os.chown(copied(), 0, 0),
+    capabilities_left=lambda: unless([c for c in capabilities("self") if c]),
+    capabilities_of_init=lambda: unless([c for c in capabilities("1") if c]),
+    ambient_capability=lambda: unless(libc.prctl(47, 2, 21, 0, 0) == 0),
     program_of_root=lambda: unless(
         subprocess.run(["/bin/su", "-c", "id -u"], capture_output=True, text=True, timeout=5).stdout.strip() == "0"
     ),
@@ -367,6 +394,15 @@ def inherited_descriptors() -> list[str]:
         if target.startswith("/") and target not in ("/dev/null", "/proc/loadavg"):
             found.append(target)
     return unless(found)  # type: ignore[no-any-return]
+
+
+@attempt("descriptors")
+def channels_of_others() -> list[str]:
+    """The worker has one socket, and nothing that leads to other processes."""
+    folder = f"/proc/{os.getppid()}/fd/"
+    found = [os.readlink(folder + name) for name in os.listdir(folder)]
+    links = {target for target in found if target.startswith(("socket:", "anon_inode:", "/memfd"))}
+    return unless(len(links) > 1 and sorted(links))  # type: ignore[no-any-return]
 
 
 several(

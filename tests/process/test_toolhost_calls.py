@@ -184,14 +184,17 @@ async def test_a_shared_tool_has_one_jail_and_no_workdir(short_tmp: Path, workdi
         ]  # fmt: skip
 
 
-async def test_a_jail_for_each_call(short_tmp: Path, workdir: Path) -> None:
+@pytest.mark.parametrize(("nests", "kept"), [(True, "forked"), (False, "alone")])
+async def test_every_call_is_fresh(short_tmp: Path, workdir: Path, nests: bool, kept: str) -> None:
+    """In a jail that they share, or, where the kernel allows no walls inside of one, each in its own."""
     once = tool(short_tmp, sandbox=SandboxSpec(isolation="call"))
-    async with bench(once) as made:
+    async with bench(once, facts=lambda facts: msgspec.structs.replace(facts, nests=nests)) as made:
         results = await asyncio.gather(*(made.call("t__bump", workdir=workdir) for _ in range(3)))
         assert [result["output"][0] for result in results] == [1, 1, 1]
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
-        await until(lambda: made.host.jail_count == 0)
+        assert {receipt["jail"]["calls"] for receipt in made.receipts.values()} == {kept}
+        await until(lambda: made.host.jail_count == nests)  # one that stays for the next call, or none
 
 
 async def test_the_home_lives_as_long_as_the_jail(short_tmp: Path, workdir: Path) -> None:

@@ -86,7 +86,7 @@ class NoJail:
         self.worker_pid = None
         self.tenant: Any = None
         self.last_words = ""
-        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={})
+        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False)
         self.account = Account(Limits(), [], None, None)
 
     def kill(self, reason: str) -> None:

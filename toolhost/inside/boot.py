@@ -9,8 +9,13 @@ sys.path.insert(0, __file__.rpartition("/goondan_tool/")[0])
 
 from goondan_tool.confine import confine  # type: ignore[import-not-found] # this package's name in a jail
 
-confine()
+plan = confine()
 
-from goondan_tool.worker import main  # type: ignore[import-not-found] # noqa: E402
+if plan["calls"] is None:
+    from goondan_tool.worker import main  # type: ignore[import-not-found]
 
-main()
+    main()
+else:
+    from goondan_tool.forkserver import serve  # type: ignore[import-not-found]
+
+    serve(plan)

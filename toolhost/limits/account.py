@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,11 +34,18 @@ class Account:
     pending work included; None when nothing needs to be looked at.
     """
 
-    def __init__(self, limits: Limits, places: Sequence[str], group: Group | None, counter: int | None) -> None:
-        """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time."""
+    def __init__(
+        self, limits: Limits, places: Sequence[str], group: Group | None, counter: int | None, trusted: int = 0
+    ) -> None:
+        """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time.
+
+        `trusted`: so many of its processes are ours, and count for nothing.
+        """
         self.limits = limits
+        self._trusted = trusted
         self.tenant: Any = None
         self.running: Callable[[], Sequence[str] | None] = _nothing
+        self.cells: Callable[[], Mapping[str, int]] = dict  # first processes of calls that have some of their own
         self.cpu = CpuMeter()
         self.peak = 0  # bytes
         self.view: look.View | None = None  # None until it is known
@@ -62,7 +69,8 @@ class Account:
         """Its processes, if they must be looked at one by one."""
         tree = None if self._group is None else self._group.tree
         counted = self._counter is not None or (tree is not None and tree.cpuacct is not None)
-        if self.view is not None and (tree is None or tree.memory is None or tree.pids is None or not counted):
+        uncounted = tree is None or tree.memory is None or tree.pids is None or not counted
+        if self.view is not None and (uncounted or len(self.cells()) > 1):
             return look.processes(self.view)
         return []
 
@@ -74,17 +82,23 @@ class Account:
             return float(struct.unpack("=Q", os.read(self._counter, 8))[0]) / 1e9
         return sum(process.cpu_s for process in there)
 
+    def charge(self, there: Sequence[look.Process]) -> None:
+        """Share its processor time out among the calls that run."""
+        trees = look.trees(list(there), self.cells())
+        seen = {call: sum(process.cpu_s for process in tree) for call, tree in trees.items()}
+        self.cpu.charge(self.cpu_s(there), self.running() or (), seen)
+
     def usage(self, there: Sequence[look.Process]) -> Usage:
         """What is to be held against its limits."""
         group = self._group
         memory = None
         if there and self.view is not None and (group is None or group.tree.memory is None):
-            memory = look.memory(self.view, self.limits.memory_mb * MIB, list(there))
+            memory = look.memory(self.view, self.limits.memory_mb * MIB, list(there), self.cells().values())
             self.peak = max(self.peak, memory)
         counts = group is None or group.tree.pids is None
         return Usage(
             memory=memory,
-            tasks=sum(process.threads for process in there) if counts else 0,
+            tasks=max(0, sum(process.threads for process in there) - self._trusted) if counts else 0,
             refused=group is not None and group.refused(),
             out_of_memory=group is not None and group.out_of_memory(),
         )
@@ -116,7 +130,7 @@ class Account:
             if self._group is not None and self.counts_processes:
                 return self._group.refused()
             there = [] if self.view is None else look.processes(self.view)
-            return sum(process.threads for process in there) >= self.limits.processes * NEAR
+            return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
         return False
 
     def seen(self) -> tuple[float | None, int | None]:

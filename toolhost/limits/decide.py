@@ -2,6 +2,7 @@
 
 Processor time. A jail's clock runs for all of its processes; a call's share of it is what it used while that call ran,
 divided by the number of calls that ran at the same time. So a call that runs alone is charged exactly, up to one look.
+Calls with processes of their own are charged what was seen of these, and for the rest like that.
 
 Disk. What a jail may have written at most is what it was last seen to have written, plus what the file system has lost
 since, whoever took it. Only when that nears the limit are its folders walked, which shows who it was.
@@ -11,7 +12,7 @@ Source: sandbox.md section 4.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -96,17 +97,27 @@ def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, cou
 class CpuMeter:
     """The processor time of the calls of one jail, in seconds."""
 
-    __slots__ = ("_at", "_used")
+    __slots__ = ("_at", "_seen", "_used")
 
     def __init__(self) -> None:
         self._at = 0.0
+        self._seen: dict[str, float] = {}
         self._used: dict[str, float] = {}
 
-    def charge(self, total_s: float, running: Collection[str]) -> None:
-        """The jail has used `total_s` since it began; these calls run now. Ended ones are forgotten."""
-        share = max(0.0, total_s - self._at) / max(1, len(running))
+    def charge(self, total_s: float, running: Collection[str], seen: Mapping[str, float] | None = None) -> None:
+        """The jail has used `total_s` since it began; these calls run now. Ended ones are forgotten.
+
+        `seen`: what the processes of calls have used that have some of their own. A call can hide some of that.
+        """
+        used = max(0.0, total_s - self._at)
         self._at = max(self._at, total_s)
-        self._used = {call: self._used.get(call, 0.0) + share for call in running}
+        own = {call: max(0.0, at - self._seen.get(call, 0.0)) for call, at in (seen or {}).items() if call in running}
+        whole = sum(own.values())
+        if whole > used:  # /proc counts ticks
+            own = {call: value * used / whole for call, value in own.items()}
+        share = max(0.0, used - whole) / max(1, len(running))
+        self._used = {call: self._used.get(call, 0.0) + own.get(call, 0.0) + share for call in running}
+        self._seen = dict(seen or {})
 
     def over(self, limit_s: float) -> list[str]:
         """Calls that have used more than that."""

@@ -13,7 +13,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ class Process(NamedTuple):
     """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children."""
 
     pid: int
+    parent: int
     threads: int
     resident: int
     cpu_s: float
@@ -77,16 +78,38 @@ def _process(pid: int, path: str) -> Process:
     finally:
         os.close(fd)
     ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return Process(pid, int(fields[17]), int(fields[21]) * _PAGE, ticks / _TICKS_PER_S)
+    return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * _PAGE, ticks / _TICKS_PER_S)
 
 
-def memory(view: View, limit: int, there: list[Process]) -> int:
-    """What the jail's memory comes to (bytes). Pages that processes share count once, if it nears `limit` otherwise."""
+def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Process]]:
+    """The processes of each process tree, by the name of the one at its top."""
+    children: dict[int, list[Process]] = {}
+    for process in there:
+        children.setdefault(process.parent, []).append(process)
+    found: dict[str, list[Process]] = {}
+    for name, top in tops.items():
+        tree = found[name] = [process for process in there if process.pid == top]
+        for process in tree:
+            tree += children.get(process.pid, [])  # the list grows while it is walked
+    return found
+
+
+def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = ()) -> int:
+    """What the jail's memory comes to (bytes). Pages that processes share count once, if it nears `limit` otherwise.
+
+    `cells`: processes, by their numbers in the view, that have mounts of their own.
+    """
     files, sockets = _held(view, there)
-    for place in MEMORY_PLACES if view.root is not None else ():
-        with suppress(OSError):
-            at = os.statvfs(f"{view.root}/{place}")
-            files += (at.f_blocks - at.f_bfree) * at.f_frsize
+    if view.root is not None:
+        counted = set()
+        for root in (view.root, *(f"{view.proc}/{pid}/root" for pid in cells)):
+            for place in MEMORY_PLACES:
+                with suppress(OSError):
+                    device = os.stat(f"{root}/{place}").st_dev
+                    if device not in counted:
+                        counted.add(device)
+                        at = os.statvfs(f"{root}/{place}")
+                        files += (at.f_blocks - at.f_bfree) * at.f_frsize
     rough = sum(process.resident for process in there) + files + sockets
     if rough <= limit:
         return rough

@@ -53,8 +53,8 @@ class GroupPlan(Struct, frozen=True):
     optional: tuple[str, ...] = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 
 
-def group_plan(tree: Tree | None, limits: Limits) -> GroupPlan | None:
-    """What a jail's groups must say; None where there are none."""
+def group_plan(tree: Tree | None, limits: Limits, trusted: int = 0) -> GroupPlan | None:
+    """What a jail's groups must say; None where there are none. `trusted`: so many processes of ours come on top."""
     if tree is None:
         return None
     settings: list[tuple[str, str, str]] = []
@@ -68,7 +68,7 @@ def group_plan(tree: Tree | None, limits: Limits) -> GroupPlan | None:
             settings.append((tree.memory, "memory.swap.max", "0"))
             settings.append((tree.memory, "memory.oom.group", "1"))
     if tree.pids is not None:
-        settings.append((tree.pids, "pids.max", str(limits.processes + OUTSIDE)))
+        settings.append((tree.pids, "pids.max", str(limits.processes + OUTSIDE + trusted)))
     return GroupPlan(tree, settings)
 
 

@@ -148,7 +148,7 @@ class Watch:
 
     def _look_at(self, jail: Account) -> None:
         there = jail.processes()
-        jail.cpu.charge(jail.cpu_s(there), jail.running() or ())
+        jail.charge(there)
         jail.yield_to_others(jail.cpu.most_s > YIELD_S)
         over = jail.cpu.over(jail.limits.cpu_seconds)
         if over:

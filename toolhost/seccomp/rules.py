@@ -181,8 +181,27 @@ _SOCKET: Final = Rule(
 _USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
 
 
-def rules(*, sockets: bool) -> dict[str, Rule]:
-    """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network."""
+# --- the fork server of a jail ---------------------------------------------------------------------------------------
+
+#: CLONE_NEWNS, NEWIPC and NEWPID are the namespaces of one call; the others are nobody's.
+_NOT_OF_A_CALL: Final = _CLONE_NEW & ~0x28020000
+#: Remounting, moving and sharing (UNBINDABLE, PRIVATE, SLAVE, SHARED) of a mount that is there: new ones only.
+_MS_OTHER: Final = 32 | 8192 | 0xF << 17
+#: PR_SET_SECCOMP, PR_CAPBSET_DROP.
+_PRCTL_OF_A_SERVER: Final = (*_PRCTL, 22, 24)
+_OF_A_SERVER: Final[dict[str, Rule]] = {
+    "clone": Rule((Case((Test(0, _NOT_OF_A_CALL, (0,)),), ALLOW),), EPERM),
+    "mount": Rule((Case((Test(3, _MS_OTHER, (0,)),), ALLOW),), EPERM),
+    "prctl": Rule((Case((Test(0, _ALL, _PRCTL_OF_A_SERVER),), ALLOW),), EINVAL),
+}
+
+
+def rules(*, sockets: bool, server: bool = False) -> dict[str, Rule]:
+    """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network.
+
+    `server`: for a jail's fork server, which puts the walls around each call and then the filter without `server` on
+    it. Filters add up, so this one lets through all that the other does.
+    """
     made = {name: Rule((), ALLOW) for name in ALLOWED}
     made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}
     made |= {name: Rule((), EOPNOTSUPP) for name in (*NO_ATTRIBUTES, *NO_ALLOCATION)}
@@ -204,4 +223,4 @@ def rules(*, sockets: bool) -> dict[str, Rule]:
         "socketpair": _ANY_LINKED if sockets else _LINKED,
     }
     made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
-    return made
+    return made | _OF_A_SERVER if server else made

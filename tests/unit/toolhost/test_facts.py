@@ -225,4 +225,10 @@ def test_every_process_of_the_probe_is_judged_from_outside(change: dict[str, str
         problems = judge_processes({1: FIRM, 2: FIRM, at: {**FIRM, **change}}, 7)
         assert (problems == []) if problem is None else (problem in problems[0])
     assert "sees 1 processes" in judge_processes({1: FIRM}, 7)[0]
+    kept = dict.fromkeys(CAPABILITIES, "0000000000200100")
+    jail = {1: {**FIRM, "CapBnd": "0000000000200100"}, 2: {**FIRM, **kept}, 3: FIRM, 4: FIRM}
+    assert judge_processes(jail, 7, forked=True) == []
+    for at, wrong in ((1, kept), (2, {"CapEff": "00000000a82425fb"}), (3, kept), (4, {"CapBnd": "0000000000200100"})):
+        assert judge_processes({**jail, at: {**jail[at], **wrong}}, 7, forked=True), at
+        assert judge_processes({**jail, at: {**jail[at], **change}}, 7, forked=True) or problem is None
     assert judge_processes({1: FIRM, 2: {}}, 7)  # gone while it was looked at

@@ -74,6 +74,18 @@ def test_a_handlers_error_names_the_limit(error: WorkerError, refused: bool, cou
         assert told.message.endswith(f"({error.message or error.name})")
 
 
+def test_calls_with_processes_of_their_own_are_charged_for_these() -> None:
+    meter = CpuMeter()
+    meter.charge(2.0, ["a", "b"], {"a": 1.8, "b": 0.0})
+    assert meter.used("a") == pytest.approx(1.9)  # what nobody was seen to use is everybody's
+    assert meter.used("b") == pytest.approx(0.1)
+    meter.charge(3.0, ["a", "b"], {"a": 3.4, "b": 0.4})  # more was seen than was counted: it is cut to that
+    assert meter.used("a") == pytest.approx(2.7)
+    assert meter.used("b") == pytest.approx(0.3)
+    meter.charge(4.0, ["b"], {"b": 1.2})
+    assert (meter.used("a"), meter.used("b")) == (0.0, pytest.approx(1.3))
+
+
 def test_a_call_that_runs_alone_is_charged_exactly() -> None:
     meter = CpuMeter()
     meter.charge(3.0, ["a"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from schemas.errors import GoondanError
 from schemas.grantable import within
 from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from toolhost.landlock import LIST, READ, RUN, WRITE, for_file
+from toolhost.nested import CallWalls, call_walls
 from toolhost.policy import GUARDED_NAMES, HostFacts, LaunchPlan, Place, Request, guard_candidates, plan
 from toolhost.seccomp.program import program
 
@@ -25,6 +27,7 @@ HOST = HostFacts(
     etc=["/etc/alternatives"],
     code=["/opt/app/toolhost", "/root/py"],
     hidden=["/home/u/.goondan", "/tmp/goondan-0"],
+    nests=True,
 )
 TOOL = ToolSpec(name="t", entry="/b/tools/t/h.py", root="/b/tools/t", exports=[ExportSpec(name="f")])
 
@@ -63,9 +66,9 @@ def test_the_whole_plan_of_a_plain_tool() -> None:
         "--ro-bind", "/opt/app/toolhost/inside/etc/nsswitch.conf", "/etc/nsswitch.conf",
         "--ro-bind", "/etc/alternatives", "/etc/alternatives",
         "--proc", "/proc", "--dev", "/dev",
+        "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan",
         "--size", str(64 << 20), "--perms", "1777", "--tmpfs", "/dev/shm",
         "--size", str(256 << 20), "--perms", "1777", "--tmpfs", "/tmp",
-        "--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan",
         "--size", str(64 << 20), "--perms", "0700", "--tmpfs", "/run/goondan/home",
         "--ro-bind", "/root/py", "/root/py",
         "--ro-bind", "/opt/app/toolhost/inside", "/run/goondan/goondan_tool",
@@ -394,3 +397,55 @@ def test_limits_of_a_tool_become_those_of_its_processes() -> None:
         (resource.RLIMIT_NOFILE, 7),
         (resource.RLIMIT_NPROC, 9),
     ]
+
+
+def of_a_call(path: str = "/w", **sandbox: Any) -> tuple[LaunchPlan, CallWalls]:
+    tool = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call", **sandbox))
+    made = plan(Request(tool=tool, workdir=path, workdir_real=path, guarded=[Place(f"{path}/.git", "dir")]), HOST)
+    assert made.calls is not None
+    return made, made.calls
+
+
+def test_a_fork_server_keeps_two_capabilities_and_its_calls_none() -> None:
+    made, walls = of_a_call()
+    assert [made.options[at + 1] for at, option in enumerate(made.options) if option == "--cap-add"] == [
+        "CAP_SYS_ADMIN", "CAP_SETPCAP",
+    ]  # fmt: skip
+    assert walls.drop == [8, 21]
+    assert made.filter == program("x86_64", sockets=False, server=True)
+    assert bytes.fromhex(walls.filter) == program("x86_64", sockets=False)
+    assert (walls.workdir, made.workdir) == ("/w", "/w")
+
+
+def test_what_is_private_is_fresh_for_every_call() -> None:
+    _, walls = of_a_call()
+    assert [(fresh.kind, fresh.at, fresh.options) for fresh in walls.fresh] == [
+        ("tmpfs", "/dev/shm", f"size={64 << 20},mode=1777"),
+        ("tmpfs", "/tmp", f"size={256 << 20},mode=1777"),
+        ("tmpfs", "/run/goondan/home", f"size={64 << 20},mode=0700"),
+        ("devpts", "/dev/pts", "newinstance,ptmxmode=0666,mode=620"),
+        ("proc", "/proc", ""),
+    ]
+    nosuid, read_only = 2, 1
+    assert all(fresh.flags & nosuid for fresh in walls.fresh)
+    assert walls.fresh[-1].flags & read_only
+    assert walls.kept == []
+
+
+def test_what_is_mounted_below_a_private_place_shows_through_as_a_whole() -> None:
+    _, walls = of_a_call("/tmp/a/w")
+    assert walls.kept == ["/tmp/a/w"]  # and with it the guard on its .git
+
+
+def test_other_calls_have_a_jail_as_before() -> None:
+    call = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call"))
+    usual = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w"), HOST)
+    alone = plan(Request(tool=call, workdir="/w", workdir_real="/w"), msgspec.structs.replace(HOST, nests=False))
+    assert alone == msgspec.structs.replace(usual, alone=True)
+    assert usual.calls is None
+
+
+def test_a_private_place_that_was_granted_is_no_calls_own() -> None:
+    walls = call_walls({"/tmp": "", "/dev/shm": ""}, ["/tmp", "/tmp/x"], "/w", b"")
+    assert [fresh.at for fresh in walls.fresh] == ["/dev/shm", "/dev/pts", "/proc"]
+    assert walls.kept == []

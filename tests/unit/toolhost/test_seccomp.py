@@ -197,3 +197,29 @@ def test_some_sockets_with_a_network(machine: Machine) -> None:
     assert {ask(machine, name, 3, sockets=True) for name in USES} == {0}
     assert ask(machine, "socketpair", 1, 2, sockets=True) == 0
     assert ask(machine, "socketpair", 2, 1, sockets=True) == errno.EAFNOSUPPORT
+
+
+def test_a_fork_server_can_do_what_it_needs_and_all_that_its_calls_can(machine: Machine) -> None:
+    for sockets in (False, True):
+        usual, servers = rules(sockets=sockets), rules(sockets=sockets, server=True)
+        changed = {name for name in usual if usual[name] != servers[name]}
+        assert changed == {"clone", "mount", "prctl"}
+        code = load(program(machine, sockets=sockets, server=True))
+
+        def let_through(name: str, *args: int, code: list[tuple[int, int, int, int]] = code) -> bool:
+            return verdict(run(code, NUMBERS[machine][name], args, ARCHITECTURES[machine])) == 0
+
+        of_a_call = 0x20000000 | 0x00020000 | 0x08000000  # CLONE_NEWPID, NEWNS, NEWIPC
+        assert let_through("clone", of_a_call | 17)
+        assert let_through("clone", 17)
+        for other in (0x10000000, 0x40000000, 0x04000000, 0x02000000):  # NEWUSER, NEWNET, NEWUTS, NEWCGROUP
+            assert not let_through("clone", of_a_call | other | 17)
+        assert let_through("mount", 0, 0, 0, 1 | 2 | 4 | 8)  # read-only, nosuid, nodev, noexec
+        assert let_through("mount", 0, 0, 0, 4096 | 16384)  # a place shown elsewhere, with all in it
+        for flag in (32, 8192, 1 << 17, 1 << 18, 1 << 19, 1 << 20):
+            assert not let_through("mount", 0, 0, 0, 4096 | flag)
+        assert let_through("prctl", 22)
+        assert let_through("prctl", 24)
+        assert not let_through("prctl", 28)  # PR_SET_SECUREBITS
+        for name in ("unshare", "setns", "umount2", "pivot_root", "chroot", "ptrace", "open_tree", "move_mount"):
+            assert not let_through(name)

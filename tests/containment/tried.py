@@ -1,0 +1,69 @@
+"""Makes every attempt of attempts.py in real jails of one tool host, as whoever runs this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any, Literal
+
+from schemas.launch import ExportSpec, Limits, SandboxSpec
+from tests.containment import attempts
+from tests.toolhost_fixture import bench, make_tool
+
+#: What the jails are tried as: a worker that runs all calls, and a call that was forked.
+TOOLS: dict[Literal["instance", "call"], str] = {"instance": "t", "call": "c"}
+
+
+async def every_attempt(place: Path) -> dict[str, Any]:
+    """{isolation: {attempt: [group, "done" or "refused", detail]}}. `place` is an empty folder. Checks what is left."""
+    work = place / "work"
+    for folder in (".git/hooks", ".venv/lib"):
+        (work / folder).mkdir(parents=True)
+    (work / ".git" / "config").write_text("[core]\n")
+    (work / "goondan.yaml").write_text("kind: Swarm\n")
+    (place / "secret").write_text("host secret")
+    other = make_tool(place, "handlers = {}\n", name="other")
+    source = Path(attempts.__file__).read_text(encoding="utf-8")
+    limits = Limits(processes=64, wall_seconds=110)
+    tools = [
+        make_tool(place, source, ExportSpec(name="run"), name=name, sandbox=SandboxSpec(limits=limits, isolation=how))
+        for how, name in TOOLS.items()
+    ]
+    servers = {
+        "tcp": socket.create_server(("127.0.0.1", 0)),
+        "stream": socket.socket(socket.AF_UNIX),
+        "datagram": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+    }
+    found: dict[str, Any] = {}
+    try:
+        servers["stream"].bind(str(work / "stream.sock"))
+        servers["stream"].listen()
+        servers["datagram"].bind(str(work / "datagram.sock"))
+        servers["datagram"].setblocking(False)
+        told = {
+            "secret": str(place / "secret"),
+            "other_tool": other.root,
+            "uid": os.getuid(),
+            "pid": os.getpid(),
+            "port": servers["tcp"].getsockname()[1],
+            "socket": str(work / "stream.sock"),
+        }
+        before = len(os.listdir("/proc/self/fd"))
+        async with bench(*tools, protected=[str(work / "goondan.yaml")]) as made:
+            for how, name in TOOLS.items():  # one after the other: they write the same files
+                result = await made.call(f"{name}__run", told, workdir=work, deadline_ms=100_000, within_s=110)
+                assert result["status"] == "ok", result
+                found[how] = result["output"]
+                assert not [path for path in work.rglob("*") if path.lstat().st_mode & 0o6000]
+                for path in work.iterdir():
+                    if path.is_symlink() or (path.is_file() and path.suffix != ".yaml"):
+                        path.unlink()
+        assert len(os.listdir("/proc/self/fd")) <= before + 2  # the launcher's socket may be new
+        try:
+            raise AssertionError(f"somebody wrote to the host's socket: {servers['datagram'].recv(10)!r}")
+        except BlockingIOError:
+            return found
+    finally:
+        for server in servers.values():
+            server.close()

@@ -1,0 +1,137 @@
+"""The first worker of a jail whose tool says `isolation: call`: it never loads the tool, and forks for every call.
+
+It holds nothing but what stands in this folder, and cannot be looked into. The host sends it, for each call, the
+descriptors of a worker that is to be; the call itself goes over the worker's own socket, past this process. What it
+reads comes from the host alone.
+
+Why a bare clone: a child must be the first of a process namespace, and only one system call makes both. Python is not
+told, which is fine for a process with one thread whose child forks again, as the interpreter knows it, before anything
+else.
+
+Source: sandbox.md section 5; schemas/WORKER.md section 9.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+import sys
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
+from select import POLLIN, poll
+
+from . import wire, worker
+from .confine import FAILED
+from .nest import FD, Walls, enter
+from .system import PR_SET_DUMPABLE, call
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+#: One read of the host's frames, which are some ten bytes (bytes).
+READ_BYTES = 65536
+#: Descriptors of one frame: the worker's socket, and the pipe for what it prints.
+DESCRIPTORS = 2
+#: CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, and SIGCHLD at the end.
+_NAMESPACES = 0x00020000 | 0x08000000 | 0x20000000 | 17
+_SIGKILL = 9
+
+
+class Server:
+    """Its children by the descriptors that refer to them: (process id, the host's number of the call)."""
+
+    def __init__(self, walls: Walls) -> None:
+        self._walls = walls
+        self._channel = socket(fileno=FD)
+        self._data = b""
+        self._descriptors: list[int] = []
+        self._children: dict[int, tuple[int, int]] = {}
+        self._poll = poll()
+        self._poll.register(FD, POLLIN)
+
+    def run(self) -> None:
+        """Serve. Returns in the worker of a call; in the server itself never."""
+        self._send({"type": "ready", "protocol": worker.PROTOCOL, "exports": []})
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != FD:
+                    self._ended(fd)
+                elif self._serve():
+                    return
+
+    def _serve(self) -> bool:
+        """Take what the host has sent; whether this is the worker of a call now."""
+        space = CMSG_SPACE(4 * DESCRIPTORS)
+        data, extra, _, _ = self._channel.recvmsg(READ_BYTES, space, MSG_CMSG_CLOEXEC)
+        for _, _, content in extra:
+            words = range(0, len(content) - 3, 4)
+            self._descriptors += [int.from_bytes(content[at : at + 4], sys.byteorder) for at in words]
+        if not data:
+            posix._exit(0)
+        self._data += data
+        while len(self._data) >= 4:
+            end = 4 + int.from_bytes(self._data[:4], "little")
+            if len(self._data) < end:
+                break
+            frame = wire.unpack(self._data[4:end])
+            self._data = self._data[end:]
+            if self._take(frame):
+                return True
+        return False
+
+    def _take(self, frame: dict[str, Any]) -> bool:
+        kind = frame["type"]
+        if kind == "fork":
+            return self._fork(frame["cell"])
+        if kind == "kill":
+            for pid, cell in self._children.values():
+                if cell == frame["cell"]:
+                    posix.kill(pid, _SIGKILL)
+        elif kind == "exit":
+            posix._exit(0)
+        return False
+
+    def _fork(self, cell: int) -> bool:
+        """Make the worker of a call; whether this is it."""
+        channel, output, *self._descriptors = self._descriptors
+        problem = None
+        try:
+            pid = call("clone", _NAMESPACES, 0, 0, 0, 0)
+        except OSError as error:
+            pid, problem = -1, str(error)
+        if pid == 0:
+            self._channel.detach()  # its number is the worker's own socket from now on
+            enter(self._walls, channel, output)
+            return True
+        posix.close(channel)
+        posix.close(output)
+        if pid < 0:
+            self._send({"type": "ended", "cell": cell, "status": FAILED, "message": problem})
+        else:
+            pidfd = posix.pidfd_open(pid)
+            self._children[pidfd] = (pid, cell)
+            self._poll.register(pidfd, POLLIN)
+            self._send({"type": "forked", "cell": cell, "pid": pid})
+        return False
+
+    def _ended(self, pidfd: int) -> None:
+        pid, cell = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        posix.close(pidfd)
+        code = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
+        self._send({"type": "ended", "cell": cell, "status": 128 - code if code < 0 else code})
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        body = wire.pack(frame)
+        self._channel.sendall(len(body).to_bytes(4, "little") + body)
+
+
+def serve(plan: dict[str, Any]) -> NoReturn:
+    """Serve calls; in the worker of each, run it."""
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    posix.set_inheritable(FD, False)
+    compile("0", "", "exec")  # the first one makes a hundred types, 2 ms that every call would take for its tool
+    gc.freeze()  # what is here now stays: a collection in a child would copy all of its memory
+    Server(Walls(plan)).run()
+    worker.main()
+    posix._exit(0)

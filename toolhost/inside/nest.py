@@ -1,0 +1,112 @@
+"""The walls around one call in a jail that calls share: put up by its own first process, before the tool is there.
+
+The process finds itself in new process, mount and IPC namespaces, as a copy of the fork server with two capabilities
+and the server's descriptors. It loses all of that here, and then splits in two: itself, the namespace's process 1,
+which only waits, and the worker, which returns from `enter`. What is left when process 1 ends, the kernel ends with it.
+
+A wall that cannot be put up ends the process, and with it the call.
+
+Source: sandbox.md section 5; toolhost/nested.py computes the plan.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .confine import FAILED, fail, landlock
+from .system import PR_CAP_AMBIENT, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Filter, call
+
+TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+#: Where a worker finds its socket, and whatever else it has open: standard input, output and error below it.
+FD = 3
+_BIND, _RECURSIVE = 4096, 16384
+_O_PATH, _O_NOFOLLOW = 0o10000000, posix.O_NOFOLLOW
+_S_IFMT, _S_IFDIR = 0o170000, 0o040000
+_ALL = 0xFFFFFFFF
+_AMBIENT_CLEAR_ALL = 4
+#: struct __user_cap_header_struct: _LINUX_CAPABILITY_VERSION_3, this thread; then no capability in any set.
+_NOBODY, _NO_CAPABILITY = (0x20080522).to_bytes(8, "little"), bytes(24)
+
+
+class Walls:
+    """What every call of this jail gets, prepared once."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        """`plan` is the jail's boot plan."""
+        calls = plan["calls"]
+        self.landlock = plan["landlock"]
+        self.kept = [path.encode("utf-8", "surrogateescape") for path in calls["kept"]]
+        self.fresh = [
+            (fresh["kind"].encode(), fresh["at"].encode(), fresh["flags"], fresh["options"].encode())
+            for fresh in calls["fresh"]
+        ]
+        self.workdir = calls["workdir"]
+        self.drop = calls["drop"]
+        self.filter = Filter(bytes.fromhex(calls["filter"]))
+
+
+def enter(walls: Walls, channel: int, output: int) -> None:
+    """Become the worker of one call, with the socket `channel` and `output` for what it prints. Returns there only."""
+    try:
+        posix.dup2(output, 1)
+        posix.dup2(output, 2)
+        posix.dup2(channel, FD, False)  # in place of the server's own
+        call("close_range", FD + 1, _ALL, 0)
+        posix.setpgid(0, 0)  # or else a signal to its own group would reach the server and all other calls
+        _mount(walls)
+        posix.chdir(walls.workdir)  # the old one leads to what is covered now
+        for number in walls.drop:
+            call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
+        call("prctl", PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
+        call("capset", _NOBODY, _NO_CAPABILITY)
+        walls.filter.install()
+        worker = posix.fork()
+        if worker:
+            _wait(worker)
+        if walls.landlock is not None:
+            landlock(walls.landlock)  # not on process 1, which must stay out of the worker's reach
+        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # what the server hides, this process has none of
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f"{type(error).__name__}: {error}")
+
+
+def _mount(walls: Walls) -> None:
+    kept = [(path, posix.open(path, _O_PATH | _O_NOFOLLOW | posix.O_CLOEXEC)) for path in walls.kept]
+    for kind, at, flags, options in walls.fresh:
+        if kind == b"tmpfs":
+            call("mount", b"none", at, kind, flags, options)
+    for path, fd in kept:
+        _make(path, posix.fstat(fd).st_mode & _S_IFMT == _S_IFDIR)
+        call("mount", f"/proc/self/fd/{fd}".encode(), path, None, _BIND | _RECURSIVE, None)
+        posix.close(fd)
+    for kind, at, flags, options in walls.fresh:
+        if kind != b"tmpfs":
+            call("mount", b"none", at, kind, flags, options)
+
+
+def _make(path: bytes, is_folder: bool) -> None:
+    """An empty place to mount on, and the folders above it."""
+    names = path.split(b"/")
+    for depth in range(2, len(names) + is_folder):
+        try:  # noqa: SIM105 # contextlib is not imported here
+            posix.mkdir(b"/".join(names[:depth]), 0o755)
+        except FileExistsError:
+            pass
+    if not is_folder:
+        posix.close(posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC, 0o644))
+
+
+def _wait(worker: int) -> NoReturn:
+    """Process 1: reap until the worker has ended, and end like it, in bubblewrap's words."""
+    try:
+        call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
+        while True:
+            pid, status = posix.waitpid(-1, 0)
+            if pid == worker:
+                code = posix.waitstatus_to_exitcode(status)
+                posix._exit(128 - code if code < 0 else code)
+    finally:
+        posix._exit(FAILED)
