@@ -66,7 +66,16 @@ from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
-from toolhost.wording import log_line, network_line, printed_lines, progress_frame, worker_call, worker_init
+from toolhost.wording import (
+    load_error,
+    log_line,
+    network_line,
+    printed_lines,
+    progress_frame,
+    protocol_error,
+    worker_call,
+    worker_init,
+)
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -514,7 +523,6 @@ class Jails:
             if jail.live:
                 raise Violation("the worker said `load_failed` after `ready`")
             self._break(tenancy, load_error(jail.name, frame), "could not be loaded")
-
         else:
             raise Violation("the worker sent a frame that is none of its")
 

@@ -169,8 +169,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
-    its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets those
-    walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of such walls.
+    its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets
+    those walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of such walls.
     """
 
     bwrap: str
