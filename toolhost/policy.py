@@ -170,7 +170,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
     its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets
-    those walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of such walls.
+    those walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of walls.
     """
 
     bwrap: str

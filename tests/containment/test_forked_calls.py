@@ -172,7 +172,7 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     assert (await call("work")) == {"status": "pending", "handle": "job"}
     await until(lambda: made.host.completions._book.get(("coder", "k1"), "job").done)  # type: ignore[union-attr]
     said = await call("says", message_id="m", message={"id": "m", "data": {"role": "assistant"}})
-    assert said["output"] == [{"role": "assistant"}, True, 960 << 10]
+    assert said["output"] == [{"role": "assistant"}, True, 1 << 20]
     await until(lambda: {"printed", "stray", "logged"} <= {line.message for line in made.logs})
     lines = {line.message: line for line in made.logs}
     assert lines["stray"].call_id == lines["printed"].call_id == lines["logged"].call_id is not None
