@@ -184,7 +184,7 @@ _USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
 # --- the fork server of a jail ---------------------------------------------------------------------------------------
 
 #: CLONE_NEWNS, NEWIPC and NEWPID are the namespaces of one call; the others are nobody's.
-_NOT_OF_A_CALL: Final = _CLONE_NEW & ~0x28020000
+_NOT_OF_A_CALL: Final = CLONE_NEW & ~0x28020000
 #: Remounting, moving and sharing (UNBINDABLE, PRIVATE, SLAVE, SHARED) of a mount that is there: new ones only.
 _MS_OTHER: Final = 32 | 8192 | 0xF << 17
 #: PR_SET_SECCOMP, PR_CAPBSET_DROP.
