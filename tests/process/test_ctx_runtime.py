@@ -225,21 +225,27 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
     assert "E_FORBIDDEN" in shown
 
 
-def test_a_request_outlives_the_broker_and_is_answered_once(kernel: Sandbox) -> None:
+@pytest.mark.parametrize("victim", ["broker", "main", "helper"])
+def test_a_request_outlives_each_process_and_is_answered_once(kernel: Sandbox, victim: str) -> None:
+    key = f"kill-{victim}"
     command = "echo ran >> runs; while [ ! -e go ]; do sleep 0.02; done; echo answer"
     asked = {"target": "helper", "input": f"/bash__exec {json.dumps({'command': command})}"}
-    waiting = kernel.popen("send", "main", f"/ask__it {json.dumps(asked)}", "--instance", "broken")
-    wait_until(lambda: list(kernel.home.glob("state/workspaces/*/instances/helper/broken/workspace/runs")))
-    before = kernel.pid("broker")
+    waiting = kernel.popen("send", "main", f"/ask__it {json.dumps(asked)}", "--instance", key)
+    work = folder(kernel, "helper", key)
+    wait_until((work / "runs").exists)
+    (before,) = _processes(kernel, victim, key)
     os.kill(before, signal.SIGKILL)
-    wait_until(
-        lambda: any(r["role"] == "broker" and r["pid"] not in (None, before) for r in kernel.ps()), what="broker"
-    )
-    work = folder(kernel, "helper", "broken")
+    wait_until(lambda: _processes(kernel, victim, key) not in ([], [before]), what=f"another {victim}")
     (work / "go").touch()
     out, err = waiting.communicate(timeout=20)
     assert json.loads(out)["response"] == "answer", err
     assert (work / "runs").read_text() == "ran\n"
+
+
+def _processes(kernel: Sandbox, name: str, key: str) -> list[int]:
+    """The broker's process, or that of an agent's instance; nothing while there is none."""
+    rows = [row for row in kernel.ps() if row["pid"] is not None]
+    return [row["pid"] for row in rows if row["role"] == name or (row["name"], row["instanceKey"]) == (name, key)]
 
 
 def test_a_call_that_ends_gives_up_what_it_asked(kernel: Sandbox) -> None:
