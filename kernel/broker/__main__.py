@@ -20,6 +20,7 @@ from kernel.broker.bus import Bus
 from kernel.broker.journal import MemoryJournal
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router
+from kernel.broker.spawn_file import SpawnFile
 from schemas.address import blobs_dir
 from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
@@ -57,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             booted_at=time.time() - clock(),
             blobs=blobs,
         )
-        loop = BrokerLoop(Router(bus), MemoryJournal(), run_dir)
+        remembered = SpawnFile(plan.state_dir)
+        loop = BrokerLoop(Router(bus, remembered.read()), MemoryJournal(), run_dir, remembered)
         loop.bind()
     except GoondanError as error:
         return _failed(error, options.ready_fd)

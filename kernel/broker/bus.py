@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kernel.broker.calls import Calls
-from kernel.broker.mailbox import Event, Instance, Mailbox, Staged
+from kernel.broker.mailbox import Event, Instance, Mailbox, SpawnRecord, Staged
 from kernel.broker.presence import Connection, Presence
 from schemas.address import instance_workdir
 from schemas.codec import encode_value, to_raw
@@ -58,6 +58,8 @@ class Bus:
         self.booted_at = booted_at
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
+        #: Spawned instances to be remembered; the loop writes them down before it sends anything.
+        self.spawned: list[SpawnRecord] = []
         #: Bugs of ours that were survived; the loop writes them to the log.
         self.faults: list[Exception] = []
         self.counters: Counter[str] = Counter()

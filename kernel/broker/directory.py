@@ -8,7 +8,8 @@ Rules.
 - A repeat (same sender, same frame id) is the same request: it starts nothing and is told the same.
 - An instance has a working directory of its own. A spawn may give it the asker's instead, and no other: a folder that
   an asker names could be, or become, a link to anywhere.
-- What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first.
+- What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first. It is
+  written down before the asker is told, so that a new broker knows it.
 
 Source: delivery.md sections 2 and 4; requirements AGENTS-22 to AGENTS-30.
 """
@@ -16,12 +17,13 @@ Source: delivery.md sections 2 and 4; requirements AGENTS-22 to AGENTS-30.
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.mailbox import Instance, PendingSpawn, Spawned
+from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord
 from kernel.broker.presence import Connection
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
@@ -62,6 +64,16 @@ class Directory:
         self._actors = actors
         #: Oldest first.
         self._spawned: dict[Instance, None] = {}
+
+    def restore(self, records: Iterable[SpawnRecord]) -> None:
+        """What a broker before this one has remembered, oldest first."""
+        for record in list(records)[-MAX_SPAWNED:]:
+            if record.agent in self._bus.plan.agents and is_instance_key(record.key):
+                created = record.created - self._bus.booted_at
+                instance = self._bus.instance(record.agent, record.key, created)
+                instance.workdir = record.cwd or instance.workdir
+                instance.spawned = Spawned(record.owner_agent, record.owner_key, created, record.cwd, ("", ""))
+                self._spawned[instance] = None
 
     # --- frames
 
@@ -136,6 +148,8 @@ class Directory:
         record = instance.spawned
         if record is None:
             instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
+            since = self._bus.booted_at + now
+            self._bus.spawned.append(SpawnRecord(target, key, me.agent, me.key, since, cwd))
         else:
             instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
         self._spawned[instance] = None
@@ -179,6 +193,7 @@ class Directory:
                 raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
             del self._spawned[idle]
             idle.spawned = None
+            self._bus.spawned.append(SpawnRecord(idle.agent, idle.key, gone=True))
             self._bus.mailbox.forget_idle(idle)
 
     def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:

@@ -38,6 +38,7 @@ from kernel.broker.journal import Journal
 from kernel.broker.mailbox import Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
+from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import MAX_FRAME_BYTES
 from schemas.tokens import SOCKETS
 
@@ -78,8 +79,9 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 class BrokerLoop:
     """Owns the four ROUTER sockets. Use from the thread that made it."""
 
-    def __init__(self, router: Router, journal: Journal, run_dir: Path) -> None:
+    def __init__(self, router: Router, journal: Journal, run_dir: Path, remembered: SpawnFile) -> None:
         self._router = router
+        self._remembered = remembered
         self._bus = router.bus
         self._known = router.bus.presence.connections
         self._journal = journal
@@ -254,6 +256,9 @@ class BrokerLoop:
     # --- sending
 
     def _flush(self, now: float) -> None:
+        if self._bus.spawned:
+            self._remembered.append(self._bus.spawned)
+            self._bus.spawned.clear()
         out = self._bus.out
         senders, blocked, due = self._senders, self._blocked, self._due
         for cls, ident, data in out:

@@ -231,6 +231,18 @@ class Spawned(Struct, frozen=True):
     by: tuple[str, str]
 
 
+class SpawnRecord(Struct, frozen=True, omit_defaults=True):
+    """A spawned instance, remembered beyond the broker's life. `created`: seconds since 1970. `gone`: no more."""
+
+    agent: str
+    key: str
+    owner_agent: str = ""
+    owner_key: str = ""
+    created: float = 0.0
+    cwd: str | None = None
+    gone: bool = False
+
+
 class PendingSpawn(Struct):
     """An `agents.spawn` that is answered when the process is there. `until` is on the broker's clock."""
 

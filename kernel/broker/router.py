@@ -9,6 +9,7 @@ Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.live import Live
-from kernel.broker.mailbox import Staged
+from kernel.broker.mailbox import SpawnRecord, Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.tool_calls import ToolCalls
@@ -44,7 +45,8 @@ MAX_PEERS: Final = 4096
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, spawned: Iterable[SpawnRecord] = ()) -> None:
+        """`spawned`: what an earlier broker has remembered of instances."""
         self.bus = bus
         self._tool_calls = ToolCalls(bus)
         actors = Actors(bus)
@@ -52,6 +54,7 @@ class Router:
         self._directory = directory = Directory(bus, actors)
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
+        directory.restore(spawned)
         self._connections = bus.presence.connections
         self._specs = {name: to_raw(spec) for name, spec in bus.plan.agents.items()}
         self._host_spec = to_raw(bus.plan.toolhost)

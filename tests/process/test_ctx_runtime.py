@@ -213,8 +213,11 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
     assert spawned == {"target": "helper", "instanceKey": "shares", "spawned": True, "cwd": mine}
     again = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares")
     assert (again["spawned"], again["cwd"]) == (False, mine), "it runs already"
+    before = kernel.pid("broker")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: _processes(kernel, "broker", "") not in ([], [before]), what="another broker")
     where = ask(kernel, "lists", target="helper", input="/bash__exec command=pwd", instance_key="shares")
-    assert where["response"] == mine
+    assert where["response"] == mine, "a new broker knows it still"
     (entry,) = ask(kernel, "lists", op="list")["agents"]
     assert (entry["target"], entry["instanceKey"], entry["cwd"]) == ("helper", "shares", mine)
     assert (entry["ownerAgent"], entry["ownerInstanceKey"]) == ("main", "lists")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernel.broker import directory
+from kernel.broker.bus import Bus
+from kernel.broker.mailbox import SpawnRecord
 from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
+from kernel.broker.router import Router
+from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
-from tests.unit.kernel.broker.world import Agent, World
+from tests.unit.kernel.broker.world import SECRET, Agent, World
 
 CALL = "coder/k/c0e0/0"
 
@@ -387,6 +393,33 @@ def test_what_is_remembered_of_spawned_instances_is_bounded(monkeypatch: pytest.
     start_wanted(world)
     spawn(world, "c", id="c")
     assert [entry["instanceKey"] for entry in listed(world)] == ["b", "c"]
+
+
+def test_a_new_broker_knows_who_spawned_what_and_where_it_works(tmp_path: Path) -> None:
+    world = working()
+    spawn(world, "a", id="a", cwd=".")
+    spawn(world, "b", id="b")
+    file = SpawnFile(str(tmp_path / "state"))
+    assert file.read() == []
+    for record in world.router.bus.spawned:
+        file.append([record])
+    file.append([SpawnRecord("reviewer", "b", gone=True), SpawnRecord("nobody", "c", "coder", "k")])
+    path = tmp_path / "state" / "spawned.jsonl"
+    path.write_bytes(path.read_bytes() + b'\n{"agent": "cut o\n\xff\n[]\n')
+    records = file.read()
+    assert [(record.agent, record.key) for record in records] == [("reviewer", "a"), ("nobody", "c")]
+    assert len(path.read_bytes().splitlines()) == 2, "it was made short"
+    again = Router(Bus(world.plan, SECRET, broker_id="b", started_ms=0, first_epoch=1, booted_at=5.0), records)
+    (known,) = again.bus.mailbox.instances.values()
+    assert (known.address, known.workdir) == ("reviewer/a", "/state/instances/coder/k/workspace")
+    assert known.spawned is not None
+    assert (known.spawned.owner_agent, known.spawned.owner_key) == ("coder", "k")
+    assert known.spawned.created + 5.0 == 1000.0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    link = tmp_path / "elsewhere"
+    path.rename(link)
+    path.symlink_to(link)
+    assert file.read() == [], "a link is not followed"
 
 
 def test_agents_ask_the_same_for_themselves() -> None:
