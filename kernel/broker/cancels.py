@@ -37,6 +37,8 @@ class Cancels:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._mailbox = bus.mailbox
+        #: Frames to answer when an event has ended: (connection, frame id).
+        self._asked: dict[Event, list[tuple[Connection, str]]] = {}
 
     # --- questions of clients
 
@@ -53,14 +55,15 @@ class Cancels:
         if event.finished:
             self._reply(connection, frame.id, event)
             return
-        again = [asked for asked in event.cancel_asked if asked[1] == frame.id]
-        if again:  # its link came back over another connection
-            event.cancel_asked[event.cancel_asked.index(again[0])] = (connection, frame.id)
-            return
-        if len(event.cancel_asked) >= MAX_ASKERS:
+        waiting = self._asked.setdefault(event, [])
+        for at, (_, frame_id) in enumerate(waiting):
+            if frame_id == frame.id:  # its link came back over another connection
+                waiting[at] = connection, frame_id
+                return
+        if len(waiting) >= MAX_ASKERS:
             message = "too many ask for the end of this event"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        event.cancel_asked.append((connection, frame.id))
+        waiting.append((connection, frame.id))
         self._bus.counters["cancels"] += 1
         self._cancel(event)
 
@@ -119,9 +122,8 @@ class Cancels:
 
     def ended(self, event: Event) -> None:
         """The event has ended: whoever asked is told."""
-        for connection, frame_id in event.cancel_asked:
+        for connection, frame_id in self._asked.pop(event, ()):
             self._reply(connection, frame_id, event)
-        event.cancel_asked.clear()
 
     def _cancel_requests(self, event: Event) -> None:
         for request in event.requests:

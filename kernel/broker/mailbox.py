@@ -64,7 +64,6 @@ class Event:
         "blob",
         "call_id",
         "calls",
-        "cancel_asked",
         "cancelled",
         "chain",
         "deadline",
@@ -145,8 +144,6 @@ class Event:
         #: It is to end: nobody is handed it any more; and its end, of our own, is on the way to the journal.
         self.cancelled = False
         self.ending = False
-        #: Frames to answer once it has ended: (connection, frame id).
-        self.cancel_asked: list[tuple[Connection, str]] = []
 
     @property
     def finished(self) -> bool:

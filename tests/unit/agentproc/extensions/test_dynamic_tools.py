@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,35 +12,19 @@ import pytest
 from agentproc.extensions.api import ExtensionApi, Resource
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from schemas.address import instance_dir, instance_workdir
+from schemas.address import instance_workdir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
 from schemas.launch import ExtensionSpec
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
+from tests.unit.agentproc.turns import Make
 
-Make = Callable[..., TurnRunner]
 ITEM = {
     "name": "weather__get",
     "description": "Weather of a city.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-
-
-@pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    runners: list[TurnRunner] = []
-
-    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
-        spec = make_spec(str(tmp_path), **changes)
-        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-        runners.append(TurnRunner(spec, "k", link, store, provider=script))
-        return runners[-1]
-
-    yield build
-    for runner in runners:
-        await runner.close()
 
 
 def api_of(runner: TurnRunner, name: str = "weather-ext", **changes: Any) -> ExtensionApi:

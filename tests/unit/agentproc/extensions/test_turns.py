@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,31 +12,12 @@ from agentproc.extensions import stages as stages_module
 from agentproc.extensions.contexts import StepResult, ToolCallResult, TurnResult
 from agentproc.extensions.pipeline import MiddlewareError
 from agentproc.loop import TurnRunner
-from agentproc.store import ConversationStore
-from schemas.address import instance_dir
 from schemas.codec import from_raw
 from schemas.errors import fail, tool_error
-from schemas.frames import Answer, ToolCallPayload, ToolResult
+from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
 from schemas.launch import CatalogItem
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
-
-Make = Callable[..., TurnRunner]
-
-
-@pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    """Runners over one state directory: each is a new incarnation of the instance `k` of its agent."""
-    runners: list[TurnRunner] = []
-
-    def build(link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
-        spec = make_spec(str(tmp_path), **changes)
-        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-        runners.append(TurnRunner(spec, "k", link, store, provider=script))
-        return runners[-1]
-
-    yield build
-    for runner in runners:
-        await runner.close()
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, code_of, settle
 
 
 def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", priority: int = 0) -> None:
@@ -47,10 +26,6 @@ def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", pri
 
 def answer_of(link: FakeLink) -> Answer:
     return link.answers()[-1]
-
-
-def code_of(answer: Answer) -> str | None:
-    return None if answer.error is None else answer.error.code
 
 
 def texts(messages: list[Message]) -> list[str]:
@@ -458,6 +433,39 @@ async def test_a_deadline_ends_a_turn_whose_middleware_hangs(make: Make) -> None
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert cleaned == ["yes"]
+
+
+async def test_a_cancelled_turn_is_left_through_its_middleware(make: Make) -> None:
+    heard: list[str | None] = []
+
+    async def around_turn(ctx: Any) -> Any:
+        result = await ctx.next()
+        heard.append(result.error.code if result.error else None)
+        return result
+
+    async def around_call(ctx: Any) -> Any:
+        try:
+            return await ctx.next()
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+
+    link = FakeLink(lambda *_: None)
+    model = FakeModel(wants(("a", "notes__add", {})), says("next"))
+    runner = make(link, model)
+    put(runner, "turn", around_turn)
+    put(runner, "toolCall", around_call)
+    turn = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+        runner.cancel(Frame("tool.cancel", event_id="e1", epoch=1))
+        await turn
+    await settle()
+    assert set(heard) == {"E_CANCELLED", "cancelled"}
+    assert (code_of(answer_of(link)), link.open_calls()) == ("E_CANCELLED", [])
+    await runner.run(event_frame("e2", "on"))
+    assert is_presentable(model.requests[-1].messages)
 
 
 async def test_turn_middleware_has_only_so_long_behind_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
