@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 
 import msgspec
 import uvloop
@@ -12,6 +13,8 @@ import uvloop
 from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, read_token, set_process_name
 from toolhost.app import App, Settings
+from toolhost.launch import LAUNCHER
+from toolhost.privileges import give_up
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,9 +31,15 @@ def main(argv: list[str] | None = None) -> int:
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
         )
+        with suppress(OSError):
+            LAUNCHER.start()  # which keeps what is given up here; when it cannot start, the probe says so
+        give_up()
         uvloop.run(_run(settings))
     except GoondanError as error:
         print(f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"toolhost: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import http.server
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,10 +25,11 @@ from msgspec import Raw
 from schemas.codec import decode, encode, encode_value, from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
-from schemas.launch import ToolHostSpec, ToolSpec
+from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
 from tests.toolhost_fixture import make_tool
 from toolhost.app import App, Settings
+from toolhost.privileges import FOR_CHILDREN, KEPT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-secret-token"
@@ -92,9 +95,11 @@ class PlayedBroker:
         """Until the host has been welcomed."""
         self.receive(lambda frame: frame.type == "hello")
 
-    def call(self, export: str, args: Any, call_id: str, workdir: Path, instance_key: str = "k") -> None:
+    def call(
+        self, export: str, args: Any, call_id: str, workdir: Path, instance_key: str = "k", *, tool: str = "t"
+    ) -> None:
         payload = ToolCallPayload(args=Raw(encode_value(args)), turn_id="t", tool_call_id=call_id)
-        frame = Frame("tool.call", id=f"f-{call_id}", call_id=call_id, from_="coder", tool=f"t__{export}")
+        frame = Frame("tool.call", id=f"f-{call_id}", call_id=call_id, from_="coder", tool=f"{tool}__{export}")
         frame.workdir, frame.payload, frame.deadline_ms = str(workdir), Raw(encode_value(payload)), 20_000
         frame.instance_key = instance_key
         self.send(frame)
@@ -220,6 +225,57 @@ def test_a_call_from_bus_to_jail_and_back(broker: PlayedBroker, short_tmp: Path,
         assert (end["op"], end["pid"], end["cause"]) == ("exit", start["pid"], "ended by SIGKILL")
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [(line["message"], line["callId"]) for line in lines if line["level"] == "info"] == [("printed", "t/1")]
+
+
+NETWORKED = """
+import urllib.request
+def fetch(ctx, input): return urllib.request.urlopen(input["url"], timeout=5).read().decode()
+handlers = {"fetch": fetch}
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers to give up")
+def test_root_keeps_only_what_jails_need(broker: PlayedBroker, short_tmp: Path) -> None:
+    """In every thread. A workdir of somebody else in a closed folder, a network, and the end of a jail still work."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    host_port = f"127.0.0.1:{server.server_port}"
+    sandbox = SandboxSpec(network={"allow": [host_port]})
+    broker.spec.tools.append(make_tool(short_tmp, NETWORKED, "fetch", name="n", sandbox=sandbox))
+    work = short_tmp / "closed" / "work"
+    work.mkdir(parents=True)
+    os.chown(work, 4242, 4242)
+    os.chown(work.parent, 4343, 4343)
+    work.parent.chmod(0o700)
+    work.chmod(0o700)
+    with toolhost(broker.endpoint) as host:
+        broker.welcome()
+        host.wait_ready()
+        for thread in Path(f"/proc/{host.process.pid}/task").iterdir():
+            status = dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines())
+            held = {name: int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd")}
+            kept = sum(1 << number for number in KEPT.values())
+            assert held["CapEff"] == held["CapPrm"] == kept & held["CapBnd"]
+            assert (held["CapInh"], held["CapAmb"]) == (0, 0)
+            assert held["CapBnd"] & ~kept & ~sum(1 << number for number in FOR_CHILDREN.values()) == 0
+        broker.call("echo", {"a": 1}, "t/1", work)
+        assert broker.result("t/1")["output"] == {"a": 1}
+        (start,) = host.news(1)
+        broker.call("fetch", {"url": f"http://{host_port}/no-such-page"}, "t/2", work, tool="n")
+        assert "404" in broker.result("t/2")["error"]["message"]
+        os.kill(start["pid"], signal.SIGKILL)
+        launcher = next(
+            pid for pid in descendants(host.process.pid) if "launcher" in Path(f"/proc/{pid}/cmdline").read_text()
+        )
+        os.kill(launcher, signal.SIGKILL)  # the next one has what the bounding set leaves
+        broker.call("echo", {"a": 2}, "t/3", work, instance_key="other")
+        assert broker.result("t/3", "other")["output"] == {"a": 2}
+        broker.call("nap", {"s": 30}, "t/4", work, instance_key="other")
+        below = descendants(host.process.pid)
+        host.process.terminate()
+        assert host.process.wait(10) == 0
+        assert gone(below)
+    server.server_close()
 
 
 @pytest.mark.parametrize("how", ["frame", "SIGTERM"])
