@@ -27,7 +27,7 @@ from schemas.worker_frames import WORKER_FD
 from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
 from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
-from toolhost.uids import Uids
+from toolhost.uids import Uids, instance_uid
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -242,10 +242,17 @@ def _request(plan: LaunchPlan, places: list[int], uid: int | None, group: Group 
         "places": [place for place in places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
         "stages": [
-            {"at": stage.at, "readOnly": stage.read_only, "owned": True, "folder": stage.kind == "dir"}
+            {
+                "at": stage.at,
+                "readOnly": stage.read_only,
+                "owned": True,
+                "folder": stage.kind == "dir",
+                "unmapped": stage.unmapped,
+            }
             for stage in plan.stages
         ],
         "uid": uid,
+        "heir": None if plan.instance is None else instance_uid(plan.instance),
         "joins": [] if group is None else group.joins,
         "counted": group is None or not group.counts_cpu,
     }

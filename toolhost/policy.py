@@ -149,20 +149,26 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True):
-    """A place that the launcher mounts at `at` before bubblewrap starts, its owner shown as the jail's user."""
+    """A place that the launcher mounts at `at` before bubblewrap starts, its owner shown as the jail's user.
+
+    `unmapped` is for a file system on which owners cannot be shown as others: what is only read is shown as it is, a
+    workdir of ours is given to the instance's user, and what is somebody's own is refused.
+    """
 
     source: str
     at: str
     kind: Literal["dir", "file"]
     read_only: bool
+    unmapped: Literal["shown", "given", "refused"] = "refused"
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
 
-    `open_workdir` and the sources of `stages` are opened by us and must still be those very paths. Without a `stage`
-    the former is handed over as WORKDIR_FD; with one, the jail has a user of its own, whichever is free. `filter`
-    is the system call filter (FILTER_FD): bubblewrap puts it on every process of the jail, its own first one included.
+    `instance` is the workdir that we made for an instance, None for others. `open_workdir` and the sources of `stages`
+    are opened by us and must still be those very paths. Without a `stage` the former is handed over as WORKDIR_FD; with
+    one, the jail has a user of its own, whichever is free. `filter` is the system call filter (FILTER_FD): bubblewrap
+    puts it on every process of the jail, its own first one included.
     `landlock` and `limits` (resource, value) go to the jail's boot stage (BOOT_FD), which puts itself and all that
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
     inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
@@ -186,6 +192,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
     stage: str | None = None
     stages: list[Stage] = []
+    instance: str | None = None
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
     mechanisms: dict[str, Mechanism] = {}
@@ -300,6 +307,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
+        instance=request.workdir_real if request.own_workdir else None,
         walls=walls(host),
         mechanisms=mechanisms(host.groups),
         totals=tool.sandbox.limits,
@@ -335,17 +343,19 @@ class Sources:
         if host.stage is None:
             return
         for path, _ in _writable(request):
-            self._add(host.stage, Place(path, "file" if _is_file(request.write, path) else "dir"), read_only=False)
+            kind: Literal["dir", "file"] = "file" if _is_file(request.write, path) else "dir"
+            ours = request.own_workdir and path == request.workdir_real
+            self._add(host.stage, Place(path, kind), "given" if ours else "refused")
         for folder in (host.prefix, host.inside, host.bwrap_root):
             if folder is not None:
-                self._add(host.stage, Place(folder, "dir"), read_only=True)
+                self._add(host.stage, Place(folder, "dir"), "shown")
         for place in _shown(request):
-            self._add(host.stage, place, read_only=True)
+            self._add(host.stage, place, "shown")
 
-    def _add(self, stage: str, place: Place, *, read_only: bool) -> None:
+    def _add(self, stage: str, place: Place, unmapped: Literal["shown", "given", "refused"]) -> None:
         if place.path not in self._at and not within(place.path, "/usr"):
             at = self._at[place.path] = f"{stage}/{len(self.stages)}"
-            self.stages.append(Stage(place.path, at, place.kind, read_only))
+            self.stages.append(Stage(place.path, at, place.kind, unmapped == "shown", unmapped))
 
     def of(self, path: str, root: str) -> str:
         """Where `path`, which is or lies in the staged place `root`, can be taken from."""

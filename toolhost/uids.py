@@ -8,12 +8,22 @@ Source: sandbox.md section 3, item 2; https://systemd.io/UIDS-GIDS/.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 _FIRST: Final = 0x70000000
 #: Numbers for each tool host; more jails than that are not alive at once.
 BLOCK: Final = 4096
-_BLOCKS: Final = 65535
+_BLOCKS: Final = 32768
+#: The upper half: for instances whose workdir had to be given to a user of theirs.
+_INSTANCES: Final = _FIRST + _BLOCKS * BLOCK
+_LAST: Final = 0x7FFFFFFE
+
+
+def instance_uid(workdir: str) -> int:
+    """The user that an instance's workdir (its path) belongs to where owners cannot be mapped: always the same."""
+    digest = hashlib.sha256(workdir.encode("utf-8", "surrogateescape")).digest()
+    return _INSTANCES + int.from_bytes(digest[:8], "big") % (_LAST - _INSTANCES + 1)
 
 
 class Uids:

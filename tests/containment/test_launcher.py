@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from toolhost.launch import LAUNCHER, UIDS
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Stage
 from toolhost.limits.plan import processes_of_a_namespace
+from toolhost.uids import Uids, instance_uid
 
 SOURCE = """
 import os, resource, subprocess, threading, time
@@ -157,13 +161,65 @@ async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
         assert not Path(f"/proc/{before}").exists()
 
 
+@pytest.fixture
+def unmappable(short_tmp: Path) -> Iterator[Path]:
+    """A file system of a kind that cannot show owners as others, like some network file systems."""
+    folder = short_tmp / "ramfs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@root_only
+async def test_without_idmaps_an_instance_has_a_user_and_its_workdir_is_given_to_it(
+    short_tmp: Path, unmappable: Path
+) -> None:
+    """The tool and its interpreter's environment are shown as they are; a folder of somebody's own is refused."""
+    state = unmappable / "state"
+    own = state / "instances" / "coder" / "k1" / "workspace"
+    (own / "old" / "deep").mkdir(parents=True)
+    (own / "old" / "link").symlink_to("/etc/passwd")
+    one, two = (make_tool(unmappable, SOURCE, *NAMES, name=name) for name in "ab")
+    (unmappable / "named").mkdir()
+    (unmappable / "secret").write_text("read grant")
+    async with bench(one, two, state_dir=state) as made:
+        for name in "ab":
+            result = await made.call(f"{name}__write", {"read": "/etc/passwd"}, workdir=own)
+            assert result["status"] == "ok", result
+            shutil.rmtree(own / "d")
+        uids = {slot.jail.jail.uid for slot in made.host.jails.pool.slots()}
+        assert len(uids) == 2  # the numbers that they would have had
+        users = {
+            status["Uid"]
+            for slot in made.host.jails.pool.slots()
+            for status in map(process_status, slot.jail.jail.processes())
+        }
+        assert users == {"\t".join([str(instance_uid(str(own)))] * 4)}
+        refused = await made.call("a__write", {"read": "/etc/passwd"}, workdir=unmappable / "named")
+        assert refused["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
+        assert f"{unmappable / 'named'}: mount_setattr" in refused["error"]["message"]
+    owners = {path.lstat().st_uid for path in [own, *own.rglob("*")]}
+    assert owners == {instance_uid(str(own))}
+    assert os.stat("/etc/passwd").st_uid == 0
+    assert (unmappable / "named").stat().st_uid == 0
+
+
+def test_instances_have_different_users() -> None:
+    uids = [instance_uid(f"/state/{n}") for n in range(1000)]
+    assert len(set(uids)) > 990
+    assert min(uids) >= 0x78000000 and max(uids) <= 0x7FFFFFFE
+    assert instance_uid("/state/1") == uids[1]
+    assert not set(uids) & {Uids(pid).take() for pid in range(70_000)}
+
+
 @root_only
 def test_a_place_that_cannot_be_mapped_is_named() -> None:
     """/proc cannot have its owners mapped, like some network file systems."""
     fd = os.open("/proc/sys", os.O_PATH)
-    stage: Stage = {"at": "/run/0", "readOnly": True, "owned": True, "folder": True}
+    stage: Stage = {"at": "/run/0", "readOnly": True, "owned": True, "folder": True, "unmapped": "refused"}
     with pytest.raises(OSError, match="/proc/sys: mount_setattr"):
-        staging.copy([stage], [fd], 0x70000000, staging.UserNamespaces())
+        staging.copy([stage], [fd], 0x70000000, None, staging.UserNamespaces())
     os.close(fd)
 
 

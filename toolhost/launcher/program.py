@@ -72,7 +72,8 @@ def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces)
     gate, opened = os.pipe()  # it goes through when its counter is there, or could not be made
     try:
         if uid is not None:
-            trees = staging.copy(request["stages"], fds[len(places) :], uid, namespaces)
+            trees, uid = staging.copy(request["stages"], fds[len(places) :], uid, request["heir"], namespaces)
+            request["uid"] = uid
         pid = calls.sibling()
         if pid == 0:
             output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below

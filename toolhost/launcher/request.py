@@ -1,6 +1,6 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "joins", "counted"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "joins", "counted"}
               -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
@@ -10,7 +10,7 @@ counter of processor time, if it was asked for and could be had.
 
 from __future__ import annotations
 
-from typing import Final, TypedDict
+from typing import Final, Literal, TypedDict
 
 #: A request: arguments, places and stages of one jail, some kilobytes (bytes).
 MAX_REQUEST: Final = 1 << 17
@@ -21,13 +21,16 @@ MAX_DESCRIPTORS: Final = 200
 class Stage(TypedDict):
     """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor.
 
-    `owned`: its owner on disk is shown as the jail's user, and what the jail's user makes there is the owner's.
+    `owned`: its owner on disk is shown as the jail's user, and what the jail's user makes there is the owner's. Where
+    the file system cannot do that, `unmapped` says what then: `shown` as it is, so that the jail can read what anybody
+    can; `given` to the heir, who becomes the jail's user; `refused`.
     """
 
     at: str
     readOnly: bool
     owned: bool
     folder: bool
+    unmapped: Literal["shown", "given", "refused"]
 
 
 class Launch(TypedDict):
@@ -37,8 +40,9 @@ class Launch(TypedDict):
     to die with the tool host.
 
     `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
-    None to stay who we are. `joins` are files of control groups that let a process in when it writes "0" to them.
-    `counted`: attach a counter of the processor time of everything that will run there.
+    None to stay who we are; `heir` takes its place when something had to be given to it. `joins` are files of control
+    groups that let a process in when it writes "0" to them. `counted`: attach a counter of the processor time of
+    everything that will run there.
     """
 
     argv: list[str]
@@ -48,5 +52,6 @@ class Launch(TypedDict):
     stage: str | None
     stages: list[Stage]
     uid: int | None
+    heir: int | None
     joins: list[str]
     counted: bool

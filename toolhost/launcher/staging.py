@@ -2,13 +2,15 @@
 
 A jail's user may enter none of the folders above a workdir (they may be 0700) and owns nothing. So each place is copied
 as a detached mount while we are still in the host's namespace, its owner mapped onto the jail's user (an idmapped
-mount), and put under one folder of the new namespace, from where bubblewrap takes it. On disk nothing changes hands.
+mount), and put under one folder of the new namespace, from where bubblewrap takes it. On disk nothing changes hands,
+but for a workdir that we made for an instance on a file system without such mounts: it becomes that of its user.
 
 Source: sandbox.md section 3, item 2; the kernel's idmappings.rst.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import Final
@@ -51,15 +53,67 @@ def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
         os.waitpid(pid, 0)
 
 
-def copy(stages: list[Stage], fds: list[int], uid: int, namespaces: UserNamespaces) -> list[int]:
-    """Detached copies of the places, as descriptors, with their owners mapped. In the host's mount namespace."""
-    return [_copy(stage, fd, uid, namespaces) for stage, fd in zip(stages, fds, strict=True)]
+def copy(
+    stages: list[Stage], fds: list[int], uid: int, heir: int | None, namespaces: UserNamespaces
+) -> tuple[list[int], int]:
+    """Detached copies of the places, as descriptors, with their owners mapped; and the jail's user.
+
+    That is `heir` when a place had to be given to it. In the host's mount namespace. Raises OSError; then none is left.
+    """
+    if heir is not None and any(
+        stage["unmapped"] == "given" and os.stat(fd).st_uid == heir for stage, fd in zip(stages, fds, strict=True)
+    ):
+        uid = heir  # given before, and perhaps in use
+    trees: list[int] = []
+    try:
+        for stage, fd in zip(stages, fds, strict=True):
+            try:
+                trees.append(_copy(stage, fd, uid, namespaces))
+            except OSError:
+                if not stage["owned"] or stage["unmapped"] == "refused":
+                    raise
+                if stage["unmapped"] == "given":
+                    if heir is None:
+                        raise
+                    give(fd, heir)
+                    if uid != heir:
+                        _close(trees)
+                        return copy(stages, fds, heir, heir, namespaces)
+                trees.append(_tree(stage, fd, None, recursive=False))
+    except OSError:
+        _close(trees)
+        raise
+    return trees, uid
+
+
+def _close(trees: list[int]) -> None:
+    while trees:
+        os.close(trees.pop())
+
+
+def give(fd: int, uid: int) -> None:
+    """A folder of ours, and all that is in it, becomes that user's. Links are not followed. Raises OSError.
+
+    No process of a jail is in it: whoever could be is that user already, and then there is nothing to do.
+    """
+    top = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.fstat(top).st_uid == uid:
+            return
+        for _, folders, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            for name in (*folders, *files):
+                os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+        os.chown(top, uid, uid)  # last: it says that the rest is done
+    except RecursionError:
+        raise OSError(errno.ELOOP, "its folders are too deep to be given to a jail's user") from None
+    finally:
+        os.close(top)
 
 
 def _copy(stage: Stage, fd: int, uid: int, namespaces: UserNamespaces) -> int:
     namespace: int | None = None
-    if stage["owned"]:
-        status = os.stat(fd)
+    status = os.stat(fd)
+    if stage["owned"] and status.st_uid != uid:
         namespace = namespaces.get(status.st_uid, status.st_gid, uid)
     try:
         return _tree(stage, fd, namespace, recursive=True)
