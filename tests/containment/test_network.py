@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.launch import SandboxSpec
+from tests.containment.tried import TOOLS
 from tests.process.test_egress import pages, unused_port
 from tests.toolhost_fixture import bench, make_tool
 
@@ -77,7 +79,12 @@ def look(ctx, input):
         "proxies": {target: proxy(target) for target in input["targets"]},
     }
 
-handlers = {"look": look}
+def granted(ctx, input):
+    with socket.create_connection(("127.0.0.1", input["port"]), 5) as s:
+        s.sendall(b"GET /granted HTTP/1.0\\r\\nHost: 127.0.0.1:%d\\r\\n\\r\\n" % input["port"])
+        return s.recv(1000).decode().splitlines()[0]
+
+handlers = {"look": look, "granted": granted}
 """
 
 
@@ -123,18 +130,28 @@ async def test_a_grant_is_a_door_and_no_window(tmp_path: Path) -> None:
             "10.0.0.1:443",
             "[64:ff9b::7f00:1]:443",
         ]
-        tool = make_tool(tmp_path, SOURCE, "look", sandbox=SandboxSpec(network=network))
-        async with bench(tool) as host:
+        tools = [
+            make_tool(
+                tmp_path, SOURCE, "look", "granted", name=name, sandbox=SandboxSpec(network=network, isolation=how)
+            )
+            for how, name in TOOLS.items()
+        ]
+        async with bench(*tools) as host:
             arguments = {
                 "port": port, "other": other, "udp": udp, "abstract": abstract, "name": socket.gethostname(),
                 "targets": targets,
             }  # fmt: skip
-            result = await host.call("t__look", arguments)
-            assert result["status"] == "ok", result
-            found = result["output"]
-        assert found.pop("interfaces") == ["lo"]
-        verdicts = found.pop("proxies")
-        assert {target: verdict for target, verdict in verdicts.items() if verdict not in ("400", "403", "502")} == {}
-        assert {what: seen_ for what, (seen_, _) in found.items() if seen_ != "refused"} == {}
-        assert received == []
-        assert seen == []
+            results = await asyncio.gather(*(host.call(f"{tool.name}__look", arguments) for tool in tools))
+            for result in results:
+                assert result["status"] == "ok", result
+                found = result["output"]
+                assert found.pop("interfaces") == ["lo"]
+                verdicts = found.pop("proxies")
+                assert {name: said for name, said in verdicts.items() if said not in ("400", "403", "502")} == {}
+                assert {what: seen_ for what, (seen_, _) in found.items() if seen_ != "refused"} == {}
+            assert received == []
+            assert seen == []
+            # What was granted is reached, by several forked calls at once, and their receipts say so.
+            calls = [host.start("c__granted", {"port": port}) for _ in range(3)]
+            assert [(await waiter)["output"] for _, waiter in calls] == ["HTTP/1.1 200 OK"] * 3
+            assert all(host.receipts[call_id]["jail"]["reached"] == [f"127.0.0.1:{port}"] for call_id, _ in calls)

@@ -20,7 +20,7 @@ from msgspec import Raw
 from schemas.codec import encode
 from schemas.frames import Frame
 from schemas.launch import Limits, ToolHostSpec
-from schemas.worker_frames import Answer, Ask, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.channel import Channel, Violation
 from toolhost.host import Host
@@ -48,6 +48,7 @@ SAMPLES: list[bytes] = [
         Result(call_id="3", status="error", error=WorkerError(name="E", message="m", code="C")),
         Log(level="info", message="line", call_id="1"),
         Progress(call_id="1", done=0.5, total=1.0, message="half"),
+        Ended(1, 0),
         Ask(call_id="1", ask_id=1, op="request", target="b", input=OUTPUT, metadata=Raw(pack({"k": 1}))),
         Ask(call_id="2", ask_id=2, op="spawn", target="b", cwd="."),
     )
@@ -86,7 +87,7 @@ class NoJail:
         self.worker_pid = None
         self.tenant: Any = None
         self.last_words = ""
-        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False)
+        self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, named=[], made=[])
         self.account = Account(Limits(), [], None, None)
 
     def kill(self, reason: str) -> None:
