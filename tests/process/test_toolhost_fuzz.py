@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from schemas.codec import encode
 from schemas.frames import Frame
-from schemas.launch import Limits, ToolHostSpec
+from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.channel import Channel, Violation
@@ -227,22 +227,24 @@ async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
     rng = random.Random(SEED)
     workdir = short_tmp / "work"
     workdir.mkdir()
-    async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), max_jails=6) as made:
+    # Half of them by calls that are forked in a jail, which must outlive each of them.
+    forked = make_tool(short_tmp, HOSTILE, "send", "echo", name="c", sandbox=SandboxSpec(isolation="call"))
+    async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), forked, max_jails=6) as made:
 
         async def attack(number: int, data: list[str]) -> dict[str, Any]:
             arguments = {"data": data, "s": 0.05}
-            return await made.call(
-                "t__send", arguments, workdir=workdir, instance_key=f"k{number % 12}", deadline_ms=1000
-            )
+            tool, key = ("t", f"k{number}") if number % 2 else ("c", "k")
+            return await made.call(f"{tool}__send", arguments, workdir=workdir, instance_key=key, deadline_ms=1000)
 
         attacks = [[mutate(rng).hex() for _ in range(rng.randrange(1, 5))] for _ in range(ATTACKS)]
         results = []
         for at in range(0, len(attacks), 12):
-            results += await asyncio.gather(*(attack(at + n, data) for n, data in enumerate(attacks[at : at + 12])))
+            results += await asyncio.gather(*(attack(n, data) for n, data in enumerate(attacks[at : at + 12])))
         assert len(results) == ATTACKS
         assert {result["status"] for result in results} <= {"ok", "error", "pending"}
         codes = {result["error"]["code"] for result in results if result["status"] == "error"}
         assert "E_TOOL_CRASHED" in codes
-        for key in range(12):
-            result = await made.call("t__echo", {"still": "here"}, workdir=workdir, instance_key=f"k{key}")
+        for tool, key in (("t", "k1"), ("t", "k3"), ("c", "k")):
+            result = await made.call(f"{tool}__echo", {"still": "here"}, workdir=workdir, instance_key=key)
             assert result["output"] == {"still": "here"}
+        assert [news.op for news in made.workers if news.tool == "c"] == ["start"]
