@@ -157,7 +157,7 @@ def _check_parameters(tool: CheckedTool, export: resources.ToolExport, at: Path,
 def check_schema(schema: dict[str, Any], document: Document, at: Path, report: Report) -> bool:
     """Whether `schema` is valid JSON Schema by itself: its meta-schema, its patterns, its references (VALIDATE-03).
 
-    Nothing is fetched: a reference to another document is an error. Messages never repeat values.
+    Every fault is reported. Nothing is fetched: a reference to another document is one. Messages never repeat values.
     """
     import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
 
@@ -165,13 +165,36 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     try:
         make(schema, mask="the value", offline=True)
     except jsonschema_rs.ValidationError as error:
-        place = document.place(*at, *error.instance_path)
-        report.error("E_CONFIG_SCHEMA", f"not valid JSON Schema: {_in_words(error)}", place)
+        for fault in _faults(schema, error):
+            message = f"not valid JSON Schema: {_in_words(fault)}"
+            report.error("E_CONFIG_SCHEMA", message, document.place(*at, *fault.instance_path), _hint(schema, fault))
         return False
     except (ValueError, TypeError, RecursionError, OverflowError):
         report.error("E_CONFIG_SCHEMA", "not valid JSON Schema", document.place(*at))
         return False
     return True
+
+
+def _faults(schema: dict[str, Any], first: Any) -> list[Any]:
+    """Everything that the meta-schema says, and what was met first, which it may not know of (a reference)."""
+    import jsonschema_rs
+
+    named = schema.get("$schema")
+    meta = {"$ref": named if isinstance(named, str) else META_SCHEMA}
+    try:
+        found = list(jsonschema_rs.Draft202012Validator(meta, mask="the value", offline=True).iter_errors(schema))
+    except (jsonschema_rs.ValidationError, ValueError, TypeError, RecursionError, OverflowError):
+        return [first]
+    places = [list(fault.instance_path) for fault in found]
+    return found if list(first.instance_path) in places else [first, *found]
+
+
+def _hint(schema: Any, fault: Any) -> str | None:
+    """The type that was meant, where one was mistyped."""
+    value = schema
+    for step in fault.instance_path:
+        value = value[step]
+    return did_you_mean(value, TYPES) if list(fault.instance_path)[-1:] == ["type"] and isinstance(value, str) else None
 
 
 def _in_words(error: Any) -> str:
@@ -180,10 +203,13 @@ def _in_words(error: Any) -> str:
     if kind == "type":
         return "expected " + " or ".join(str(name) for name in error.kind.types)
     if kind == "anyOf" and where[-1:] == ["type"]:
-        return "a type is one or several of array, boolean, integer, null, number, object, string"
+        return "a type is one or several of " + ", ".join(TYPES)
     return _SCHEMA_FAULTS.get(kind, f"the value does not fit ({kind})")
 
 
+#: What a schema without `$schema` is written in.
+META_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
+TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
 _SCHEMA_FAULTS: Final[dict[str, str]] = {
     "$ref": "a reference or $schema leads nowhere, or out of the document",
     "format": "the text is no regular expression or URI",

@@ -235,7 +235,8 @@ def test_every_row_of_the_checklist_is_reported_with_its_place_and_nothing_runs(
             "Tool/wro__ng" if code == "E_CONFIG_INVALID_NAME" and path == "metadata.name" else f"Tool/right-{number}"
         )
         (error,) = [one for one in errors if (one["resource"], one["code"], one["path"]) == (resource, code, path)]
-        assert error["line"] > 0 and error["suggestion"] and error["file"] == str(home.bundle)
+        assert error["line"] > 0 and error["column"] > 0
+        assert error["suggestion"] and error["file"] == str(home.bundle)
     assert {error["resource"] for error in errors} & {"Tool/right"} == set()
     assert (report.json["valid"], report.json["examples"]) == (False, [])
     person = home.gdn("tool", "test")

@@ -52,6 +52,16 @@ def test_one_mistake_is_one_error_at_its_place(look: Look, case: dict[str, str])
     assert problem.help_url == f"https://docs.goondan.ai/errors/{case['code']}"
 
 
+@pytest.mark.requirement("VALIDATE-03", "VALIDATE-04")
+def test_every_fault_of_a_schema_is_reported(look: Look) -> None:
+    text = GOOD.replace("type: string", "type: strin, minLength: x, $ref: '#/nowhere'")
+    errors = look(text).errors
+    assert {p.code for p in errors} == {"E_CONFIG_SCHEMA"}
+    assert {p.path.rpartition(".")[2] for p in errors} >= {"type", "minLength"}
+    assert [p.suggestion for p in errors if p.path.endswith(".type")] == ["Did you mean 'string'?"]
+    assert all(p.line and p.column for p in errors)
+
+
 @pytest.mark.requirement("VALIDATE-04")
 def test_everything_is_reported_together_in_reading_order(look: Look) -> None:
     text = GOOD.replace("provider: embedded", "provider: none").replace("Tool/bash", "Tool/zsh")
