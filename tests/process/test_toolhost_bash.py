@@ -11,7 +11,7 @@ import pytest
 
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
-from tests.toolhost_fixture import Bench, bench
+from tests.toolhost_fixture import Bench, bench, small_outputs
 
 MIB = 1 << 20
 
@@ -25,7 +25,7 @@ def workdir(short_tmp: Path) -> Path:
 
 async def run(command: str, workdir: Path, *, deadline_ms: int = 20_000, **args: Any) -> tuple[dict[str, Any], float]:
     """One command in a jail of its own; its output and how long it took (seconds)."""
-    async with bench(tool_spec(base_tools()["bash"])) as made:
+    async with bench(small_outputs(tool_spec(base_tools()["bash"]))) as made:
         began = time.monotonic()
         result = await made.call("bash__exec", {"command": command, **args}, workdir=workdir, deadline_ms=deadline_ms)
         return result, time.monotonic() - began

@@ -9,11 +9,11 @@ from typing import Any
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.launch import ToolSpec
-from tests.toolhost_fixture import bench
+from tests.toolhost_fixture import bench, small_outputs
 
 
 def specs() -> list[ToolSpec]:
-    return [tool_spec(base_tools()[name]) for name in ("json-query", "text-transform", "wait")]
+    return [small_outputs(tool_spec(base_tools()[name])) for name in ("json-query", "text-transform", "wait")]
 
 
 async def test_values_that_no_result_can_hold(tmp_path: Path) -> None:

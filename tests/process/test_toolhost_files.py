@@ -14,14 +14,14 @@ import pytest_asyncio
 
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
-from tests.toolhost_fixture import Bench, bench
+from tests.toolhost_fixture import Bench, bench, small_outputs
 
 GIB = 1 << 30
 
 
 @pytest_asyncio.fixture
 async def host() -> AsyncIterator[Bench]:
-    async with bench(tool_spec(base_tools()["file-system"])) as made:
+    async with bench(small_outputs(tool_spec(base_tools()["file-system"]))) as made:
         yield made
 
 
@@ -111,8 +111,8 @@ async def test_files_of_any_size_take_little_memory(host: Bench, workdir: Path) 
         assert refused["code"] == "E_TOOL_LIMIT"
     assert len((await output(host, "read", workdir, path="sparse"))["content"]) == 100_000
     assert (await output(host, "list", workdir))["entries"][0]["size"] == 10 * GIB
-    (workdir / "noise").write_bytes(b"\xff" * 900_000)  # three times as much as U+FFFD
-    assert (await error(host, "read", workdir, path="noise", maxBytes=900_000))["code"] == "E_TOOL_LIMIT"
+    (workdir / "noise").write_bytes(b"\xff" * 1_000_000)  # three times as much as U+FFFD
+    assert (await error(host, "read", workdir, path="noise", maxBytes=1_000_000))["code"] == "E_TOOL_LIMIT"
     assert (await output(host, "read", workdir, path="/proc/self/status"))["size"] > 100
 
 

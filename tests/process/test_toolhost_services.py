@@ -256,7 +256,7 @@ async def test_downloads_that_misbehave(tmp_path: Path) -> None:
             error = await refused(host, "slack__downloadFile", tmp_path, url=f"{other.url}/x/f", **base)
             assert other.host in error["message"]
             # Telegram: the token is in the address, so no redirect is followed at all.
-            path = {"ok": True, "result": {"file_path": '../it\'s "x"?.bin'}}
+            path = {"ok": True, "result": {"file_id": "F", "file_path": '../it\'s "x"?.bin'}}
             made.replies["api"] = lambda connection, asked: (
                 moved(f"{made.url}/ok/f")(connection, asked)
                 if "/file/" in asked
