@@ -53,10 +53,14 @@ _CACHE: Final = -256
 _CHECKPOINT_PAGES: Final = 256
 #: Answers kept for events that may be delivered again; the broker forgets an event long before this many others.
 KEPT_ANSWERS: Final = 10_000
+#: Bytes of those answers, and of the messages of an instance whose messages no model reads. The broker remembers
+#: 64 MiB of finished events, of all instances together.
+KEPT_BYTES: Final = 64 << 20
 #: Runtime events kept.
 KEPT_RUNTIME_EVENTS: Final = 50_000
-#: How often, in finished turns, the two limits above are applied.
+#: How often the limits above are applied: in finished turns, and in bytes that were stored.
 _TRIM_EVERY: Final = 256
+_TRIM_BYTES: Final = 32 << 20
 
 _SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -105,6 +109,7 @@ class ConversationStore:
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
         self._finished = 0
+        self._stored = 0  # bytes since the last trim
 
     # --- transactions
 
@@ -192,8 +197,10 @@ class ConversationStore:
             (status, at, steps, answer, event_key),
         )
         self._finished += 1
-        if self._finished % _TRIM_EVERY == 0:
+        self._stored += len(answer or b"")
+        if self._finished % _TRIM_EVERY == 0 or self._stored >= _TRIM_BYTES:
             self._trim()
+            self._stored = 0
 
     # --- messages
 
@@ -209,6 +216,7 @@ class ConversationStore:
             kind, target = "remove", event.target_id
         else:
             kind = "truncate"
+        self._stored += len(message or b"")
         self._execute(
             "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms, origin) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -300,8 +308,19 @@ class ConversationStore:
         self._execute(
             "DELETE FROM runtime_events WHERE seq <= (SELECT max(seq) FROM runtime_events) - ?", (KEPT_RUNTIME_EVENTS,)
         )
+        self._trim_bytes("turns", "answer", "status != 'running'")
         if self._kept_messages is not None:
             self._execute("DELETE FROM base WHERE seq <= (SELECT max(seq) FROM base) - ?", (self._kept_messages,))
+            self._trim_bytes("base", "message", "true")
+
+    def _trim_bytes(self, table: str, column: str, among: str) -> None:
+        """Delete the oldest rows beyond KEPT_BYTES in `column`; the newest stays whatever its size."""
+        self._execute(
+            f"DELETE FROM {table} WHERE {among} AND seq <= (SELECT max(seq) FROM (SELECT seq, "  # noqa: S608 - ours
+            f"sum(length({column})) OVER (ORDER BY seq DESC) - length({column}) AS newer FROM {table} "
+            f"WHERE {column} IS NOT NULL) WHERE newer >= ?)",
+            (KEPT_BYTES,),
+        )
 
     @staticmethod
     def _stored_epoch(db: sqlite3.Connection) -> int:

@@ -55,7 +55,7 @@ class FrameStream:
         self._on_violation = on_violation
         self._socket = channel
         self._fd = channel.fileno()
-        self._pending: list[bytes] = []
+        self._pending: list[bytes | memoryview] = []
         self._held = False
         self._flush_scheduled = False
         self._writing = False
@@ -116,7 +116,8 @@ class FrameStream:
         except OSError:
             self._pending.clear()  # the worker is gone; the reader finds out
             return
-        self._pending = [data[sent:]] if sent < len(data) else []
+        # A view: of large arguments a socket takes a fortieth at a time.
+        self._pending = [memoryview(data)[sent:]] if sent < len(data) else []
         if bool(self._pending) != self._writing:
             self._writing = not self._writing
             if self._writing:

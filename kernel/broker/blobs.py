@@ -17,6 +17,9 @@ from schemas.frames import Blob, Frame
 
 #: Bytes of arguments, by reference, that the calls of all agents may have under way: a tool host has them in memory.
 MAX_CALL_BYTES: Final = 64 << 20
+#: Bytes of answers that were sent and are not acknowledged, beside those that the mailbox remembers: who reads slowly,
+#: or has gone without a word, must not fill the folder for all.
+MAX_SENT_BYTES: Final = 256 << 20
 
 
 class HeldBlobs:
@@ -24,11 +27,12 @@ class HeldBlobs:
 
     def __init__(self) -> None:
         self._holders: Counter[str] = Counter()  # by file
-        #: Answer id -> what a client or a tool host was sent and has not acknowledged; for two sweeps at most.
-        self._sent: dict[str, Blob] = {}
+        #: Answer id -> what a client or a tool host was sent and has not acknowledged, and in which sweep's time.
+        self._sent: dict[str, tuple[Blob, int]] = {}
+        self._sent_bytes = 0
+        self._sweeps = 0
         #: The same for agents, until they are back: their answers wait in a lane of their own.
         self._lanes: dict[str, Blob] = {}
-        self._sent_before: dict[str, Blob] = {}
         #: Files to be deleted; the loop takes them.
         self.removable: list[str] = []
 
@@ -52,21 +56,32 @@ class HeldBlobs:
 
     def sent(self, answer_id: str, blob: Blob | None, *, to_agent: bool) -> None:
         """An answer is on its way, perhaps once more."""
-        if blob is not None:
-            self.hold(blob)
-            self.arrived(answer_id, to_agent=to_agent)
-            (self._lanes if to_agent else self._sent)[answer_id] = blob
+        if blob is None:
+            return
+        self.hold(blob)
+        self.arrived(answer_id, to_agent=to_agent)
+        if to_agent:
+            self._lanes[answer_id] = blob
+            return
+        self._sent[answer_id] = (blob, self._sweeps)
+        self._sent_bytes += blob.size
+        while self._sent_bytes > MAX_SENT_BYTES:
+            self.arrived(next(iter(self._sent)), to_agent=False)
 
     def arrived(self, answer_id: str, *, to_agent: bool) -> None:
-        """Its receiver has acknowledged an answer."""
-        for sent in (self._lanes,) if to_agent else (self._sent, self._sent_before):
-            self.release(sent.pop(answer_id, None))
+        """Its receiver has acknowledged an answer, or is given up."""
+        if to_agent:
+            self.release(self._lanes.pop(answer_id, None))
+        elif answer_id in self._sent:
+            blob, _ = self._sent.pop(answer_id)
+            self._sent_bytes -= blob.size
+            self.release(blob)
 
     def referenced(self) -> frozenset[str]:
         """What must not be swept. Answers that were sent two sweeps ago and never acknowledged are given up."""
-        given_up, self._sent_before, self._sent = self._sent_before, self._sent, {}
-        for blob in given_up.values():
-            self.release(blob)
+        for answer_id in [name for name, (_, sweep) in self._sent.items() if sweep < self._sweeps]:
+            self.arrived(answer_id, to_agent=False)
+        self._sweeps += 1
         return frozenset(self._holders)
 
 

@@ -85,7 +85,7 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
+def parse_arguments(text: str | bytes) -> dict[str, Any]:
     """ARGS_JSON of `gdn call`: an object that is not too large. Raises GoondanError E_USAGE, E_FRAME_TOO_LARGE."""
     return _checked_arguments(parse_json(text))
 

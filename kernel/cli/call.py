@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT: Final = 256
 
 
-@click.command(epilog="ARGS_JSON is a JSON object, {} when left out.")
+@click.command(epilog="ARGS_JSON is a JSON object, {} when left out. With `-` it comes from standard input.")
 @click.argument("tool", required=False, shell_complete=options.completed("tools"))
 @click.argument("args_json", metavar="[ARGS_JSON]", required=False)
 @options.bundle
@@ -56,7 +56,8 @@ def command(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from kernel.cli.attach import attach_or_start, locate
-    from kernel.cli.batch import ToolCall, check_instance, parse_arguments
+    from kernel.cli.batch import MAX_LINE_BYTES, ToolCall, check_instance, parse_arguments
+    from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
 
@@ -70,7 +71,8 @@ def command(
         workdir = absolute_workdir(workdir, place)
     call = None
     if tool is not None:
-        call = ToolCall(tool=tool, args=parse_arguments(args_json or "{}"), instance=instance, workdir=workdir)
+        text = read_all(MAX_LINE_BYTES) if args_json == FROM_STDIN else args_json or "{}"
+        call = ToolCall(tool=tool, args=parse_arguments(text), instance=instance, workdir=workdir)
     fd = -1 if batch is None else open_batch(batch)
     kernel = attach_or_start(place, allow_net)
     if call is not None:

@@ -19,7 +19,9 @@ DEFAULT_TIMEOUT_S: Final = 600.0
 MAX_EVENT_ID: Final = 256
 
 
-@click.command(epilog="With one argument it is TEXT, and the swarm's entry agent gets it.")
+@click.command(
+    epilog="With one argument it is TEXT, and the swarm's entry agent gets it. With `-` TEXT comes from standard input."
+)
 @click.argument(
     "words", metavar="[AGENT] TEXT", nargs=-1, required=True, shell_complete=options.completed("first_agent")
 )
@@ -58,6 +60,8 @@ def command(
     from kernel.cli.batch import check_instance
     from kernel.cli.interrupts import was_cancelled
     from kernel.cli.output import error_text, write, write_json
+    from kernel.cli.run import MAX_LINE_BYTES
+    from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates
     from schemas.errors import fail
@@ -67,6 +71,8 @@ def command(
     if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
         raise fail("E_USAGE", f"an event id has 1 to {MAX_EVENT_ID} characters")
     text = replace_surrogates(words[-1])
+    if text == FROM_STDIN:
+        text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace").removesuffix("\n")
     place = locate(bundle)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from kernel import rundir
 from kernel.cli.attach import Kernel
+from schemas.blobs import INLINE_FRAME_BYTES
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent
@@ -24,6 +25,8 @@ from schemas.tokens import SOCKETS
 USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds): longer than the supervisor bears with one that hangs.
 WELCOME_S: Final = 30.0
+#: How long the acknowledgement of a large answer may take to leave (seconds); it takes well under a millisecond.
+LINGER_S: Final = 0.2
 
 
 #: What `Session.ask` tells of a running turn; it must not raise.
@@ -39,6 +42,7 @@ class Session:
         self._link: Link | None = None
         self._run = secrets.token_hex(8)
         self._count = 0
+        self._linger_s = 0.0
         #: Event id -> who listens while it is worked on.
         self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
@@ -71,8 +75,8 @@ class Session:
     async def __aexit__(self, *error: object) -> None:
         asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
         if self._link is not None:
-            # Acknowledgements of answers are best effort: no linger.
-            await self._link.close(0)
+            # Acknowledgements of answers are best effort: no linger, but for those that free a file.
+            await self._link.close(self._linger_s)
 
     def _on_frame(self, frame: Frame) -> None:
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
@@ -118,6 +122,8 @@ class Session:
             answered = await self._wait(self._open.ask(frame), frame, timeout_s)
         finally:
             self._listeners.pop(event_id, None)
+        if len(memoryview(answered.payload)) > INLINE_FRAME_BYTES // 2:
+            self._linger_s = LINGER_S
         answer = from_raw(answered.payload, AgentEvent).answer
         if answer is None:
             raise fail("E_AGENT_FAILED", "the agent's answer is empty")

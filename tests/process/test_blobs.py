@@ -196,17 +196,17 @@ def test_outputs_have_all_of_their_limit_and_no_more(running: Sandbox) -> None:
 
 
 def test_large_arguments_reach_the_tool(running: Sandbox) -> None:
-    lines = [{"id": n, "tool": "big__measure", "args": {"text": "y" * (size << 20)}} for n, size in enumerate((3, 9))]
-    result = running.gdn("call", "--batch", "-", input="\n".join(map(json.dumps, lines)))
-    found = {line["id"]: line["result"] for line in result.lines}
-    assert found[0]["output"] == {"text": 3 << 20}
-    assert found[1]["error"]["code"] == "E_FRAME_TOO_LARGE"
+    arguments = json.dumps({"text": "y" * (3 << 20)})
+    assert running.gdn("call", "big__measure", "-", "--json", input=arguments).json["output"] == {"text": 3 << 20}
 
 
-def test_an_agent_gets_a_large_message_and_a_large_output(running: Sandbox) -> None:
-    answer = running.gdn("send", f'/big__make {{"size":{SIZE}}}', "--json").json
+def test_an_agent_gets_large_messages_and_makes_large_calls(running: Sandbox) -> None:
+    """The embedded console does what the lines say: one large in both directions, one with a large output."""
+    lines = [f'/big__measure {{"text": "{"z" * (2 << 20)}"}}', f'/big__make {{"size": {SIZE}}}']
+    answer = running.gdn("send", "-", "--json", input="\n".join(lines)).json
     assert answer["status"] == "completed"
-    assert f"({SIZE - (16 << 10)} more characters)" in answer["response"]  # the console shows the first 16 KiB
+    assert str(2 << 20) in answer["response"]
+    assert "xxx" in answer["response"]
 
 
 def test_a_full_folder_is_an_error_and_not_the_end(running: Sandbox) -> None:

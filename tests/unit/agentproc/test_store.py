@@ -335,3 +335,22 @@ def test_old_answers_and_notes_are_dropped(tmp_path: Path, monkeypatch: pytest.M
     assert store._db is not None
     assert store._db.execute("SELECT count(*) FROM runtime_events").fetchone() == (4,)
     store.close()
+
+
+@pytest.mark.parametrize("kept_messages", [None, 100])
+def test_large_answers_and_an_operators_messages_have_a_bound_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_messages: int | None
+) -> None:
+    for name, value in (("KEPT_BYTES", 1000), ("_TRIM_BYTES", 500)):
+        monkeypatch.setattr(f"agentproc.store.{name}", value)
+    store = ConversationStore(str(tmp_path), durability="process", kept_messages=kept_messages)
+    store.adopt(1)
+    for number in range(10):
+        finish(store, f"e{number}", f"t{number}", [Append(user(f"m{number}", "x" * 300))], b"a" * 400)
+    assert [number for number in range(10) if store.find_turn(f"e{number}") is not None] == [7, 8, 9]
+    assert len(store.load_messages()) == (10 if kept_messages is None else 3)
+    finish(store, "huge", "th", [Append(user("mh", "x" * 5000))], b"a" * 5000)
+    assert store.find_turn("huge") is not None
+    assert store.find_turn("e9") is None
+    assert len(store.load_messages()) == (11 if kept_messages is None else 1)
+    store.close()

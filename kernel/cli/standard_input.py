@@ -1,0 +1,30 @@
+"""An argument that is too large for a command line, from standard input.
+
+Source: design section 11.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from schemas.blobs import too_large
+from schemas.errors import fail
+
+#: In the place of an argument: read it from standard input.
+FROM_STDIN: Final = "-"
+_CHUNK: Final = 1 << 16
+
+
+def read_all(limit: int, fd: int = 0) -> bytes:
+    """All of standard input. Raises GoondanError E_FRAME_TOO_LARGE beyond `limit` bytes, E_USAGE when it is closed."""
+    parts, size = [], 0
+    try:
+        while chunk := os.read(fd, _CHUNK):
+            size += len(chunk)
+            if size > limit:
+                raise too_large(size, limit)
+            parts.append(chunk)
+    except OSError as error:
+        raise fail("E_USAGE", f"standard input cannot be read: {error.strerror}") from None
+    return b"".join(parts)

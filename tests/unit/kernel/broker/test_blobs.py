@@ -1,0 +1,131 @@
+"""Whose files the broker keeps, and when it lets go of them. That none goes too early, test_simulation.py shows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
+from kernel.broker.bus import Bus
+from kernel.broker.presence import AGENTS, CLIENTS
+from kernel.broker.router import Router
+from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
+from schemas.codec import decode, encode, from_raw
+from schemas.errors import GoondanError
+from schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
+from tests.unit.kernel.broker.world import World
+
+
+def blob(number: int, size: int = 1 << 20) -> Blob:
+    return Blob(f"{number:032x}", "0" * 64, size)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["hold", "release", "sent", "arrived"]), st.integers(0, 3))))
+def test_a_file_goes_exactly_when_its_last_holder_lets_go(actions: list[tuple[str, int]]) -> None:
+    held, holders, sent = HeldBlobs(), [0] * 4, [False] * 4
+    for action, number in actions:
+        before = holders[number] + sent[number]
+        held.removable.clear()
+        if action == "hold":
+            held.hold(blob(number))
+            holders[number] += 1
+        elif action == "release" and holders[number]:
+            held.release(blob(number))
+            holders[number] -= 1
+        elif action == "sent":
+            held.sent(str(number), blob(number), to_agent=False)
+            sent[number] = True
+        elif action == "arrived":
+            held.arrived(str(number), to_agent=False)
+            sent[number] = False
+        gone = bool(before) and not holders[number] + sent[number]
+        assert held.removable == ([blob(number).file] if gone else [])
+
+
+def test_an_answer_that_nobody_acknowledges_is_given_up_after_two_sweeps_but_an_agents_is_not() -> None:
+    held = HeldBlobs()
+    held.sent("a", blob(1), to_agent=False)
+    held.sent("b", blob(2), to_agent=True)
+    assert held.referenced() == {blob(1).file, blob(2).file}
+    held.sent("c", blob(3), to_agent=False)
+    assert held.referenced() == {blob(2).file, blob(3).file}
+    assert held.removable == [blob(1).file]
+    assert held.referenced() == {blob(2).file}
+    held.arrived("b", to_agent=False)  # a client's word about another's answer
+    assert held.referenced() == {blob(2).file}
+    held.arrived("b", to_agent=True)
+    assert held.referenced() == frozenset()
+
+
+def test_answers_that_wait_for_their_acknowledgement_have_a_bound() -> None:
+    held, each = HeldBlobs(), MAX_SENT_BYTES // 4
+    for number in range(6):
+        held.sent(str(number), blob(number, each), to_agent=False)
+    assert held.removable == [blob(0).file, blob(1).file]
+
+
+@pytest.mark.parametrize(
+    ("kind", "from_host", "asks", "limit"),
+    [
+        ("event", False, False, MAX_REQUEST_BYTES),
+        ("event", True, True, MAX_REQUEST_BYTES),
+        ("event", True, False, MAX_BLOB_BYTES),
+        ("tool.call", False, False, MAX_REQUEST_BYTES),
+        ("tool.result", True, False, MAX_BLOB_BYTES),
+        ("ack", False, False, MAX_BLOB_BYTES),
+    ],
+)
+def test_requests_may_be_smaller_than_results(kind: str, from_host: bool, asks: bool, limit: int) -> None:
+    reply_to = ReplyTo("client", "q") if asks else None
+    check(Frame(kind, reply_to=reply_to, blob=blob(1, limit)), from_host=from_host)
+    with pytest.raises(GoondanError) as caught:
+        check(Frame(kind, reply_to=reply_to, blob=blob(1, limit + 1)), from_host=from_host)
+    assert caught.value.info.code == "E_FRAME_TOO_LARGE"
+
+
+def working() -> tuple[World, Router, Bus]:
+    """An agent holds an event, its first call is out."""
+    world = World()
+    world.clients[0].ask("c0e0")
+    for _ in range(8):
+        for actor in world.actors():
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+    return world, world.router, world.router.bus
+
+
+def answers(router: Router, bus: Bus, cls: int, frame: Frame, now: float) -> list[Frame]:
+    connection = next(iter(bus.presence.connections[cls].values()))
+    router.receive(connection, encode(frame), now)
+    out = [decode(data) for _, _, data in bus.out]
+    bus.out.clear()
+    return out
+
+
+def test_arguments_by_reference_have_a_bound_over_all_calls() -> None:
+    world, router, bus = working()
+    (agent,) = world.agents.values()
+    assert agent.held is not None
+    many = MAX_CALL_BYTES // MAX_REQUEST_BYTES
+    codes = []
+    for number in range(many + 1):
+        frame = Frame("tool.call", id=f"x{number}", call_id=f"t/{number}", tool="bash__exec")
+        frame.event_id, frame.epoch = agent.held.event_id, agent.held.epoch
+        frame.blob = blob(number, MAX_REQUEST_BYTES)
+        (out,) = answers(router, bus, AGENTS, frame, world.now)
+        codes.append(out.type if out.type != "error" else from_raw(out.payload, ErrorPayload).code)
+    assert codes == ["tool.call"] * many + ["E_OVERLOADED"]
+    held = bus.mailbox.events["c0e0"]
+    bus.calls.remove(bus.calls.open["t/0"])
+    assert bus.calls.large == MAX_CALL_BYTES - MAX_REQUEST_BYTES
+    assert held.open_calls == many  # the first call of the turn among them
+
+
+def test_the_mailbox_counts_what_lies_in_files() -> None:
+    world, router, bus = working()
+    before = bus.mailbox.bytes
+    frame = Frame("event", id="x", event_id="large", to="coder", instance_key="k", blob=blob(9, 5 << 20))
+    answers(router, bus, CLIENTS, frame, world.now)
+    assert bus.mailbox.bytes - before >= 5 << 20
