@@ -60,6 +60,7 @@ class AgentApp:
             on_frame=self._on_frame,
             leases=self._leases,
             calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
+            on_welcome=lambda _: self._runner.caller.welcomed() if self._runner is not None else None,
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:

@@ -29,6 +29,8 @@ DEFAULT_CALL_S: Final = 120.0
 #: A call ends this much before its turn does, so that its own timeout is what the model or the operator sees
 #: (seconds); a turn with little time left gives half of it.
 TURN_MARGIN_S: Final = 0.5
+#: Cancelled calls that are remembered while no broker is there; others end at their own deadlines.
+MAX_UNHEARD: Final = 1000
 #: Ends the callId of the one repeat that an idempotent tool gets when an outcome is unknown.
 _REPEAT: Final = "~2"
 
@@ -75,6 +77,7 @@ class ToolCaller:
         self._link = link
         self._loop = loop
         self._open: dict[str, OpenCall] = {}
+        self._unheard: list[Frame] = []  # cancelled while no broker was there
 
     @property
     def open_call_ids(self) -> list[str]:
@@ -150,7 +153,15 @@ class ToolCaller:
         """Give calls up and tell the tool host; their `done` is not called any more."""
         for call_id in call_ids:
             if (call := self._drop(call_id)) is not None:
-                self._link.send(Frame("tool.cancel", call_id=call.frame.call_id, event_id=call.context.event_id))
+                frame = Frame("tool.cancel", call_id=call.frame.call_id, event_id=call.context.event_id)
+                if not self._link.send(frame) and len(self._unheard) < MAX_UNHEARD:
+                    self._unheard.append(frame)
+
+    def welcomed(self) -> None:
+        """A broker is there (again): calls that were cancelled meanwhile still run in the tool host."""
+        unheard, self._unheard = self._unheard, []
+        for frame in unheard:
+            self._link.send(frame)
 
     def abandon(self) -> None:
         """Forget every open call without telling anybody: another incarnation may be waiting for the same ones."""

@@ -175,6 +175,18 @@ async def test_cancelled_calls_are_taken_back_and_abandoned_ones_left_alone() ->
     assert results == []
 
 
+async def test_a_call_cancelled_while_no_broker_is_there_is_cancelled_when_one_is() -> None:
+    link = FakeLink(lambda *_: None)
+    one = caller(link)
+    one.start(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT, done=lambda *_: None)
+    link.connected = False
+    one.cancel(["t1/c1"])
+    link.connected = True
+    one.welcomed()
+    one.welcomed()
+    assert [(frame.type, frame.call_id) for frame in link.sent] == [("tool.cancel", "t1/c1")]
+
+
 async def test_a_message_too_large_to_send_along_is_left_out(tmp_path: Path) -> None:
     link = FakeLink()
     one, done = caller(link), asyncio.Event()
