@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -192,6 +193,8 @@ class Supervisor:
             _log.info("ready")
             report_ready(options.ready_fd)
             options.ready_fd = None
+            gc.freeze()
+            gc.enable()  # kernel/start.py turned it off
             self._backstop()
 
     async def _take_over(self) -> None:

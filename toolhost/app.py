@@ -135,6 +135,7 @@ class App:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
+            gc.enable()  # kernel/start.py turned it off
             report_ready(self._settings.ready_fd)
             self._facts = found.facts
             self._fork_calls()

@@ -130,6 +130,7 @@ class BrokerLoop:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
+        gc.enable()  # kernel/start.py turned it off
         epoll = select.epoll()
         classes = {int(socket.getsockopt(zmq.FD)): cls for cls, socket in enumerate(self._sockets)}
         for fd in classes:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kernel import paths
 from tests.kernel_fixture import ROOT, Sandbox, sandbox, wait_until
 
 
@@ -251,7 +252,7 @@ def test_stop_ends_a_supervisor_that_hangs(kernel: Sandbox) -> None:
     kernel.assert_clean()
 
 
-def test_detach_holds_no_stream_of_ours(kernel: Sandbox) -> None:
+def test_detach_holds_no_stream_of_ours(kernel: Sandbox, running: Sandbox) -> None:
     # Read to the end: a daemon that kept the pipe would make this hang.
     done = subprocess.run(
         [sys.executable, "-P", "-m", "kernel.cli", "run", "--detach", "--json"],
@@ -265,9 +266,7 @@ def test_detach_holds_no_stream_of_ours(kernel: Sandbox) -> None:
     assert done.returncode == 0
     assert Path(document["runDir"]).is_dir()
     assert document["pid"] == kernel.pid("supervisor")
-    with sandbox() as other:  # and a second bundle runs beside it
-        other.detach()
-        assert other.pid("supervisor") != document["pid"]
+    assert running.pid("supervisor") != document["pid"], "another bundle runs beside it"
 
 
 def test_modules_in_the_current_directory_are_not_imported(kernel: Sandbox) -> None:
@@ -277,9 +276,7 @@ def test_modules_in_the_current_directory_are_not_imported(kernel: Sandbox) -> N
 
 
 def test_a_runtime_directory_that_others_can_open_is_refused(kernel: Sandbox) -> None:
-    kernel.detach()
-    (run_dir,) = kernel.run_dirs
-    kernel.gdn("stop")
+    run_dir = Path(paths.run_dir(str(kernel.bundle), kernel.env))
     run_dir.mkdir(parents=True)
     run_dir.chmod(0o755)
     result = kernel.gdn("call", "bash__exec", "{}", "--json")
