@@ -56,6 +56,7 @@ def look(swarm: Sandbox, folder: Path | str) -> Any:
     return result["output"]
 
 
+@pytest.mark.timeout(180)  # five kernels, one after the other
 def test_a_packaged_tool_gets_neither_key_nor_files_until_the_operator_accepts(swarm: Sandbox) -> None:
     top = "/var"
     assert look(swarm, top) == {"key": None, "folder": "FileNotFoundError", "workdir": []}

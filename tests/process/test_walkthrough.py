@@ -10,6 +10,7 @@ import pytest
 
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
+from toolhost.policy import GUARDED_NAMES
 
 PAGES = {
     "README.md": ROOT / "README.md",
@@ -19,11 +20,18 @@ PAGES = {
 
 
 def clone(kernel: Sandbox) -> Path:
-    """This tree as a folder of its own: what a page writes lands there, and its folders are links."""
+    """This tree as a folder of its own: what a page writes lands there, and its folders are links.
+
+    Those that no tool may replace (`.git`, `.venv`) are folders with links: a link there is refused as a workdir.
+    """
     folder = kernel.home / "clone"
     folder.mkdir()
     for entry in ROOT.iterdir():
-        if entry.is_dir():
+        if entry.name in GUARDED_NAMES and entry.is_dir():
+            (folder / entry.name).mkdir()
+            for inside in entry.iterdir():
+                (folder / entry.name / inside.name).symlink_to(inside)
+        elif entry.is_dir():
             (folder / entry.name).symlink_to(entry)
         else:
             shutil.copy(entry, folder)
