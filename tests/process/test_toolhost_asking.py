@@ -96,7 +96,8 @@ class Bus:
         event = from_raw(frame.payload, AgentEvent)
         if event.input != "never":
             self.answer(frame, status="completed", response=f"heard {event.input}")
-        self.news.set()
+        else:
+            self.news.set()
         return future
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
@@ -244,6 +245,22 @@ async def test_a_call_that_runs_again_asks_under_the_same_names(short_tmp: Path,
         assert bus.forgotten == [first.id]
         bus.answer(second, status="completed", response="once")
         assert (await waiting)["output"] == "once"
+
+
+async def test_a_forked_call_asks_too_and_in_its_own_name_alone(short_tmp: Path, workdir: Path) -> None:
+    forked = SandboxSpec(isolation="call", permissions=["agents"])
+    async with asking(short_tmp, sandbox=forked) as (host, bus):
+        assert (await host.call("t__ask", {"input": "hi"}, workdir=workdir))["output"] == "heard hi"
+        assert (await host.call("t__both", {"texts": ["a", "b"]}, workdir=workdir))["output"] == ["heard a", "heard b"]
+        _, waiting = host.start("t__ask", {"input": "never"}, workdir=workdir)
+        frame = await bus.asked()
+        running = next(call for slot in host.host.jails.pool.slots() for call in slot.calls)
+        lie = await host.call("t__raw", {"frames": [{"callId": running}]}, workdir=workdir)
+        assert lie["error"]["code"] == "E_TOOL_CRASHED"
+        bus.answer(frame, status="completed", response="untouched")
+        assert (await waiting)["output"] == "untouched", "the call beside the liar goes on"
+    async with asking(short_tmp, sandbox=SandboxSpec(isolation="call")) as (host, _):
+        assert (await host.call("t__has", workdir=workdir))["output"] is False
 
 
 # --- liars
