@@ -10,6 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +37,16 @@ metadata: {name: plain}
 spec: {entry: tools/ask.py, exports: [{name: has}]}
 ---
 apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: second-opinion}
+SECOND_OPINION
+---
+apiVersion: goondan.ai/v1
 kind: Agent
 metadata: {name: main}
 spec:
   modelConfig: {modelRef: Model/console}
-  tools: [Tool/ask, Tool/plain, {kind: Tool, name: ask-too, package: "@acme/asking"}]
+  tools: [Tool/ask, Tool/plain, Tool/second-opinion, {kind: Tool, name: ask-too, package: "@acme/asking"}]
 ---
 apiVersion: goondan.ai/v1
 kind: Agent
@@ -57,13 +63,28 @@ spec:
   tools: [Tool/bash, Tool/ask]
 ---
 apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: critic}
+spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: editor}
+spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
+---
+apiVersion: goondan.ai/v1
 kind: Swarm
 metadata: {name: askers}
 spec:
   entryAgent: Agent/main
-  agents: [{ref: Agent/main}, {ref: Agent/narrow}, {ref: Agent/helper}]
+  agents: [Agent/main, Agent/narrow, Agent/helper, Agent/critic, Agent/editor]
   policy: {maxLiveAgents: 2}
 """
+#: The example of the page about tools: a module, and the spec of its manifest.
+_PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
+_EXAMPLE = _PAGE[_PAGE.index("`tools/second_opinion.py`") :].split("```")
+SECOND_OPINION = _EXAMPLE[1].removeprefix("python\n")
+BUNDLE = BUNDLE.replace("SECOND_OPINION\n", _EXAMPLE[3].removeprefix("yaml\n"))
 PACKAGE = """\
 apiVersion: goondan.ai/v1
 kind: Package
@@ -101,6 +122,7 @@ def kernel() -> Iterator[Sandbox]:
             (folder / "tools").mkdir(parents=True)
             (folder / "goondan.yaml").write_text(document)
             (folder / "tools" / "ask.py").write_text(CODE)
+        (made.home / "tools" / "second_opinion.py").write_text(SECOND_OPINION)
         made.detach()
         yield made
 
@@ -138,6 +160,13 @@ def test_a_handler_asks_another_agent_and_gives_its_answer(kernel: Sandbox) -> N
     assert given["eventId"].startswith(f"{sent['turnId']}/"), "the turn that asks can be found from the question"
     awaited = ask(kernel, "one", "async", target="helper", input="/bash__exec command=pwd")
     assert awaited["response"].endswith("/instances/helper/one/workspace"), "the key is the caller's, if none is given"
+
+
+def test_the_example_of_the_page_works(kernel: Sandbox) -> None:
+    text = json.dumps({"text": "/bash__exec command='echo as you like it'"})
+    shown = say(kernel, f"/second-opinion__review {text}", "page")
+    assert json.loads(shown) == {"critic": "as you like it", "editor": "as you like it"}
+    assert '"accepted": true' in say(kernel, f"/second-opinion__hand-over {text}", "page")
 
 
 def test_an_agent_that_is_asked_asks_on(kernel: Sandbox) -> None:
@@ -202,10 +231,10 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
         "swarmName": "askers",
         "entryAgent": "main",
         "selfAgent": "main",
-        "availableCount": 3,
-        "callableCount": 2,
-        "availableAgents": ["helper", "main", "narrow"],
-        "callableAgents": ["helper", "narrow"],
+        "availableCount": 5,
+        "callableCount": 4,
+        "availableAgents": ["critic", "editor", "helper", "main", "narrow"],
+        "callableAgents": ["critic", "editor", "helper", "narrow"],
     }
     assert ask(kernel, "lists", op="list") == {"count": 0, "agents": []}
     spawned = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares", cwd=".")
