@@ -242,9 +242,7 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
     assert spawned == {"target": "helper", "instanceKey": "shares", "spawned": True, "cwd": mine}
     again = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares")
     assert (again["spawned"], again["cwd"]) == (False, mine), "it runs already"
-    before = kernel.pid("broker")
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: _processes(kernel, "broker", "") not in ([], [before]), what="another broker")
+    _replace(kernel, "broker")
     where = ask(kernel, "lists", target="helper", input="/bash__exec command=pwd", instance_key="shares")
     assert where["response"] == mine, "a new broker knows it still"
     (entry,) = ask(kernel, "lists", op="list")["agents"]
@@ -265,17 +263,22 @@ def test_a_request_outlives_each_process_and_is_answered_once(kernel: Sandbox, v
     waiting = kernel.popen("send", "main", f"/ask__it {json.dumps(asked)}", "--instance", key)
     work = folder(kernel, "helper", key)
     wait_until((work / "runs").exists)
-    (before,) = _processes(kernel, victim, key)
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: _processes(kernel, victim, key) not in ([], [before]), what=f"another {victim}")
+    _replace(kernel, victim, key)
     (work / "go").touch()
     out, err = waiting.communicate(timeout=20)
     assert json.loads(out)["response"] == "answer", err
     assert (work / "runs").read_text() == "ran\n"
 
 
+def _replace(kernel: Sandbox, name: str, key: str = "") -> None:
+    """Kill the broker, or the process of an agent's instance, and wait for the next one."""
+    (before,) = wait_until(lambda: _processes(kernel, name, key), what=name)
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: _processes(kernel, name, key) not in ([], [before]), what=f"another {name}")
+
+
 def _processes(kernel: Sandbox, name: str, key: str) -> list[int]:
-    """The broker's process, or that of an agent's instance; nothing while there is none."""
+    """The broker's process, or that of an agent's instance; nothing while there is none, or the supervisor is busy."""
     rows = [row for row in kernel.ps() if row["pid"] is not None]
     return [row["pid"] for row in rows if row["role"] == name or (row["name"], row["instanceKey"]) == (name, key)]
 
@@ -294,6 +297,11 @@ def test_a_cancelled_turn_takes_what_its_handlers_asked_for_with_it(kernel: Sand
     wait_until((folder(kernel, "helper", "cancelled") / "begun").exists)
     assert kernel.gdn("cancel", event).status == 0
     wait_until(lambda: "sleep 617" not in " ".join(kernel.processes().values()), what="the helper's call ended")
-    told = kernel.gdn("trace", "--agent", "helper", "--instance", "cancelled", "--json").json
+
+    def ended() -> Any:
+        told = kernel.gdn("trace", "--agent", "helper", "--instance", "cancelled", "--json").json
+        return told if told["status"] != "running" else None
+
+    told = wait_until(ended, what="the helper's turn, which is told after its asker's")
     assert (told["status"], told["error"]["code"]) == ("failed", "E_CANCELLED")
     assert say(kernel, "/bash__exec command='echo free'", "cancelled", agent="helper").strip().endswith("free")
