@@ -14,6 +14,7 @@ from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, read_token, set_process_name
 from toolhost.app import App, Settings
 from toolhost.launch import LAUNCHER
+from toolhost.limits.groups import own_tree
 from toolhost.privileges import give_up
 
 
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
         )
+        own_tree()  # only a root with all of its powers sees that a group was delegated to it
         with suppress(OSError):
             LAUNCHER.start()  # which keeps what is given up here; when it cannot start, the probe says so
         give_up()
