@@ -41,18 +41,27 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
         )
 
 
-class ToolSource(Struct, frozen=True):
-    """Where a catalog item comes from (ITEM-06)."""
+class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Of a tool of an MCP server: the extension that offers it, and the name that the server gives itself (ITEM-03)."""
+
+    extension_name: str
+    server_name: str | None = None
+
+
+class ToolSource(Struct, frozen=True, omit_defaults=True):
+    """Where a catalog item comes from: the Tool or the Extension of that name (ITEM-02)."""
 
     type: Literal["config", "extension", "mcp"]
     name: str
+    mcp: McpSource | None = None
 
 
 class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One tool as the model sees it, and what the agent needs to call it.
 
     `parameters` is the export's JSON Schema, None when the export declares none (then arguments are not checked).
-    `aliases` maps a documented parameter alias to its canonical name.
+    `aliases` maps a documented parameter alias to its canonical name. `tool` and `export` are what an extension keeps
+    with an item, the Tool's document and the export's (ITEM-07); no model is shown either.
     """
 
     name: str
@@ -62,6 +71,8 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     error_message_limit: int = DEFAULT_ERROR_LIMIT
     idempotent: bool = False
     aliases: dict[str, str] = {}
+    tool: dict[str, Any] | None = None
+    export: dict[str, Any] | None = None
 
 
 class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -26,12 +26,13 @@ from msgspec import Struct
 
 from agentproc.conversation import Message, error_result
 from agentproc.extensions.logger import ConsoleLogger
+from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
 from schemas.address import SEPARATOR
 from schemas.arguments import compile_arguments
 from schemas.errors import fail, tool_error
 from schemas.frames import ToolResult
-from schemas.launch import CatalogItem, ToolSource
+from schemas.launch import CatalogItem
 
 Handler = Callable[[Any, Any], Any]
 
@@ -172,7 +173,7 @@ def _fields(item: Any) -> dict[str, Any]:
         return {"name": item.name, "description": item.description, "parameters": item.parameters}
     if isinstance(item, Mapping):
         return dict(item)
-    names = ("name", "description", "parameters", "handler", "metadata")
+    names = ("name", "description", "parameters", "handler", "metadata", "source", "tool", "export")
     return {name: getattr(item, name) for name in names if hasattr(item, name)}
 
 
@@ -190,6 +191,8 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         "description": fields.get("description"),
         "parameters": fields.get("parameters"),
         "errorMessageLimit": fields.get("errorMessageLimit"),
+        "tool": fields.get("tool"),
+        "export": fields.get("export"),
     }
     try:
         item = msgspec.convert({key: value for key, value in given.items() if value is not None}, CatalogItem)
@@ -197,4 +200,4 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
     except (msgspec.ValidationError, ValueError) as error:
         raise fail("E_USAGE", f"extension {extension}: tool {shown}: {error}") from None
     compile_arguments(item.parameters, item.aliases).apply({})  # compiles the schema
-    return msgspec.structs.replace(item, source=ToolSource("extension", extension))
+    return msgspec.structs.replace(item, source=source_of(fields.get("source"), extension))

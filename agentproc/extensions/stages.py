@@ -33,6 +33,7 @@ from agentproc.extensions.contexts import (
     TurnScope,
 )
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
+from agentproc.extensions.sources import with_known_source
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
@@ -144,7 +145,7 @@ class Stages:
 
         async def core() -> StepResult:
             # An exception here is raised to the layer that spoiled the catalog.
-            self._use(self._catalog.of_items(_read_items(scope.tool_catalog)))
+            self._use(self._catalog.of_items(read_items(scope.tool_catalog)))
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
             leave = await self._step_end
@@ -276,7 +277,7 @@ def _story(layer: Layer, kind: str, error: BaseException) -> str:
     return f"{kind} middleware of extension {layer.extension} failed\n{''.join(lines)}".rstrip()
 
 
-def _read_items(items: Any) -> list[CatalogItem]:
+def read_items(items: Any) -> list[CatalogItem]:
     """The items of a catalog that middleware may have changed. Raises MiddlewareError."""
     if not isinstance(items, list | tuple):
         raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
@@ -286,7 +287,7 @@ def _read_items(items: Any) -> list[CatalogItem]:
             read.append(item)
             continue
         try:
-            read.append(msgspec.convert(item, CatalogItem))
+            read.append(msgspec.convert(with_known_source(item), CatalogItem))
         except msgspec.ValidationError as error:
             raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
     return read

@@ -71,7 +71,7 @@ async def benches(api: MockApi) -> AsyncIterator[Callable[..., Awaitable[Bench]]
 @pytest.mark.requirement("TELEGRAM-18", "TELEGRAM-20", "TELEGRAM-21")
 @pytest.mark.requirement("SLACK-01", "SLACK-02", "SLACK-03", "SLACK-07", "SLACK-08", "SLACK-09", "SLACK-10", "SLACK-11")
 @pytest.mark.requirement("SLACK-12", "SLACK-13", "SLACK-14", "SLACK-15", "SLACK-16", "SLACK-18", "SLACK-19", "SLACK-20")
-@pytest.mark.requirement("SLACK-22", "SLACK-23")
+@pytest.mark.requirement("SLACK-22", "SLACK-23", "NAME-12")
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 async def test_recorded(

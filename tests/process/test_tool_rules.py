@@ -100,7 +100,7 @@ def about(ctx, input):
         "input": input, "pid": os.getpid(), "cwd": os.getcwd(), "fixed": fixed,
         "removed": [name for name in REMOVED if getattr(ctx, name, None) is not None],
         "message": {"id": message.id, "data": message.data, "createdAt": str(message.created_at)},
-        "source": str(message.source),
+        "source": message.source["type"],
         "methods": [name for name in ("debug", "info", "warn", "error") if callable(getattr(ctx.logger, name))],
         **{name: getattr(ctx, name) for name in NAMES},
     }
@@ -262,7 +262,7 @@ def test_a_call_reaches_its_handler_with_its_id_and_its_context(swarm: Swarm) ->
     assert seen["methods"] == ["debug", "info", "warn", "error"]
     assert "seen by call_77" in swarm.kernel.log("toolhost")
     message = seen["message"]
-    assert message["data"]["role"] == "assistant"
+    assert (message["data"]["role"], seen["source"]) == ("assistant", "assistant")
     assert "call_77" in json.dumps(message["data"])
     assert message["id"].startswith(answer["turnId"]) and message["createdAt"].startswith("20")
     (call,) = [line for line in swarm.noted if line.get("layer") == "outer" and line.get("id") == "call_77"]

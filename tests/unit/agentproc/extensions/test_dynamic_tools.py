@@ -10,12 +10,13 @@ import pytest
 
 from agentproc.extensions.api import ExtensionApi, Resource
 from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.stages import read_items
 from agentproc.loop import TurnRunner
 from schemas.address import instance_workdir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
-from schemas.launch import ExtensionSpec
+from schemas.launch import ExtensionSpec, McpSource, ToolSource
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make
 
@@ -76,6 +77,35 @@ async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make) -> No
     )  # fmt: skip
     assert seen[0] == ("coder", "k", "a", instance_workdir(runner.spec.state_dir, "coder", "k"), "weather__get")
     assert link.calls == []
+
+
+@pytest.mark.requirement("ITEM-03", "ITEM-07")
+@pytest.mark.parametrize(
+    ("given", "server"),
+    [
+        ({"type": "mcp", "name": "other", "mcp": {"extensionName": "other", "serverName": "files"}}, "files"),
+        ({"type": "mcp", "name": "weather-ext", "mcp": {"extensionName": "weather-ext"}}, None),
+        ({"type": "mcp", "extension": "weather-ext"}, None),
+    ],
+)
+async def test_a_tool_of_an_mcp_server_says_so_and_whose_it_is(make: Make, given: Any, server: str | None) -> None:
+    model = FakeModel(says("done"))
+    runner = make(FakeLink(), model)
+    kept = {"tool": {"kind": "Tool"}, "export": {"name": "get"}}
+    api_of(runner).tools.register({**ITEM, "source": given, **kept}, lambda ctx, args: None)
+    await runner.run(event_frame("e1", "go"))
+    item = model.requests[0].tools[-1]
+    assert (item.source.type, item.source.name) == ("mcp", "weather-ext")
+    assert item.source.mcp == McpSource("weather-ext", server)
+    assert (item.tool, item.export) == (kept["tool"], kept["export"])
+
+
+@pytest.mark.requirement("ITEM-07")
+def test_an_item_of_middleware_may_name_its_source_in_the_older_form() -> None:
+    (item,) = read_items([{"name": "github__find", "source": {"type": "mcp", "extension": "mcp-github"}}])
+    assert item.source == ToolSource("mcp", "mcp-github", McpSource("mcp-github"))
+    (plain,) = read_items([{"name": "a__b", "source": {"type": "config", "name": "a"}}])
+    assert plain.source == ToolSource("config", "a")
 
 
 @pytest.mark.requirement("DYNAMIC-02", "DYNAMIC-03", "DYNAMIC-05", "DYNAMIC-06", "DYNAMIC-12")
