@@ -32,6 +32,7 @@ from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, 
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 from schemas.link import Done
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
+from schemas.startup import keep_memory_steady
 
 #: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
@@ -40,7 +41,6 @@ MODEL_ROUNDS: Final = 6
 
 _MADV_DONTNEED: Final = 4
 _MADV_POPULATE_READ: Final = 22
-_M_ARENA_MAX: Final = -8
 
 _libc = ctypes.CDLL(None)
 _madvise = _libc.madvise
@@ -57,8 +57,7 @@ def warm_up(providers: Collection[str] = ()) -> None:
     """
     import uvloop  # noqa: F401
 
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_ARENA_MAX, 1)  # an agent's two ZeroMQ threads would have a heap of their own each
+    keep_memory_steady()  # an agent's two ZeroMQ threads would have a heap of their own each
     # Decoders are built at their first use; a payload that does not fit builds them just as well.
     for kind in (Credit, ErrorPayload, Shutdown):
         with suppress(FrameError):

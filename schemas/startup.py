@@ -20,6 +20,11 @@ from schemas.frames import ErrorPayload
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+#: Blocks from this size on are mapped by themselves: glibc's own first value (bytes).
+_MAPPED_BYTES: Final = 128 << 10
 #: The kernel keeps this many bytes of a thread's name.
 _MAX_NAME: Final = 15
 #: A token is some hundred bytes; more on the descriptor is no token.
@@ -44,6 +49,18 @@ def set_process_name(name: str) -> None:
 def become_subreaper() -> None:
     """Orphans among our descendants become our children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_memory_steady() -> None:
+    """Have the C library give back what large payloads took, and use one heap for all threads. Best called first.
+
+    By itself it raises the size from which memory is mapped on its own with every such block that is freed, up to
+    32 MiB; from then on large payloads leave holes in the heap, and the process stays as large as it ever was.
+    """
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_ARENA_MAX, 1)
+        _libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        _libc.mallopt(_M_TRIM_THRESHOLD, _MAPPED_BYTES)
 
 
 def die_with_parent(parent_pid: int | None) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import uvloop
 
 from schemas.errors import GoondanError, fail
-from schemas.startup import die_with_parent, read_token, set_process_name
+from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
 from toolhost.app import App, Settings
 from toolhost.launch import LAUNCHER
 from toolhost.limits.groups import own_tree
@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until told to stop. 0: told to; 1: refused or broken, with one line on standard error; 2: usage."""
     arguments = _parser().parse_args(argv)
     die_with_parent(arguments.parent_pid)
+    keep_memory_steady()
     set_process_name("gdn-toolhost")
     try:
         token = read_token(arguments.token_fd, arguments.token_file)

@@ -25,7 +25,7 @@ from schemas.address import blobs_dir
 from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
-from schemas.startup import die_with_parent, report_ready, set_process_name
+from schemas.startup import die_with_parent, keep_memory_steady, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES
 
 #: Descriptors the broker may open: one per peer and some.
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
     options = _parse(arguments)
     try:
+        keep_memory_steady()
         set_process_name("gdn-broker")
         die_with_parent(options.parent_pid)
         _raise_descriptor_limit()

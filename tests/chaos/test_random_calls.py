@@ -167,6 +167,7 @@ def check_calls(kernel: Sandbox, api: MockApi) -> None:
     print(f"\n{len(made)} calls in {took:.0f} s: {dict(codes.most_common())}")
     print(f"MiB after a fifth {rounded(settled)}, at the end {rounded(memory[-1])}")
     print(f"said since then: {heard / (1 << 20):.1f} MiB")
+    print([(i, rounded(m)) for i, m in enumerate(memory) if i % 20 == 19])
     assert [name for name in grown if grown[name] > allowed[name]] == [], (rounded(grown), rounded(allowed))
     assert codes["ok"] > len(made) / 8
     assert codes["E_TOOL_INVALID_ARGS"] > 0
