@@ -27,8 +27,8 @@ from toolhost.stream import FrameStream, StrayOutput
 
 #: What a worker that was told to leave may take (seconds): enough to run exit handlers.
 LEAVE_S: Final = 0.3
-#: How long the fork server may take to end a cell (seconds): it is one system call, on however busy a machine.
-KILL_S: Final = 5.0
+#: How long the fork server may take to end a cell (seconds): it is one system call, but jails yield to everybody else.
+KILL_S: Final = 20.0
 
 
 class Owner(Protocol):
@@ -58,6 +58,7 @@ class Cell:
         self.jail = jail
         self.call: Any = None  # the owner's: what it runs, with its name in the jail as `jail_id`
         self.live = False
+        self.unmade: str | None = None  # why it could not be made
         self.pid = 0  # of its first process, by its number in the jail; 0 until it is known
         self._owner = owner
         self._loop = loop
@@ -200,6 +201,7 @@ class Cells:
             raise Violation("the fork server told of a call that it does not run")
         if cell is self._spare:
             self._spare = None
+        cell.unmade = frame.message
         cell.ended(f"could not be started: {frame.message}" if frame.message else exit_cause(frame.status))
 
     def close(self, cause: str) -> None:

@@ -112,6 +112,11 @@ def ending(tenancy: Tenancy, cause: str, cell: Cell | None = None) -> ToolError:
     jail = tenancy.jail
     if jail.account.met is not None:
         return limit_error(jail.account.met, jail.account.limits)
+    if cell is not None and cell.unmade is not None:
+        if jail.account.refused():
+            return limit_error("processes", jail.account.limits)
+        message = f"the call could not be separated from others: {cell.unmade}"
+        return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
     words, live = (jail.last_words, jail.live) if cell is None else (cell.last_words, cell.live)
     if not live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
         return tool_error("E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable")

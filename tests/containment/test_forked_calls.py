@@ -18,7 +18,7 @@ from toolhost.limits import look
 from toolhost.pool import Slot
 
 SOURCE = """
-import os, sys, time
+import os, resource, sys, time
 from goondan_tool import Pending
 PLACES = ("/tmp", "/dev/shm", os.environ["HOME"])
 seen = []
@@ -53,10 +53,13 @@ def leaves(ctx, input):
 def exits(ctx, input): os._exit(3)
 def raw(ctx, input): os.write(3, bytes.fromhex(input["hex"])); time.sleep(input.get("s", 5))
 def sleeps(ctx, input): time.sleep(30)
+def stops(ctx, input):
+    while not ctx.cancelled: time.sleep(0.01)
 def work(ctx, input): return Pending("job", lambda: [os.getpid(), len(seen)])
 def says(ctx, input):
     print("printed"); os.write(1, b"stray\\n"); ctx.logger.info("logged"); ctx.progress(1, 2, "half")
-    return [ctx.message.data, ctx.remaining_ms > 0, ctx.output_limit]
+    limits = [resource.getrlimit(name)[1] for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
+    return [ctx.message.data, ctx.remaining_ms > 0, ctx.output_limit, limits, sorted(os.listdir("/proc/self/fd"))]
 def large(ctx, input): return "x" * (3 << 20)
 def fills(ctx, input):
     with open("/tmp/f", "wb") as file:
@@ -65,7 +68,7 @@ def fills(ctx, input):
 handlers = {name: value for name, value in list(globals().items()) if callable(value) and name != "Pending"}
 """
 NAMES: list[str | ExportSpec] = [
-    "fresh", "waits", "signals", "exits", "raw", "sleeps", "work", "says", "large", "fills",
+    "fresh", "waits", "signals", "exits", "raw", "sleeps", "stops", "work", "says", "large", "fills",
     ExportSpec(name="leaves", background=True),
 ]  # fmt: skip
 
@@ -86,14 +89,18 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
     """Everything, in one jail but for what ends it."""
     work = place / "work"
     work.mkdir()
-    sandbox = SandboxSpec(isolation="call", limits=Limits(output_mb=1, memory_mb=100))
-    async with bench(make_tool(place, SOURCE, *NAMES, sandbox=sandbox), grouped=grouped) as made:
+    sandbox = SandboxSpec(isolation="call", limits=Limits(output_mb=1, memory_mb=100, open_files=12))
+    broken = make_tool(place, "raise ValueError('no')", "f", name="broken", sandbox=sandbox)
+    async with bench(make_tool(place, SOURCE, *NAMES, sandbox=sandbox), broken, grouped=grouped) as made:
 
         async def call(name: str, args: Any = None, **options: Any) -> dict[str, Any]:
             return await made.call(f"t__{name}", args, workdir=work, **options)
 
         await fresh_for_every_call(call)
         (slot,) = made.host.jails.pool.slots()
+        results = await asyncio.gather(*(made.call("broken__f", workdir=work) for _ in range(2)))
+        assert [code(result) for result in results] == ["E_CONFIG_ENTRY"] * 2
+        assert "ValueError: no" in results[0]["error"]["message"]
         jail = slot.jail.jail
         await until(lambda: len(jail.processes()) == 4)  # two of bubblewrap and the server, two of what is made ahead
         check_processes(jail)
@@ -111,7 +118,7 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
         assert (await neighbour)["output"] == [2, 1, [1, 2]]
         # What was left behind went with its call: the first process, the server, and what is made ahead remain.
         await until(lambda: len(jail.processes()) == 4)
-        assert (jail.pid, made.host.jail_count) == (before, 1)
+        assert (jail.pid, made.host.jail_count) == (before, 2)
 
         # A limit of the whole jail ends all of it; private files are memory, whoever's they are.
         result = await call("fills", {"mb": 200})
@@ -165,14 +172,14 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     assert code(result) == "E_TOOL_CRASHED"
     assert "exited with status 3 during the call" in result["error"]["message"]
     assert (await call("leaves"))["output"] is True
-    call_id, waiter = made.start("t__sleeps", workdir=work)
+    call_id, waiter = made.start("t__stops", workdir=work)
     await asyncio.sleep(0.05)
     made.cancel(call_id)
     assert code(await waiter) == "E_CANCELLED"
     assert (await call("work")) == {"status": "pending", "handle": "job"}
     await until(lambda: made.host.completions._book.get(("coder", "k1"), "job").done)  # type: ignore[union-attr]
     said = await call("says", message_id="m", message={"id": "m", "data": {"role": "assistant"}})
-    assert said["output"] == [{"role": "assistant"}, True, 1 << 20]
+    assert said["output"] == [{"role": "assistant"}, True, 1 << 20, [12, 256 << 20], ["0", "1", "2", "3", "4", "5"]]
     await until(lambda: {"printed", "stray", "logged"} <= {line.message for line in made.logs})
     lines = {line.message: line for line in made.logs}
     assert lines["stray"].call_id == lines["printed"].call_id == lines["logged"].call_id is not None

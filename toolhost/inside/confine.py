@@ -27,6 +27,7 @@ MAX_PLAN = 1 << 20
 #: What a jail ends with when a wall cannot be put up.
 FAILED = 125
 
+RLIMIT_NOFILE = 7  # include/uapi/asm-generic/resource.h
 _PATH_BENEATH = 1
 _O_PATH = 0o10000000
 _S_IFMT, _S_IFDIR = 0o170000, 0o040000
@@ -35,18 +36,20 @@ _FOR_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 
 def confine() -> dict[str, Any]:
-    """Put up what the plan says, and return the plan. With `calls` in it, Landlock is left to each call.
+    """Put up what the plan says, and return the plan. With `calls` in it, some is left to each call.
 
-    Landlock lets nobody mount anything, and mounts are what the fork server gives each call.
+    Landlock lets nobody mount anything, and mounts are what the fork server gives each call. The limit of open files is
+    the tool's, and the server needs some of its own.
     """
     try:
         plan = _read_plan()
         for number, value in plan["limits"]:
-            _limit(number, value)
+            if number != RLIMIT_NOFILE or plan["calls"] is None:
+                limit(number, value)
         if plan["filter"] is not None:
             call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # where bubblewrap has not seen to it
         if plan["landlock"] is not None and plan["calls"] is None:
-            landlock(plan["landlock"])
+            landlock(plan["landlock"], open_places(plan["landlock"]["rules"]))
         if plan["filter"] is not None:
             Filter(bytes.fromhex(plan["filter"])).install()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -66,7 +69,7 @@ def _read_plan() -> dict[str, Any]:
     return plan
 
 
-def _limit(number: int, value: int) -> None:
+def limit(number: int, value: int) -> None:
     """Lower a resource limit for good; what is lower already stays."""
     try:  # noqa: SIM105 # contextlib is not imported here
         call("prlimit64", 0, number, value.to_bytes(8, "little") * 2, 0)
@@ -74,18 +77,26 @@ def _limit(number: int, value: int) -> None:
         pass  # it would have been raised
 
 
-def landlock(ruleset: dict[str, Any]) -> None:
-    """Put this process, and all that it starts, under a ruleset for good. Raises OSError."""
-    # An older kernel knows a shorter structure, and takes a longer one that ends in zeros.
-    attributes = b"".join(ruleset[name].to_bytes(8, "little") for name in ("files", "net", "scopes"))
-    fd = call("landlock_create_ruleset", attributes, len(attributes), 0)
-    for path, rights in ruleset["rules"]:
+def open_places(rules: list[tuple[str, int]]) -> list[tuple[int, int]]:
+    """The places of rules as descriptors, with the rights that they get; one that is not there gets none."""
+    places = []
+    for path, rights in rules:
         try:
             place = posix.open(path, _O_PATH | posix.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # nothing there, so nothing to give
+            continue
         if posix.fstat(place).st_mode & _S_IFMT != _S_IFDIR:
             rights &= _FOR_FILES  # the kernel refuses a rule that gives a file what only folders have
+        places.append((place, rights))
+    return places
+
+
+def landlock(ruleset: dict[str, Any], places: list[tuple[int, int]]) -> None:
+    """Put this process, and all that it starts, under a ruleset for good, and close the places. Raises OSError."""
+    # An older kernel knows a shorter structure, and takes a longer one that ends in zeros.
+    attributes = b"".join(ruleset[name].to_bytes(8, "little") for name in ("files", "net", "scopes"))
+    fd = call("landlock_create_ruleset", attributes, len(attributes), 0)
+    for place, rights in places:
         rule = rights.to_bytes(8, "little") + place.to_bytes(4, "little")
         call("landlock_add_rule", fd, _PATH_BENEATH, rule, 0)
         posix.close(place)

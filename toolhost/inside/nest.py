@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import posix
 
-from .confine import FAILED, fail, landlock
+from .confine import FAILED, RLIMIT_NOFILE, fail, landlock, limit, open_places
 from .system import PR_CAP_AMBIENT, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Filter, call
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Where a worker finds its socket, and whatever else it has open: standard input, output and error below it.
 FD = 3
-_BIND, _RECURSIVE = 4096, 16384
+_READ_ONLY, _BIND, _RECURSIVE = 1, 4096, 16384
 _O_PATH, _O_NOFOLLOW = 0o10000000, posix.O_NOFOLLOW
 _S_IFMT, _S_IFDIR = 0o170000, 0o040000
 _ALL = 0xFFFFFFFF
@@ -37,15 +37,26 @@ class Walls:
     def __init__(self, plan: dict[str, Any]) -> None:
         """`plan` is the jail's boot plan."""
         calls = plan["calls"]
+        self.limits = [(number, value) for number, value in plan["limits"] if number == RLIMIT_NOFILE]
         self.landlock = plan["landlock"]
         self.kept = [path.encode("utf-8", "surrogateescape") for path in calls["kept"]]
         self.fresh = [
             (fresh["kind"].encode(), fresh["at"].encode(), fresh["flags"], fresh["options"].encode())
             for fresh in calls["fresh"]
         ]
+        # What no call can change is opened once, before any: later ones could find a link where a place was. What is
+        # fresh must be opened by each. Theirs are the lowest numbers, so that they can be kept in one go.
+        rules = [] if self.landlock is None else self.landlock["rules"]
+        self.own = [(path, rights) for path, rights in rules if self._is_fresh(path.encode("utf-8", "surrogateescape"))]
+        self.places = open_places([rule for rule in rules if rule not in self.own])
+        self.last_place = max((place for place, _ in self.places), default=FD)
         self.workdir = calls["workdir"]
         self.drop = calls["drop"]
         self.filter = Filter(bytes.fromhex(calls["filter"]))
+
+    def _is_fresh(self, path: bytes) -> bool:
+        at = [place for _, place, _, _ in self.fresh]
+        return _is_below(path, at) and not _is_below(path, self.kept)
 
 
 def enter(walls: Walls, channel: int, output: int) -> None:
@@ -54,7 +65,9 @@ def enter(walls: Walls, channel: int, output: int) -> None:
         posix.dup2(output, 1)
         posix.dup2(output, 2)
         posix.dup2(channel, FD, False)  # in place of the server's own
-        call("close_range", FD + 1, _ALL, 0)
+        posix.close(channel)
+        posix.close(output)
+        call("close_range", walls.last_place + 1, _ALL, 0)
         posix.setpgid(0, 0)  # or else a signal to its own group would reach the server and all other calls
         _mount(walls)
         posix.chdir(walls.workdir)  # the old one leads to what is covered now
@@ -67,10 +80,17 @@ def enter(walls: Walls, channel: int, output: int) -> None:
         if worker:
             _wait(worker)
         if walls.landlock is not None:
-            landlock(walls.landlock)  # not on process 1, which must stay out of the worker's reach
+            # Not on process 1, which must stay out of the worker's reach.
+            landlock(walls.landlock, walls.places + open_places(walls.own))
+        for number, value in walls.limits:
+            limit(number, value)
         call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # what the server hides, this process has none of
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{type(error).__name__}: {error}")
+
+
+def _is_below(path: bytes, places: list[bytes]) -> bool:
+    return any(path == place or path.startswith(place + b"/") for place in places)
 
 
 def _mount(walls: Walls) -> None:
@@ -83,7 +103,12 @@ def _mount(walls: Walls) -> None:
         call("mount", f"/proc/self/fd/{fd}".encode(), path, None, _BIND | _RECURSIVE, None)
         posix.close(fd)
     for kind, at, flags, options in walls.fresh:
-        if kind != b"tmpfs":
+        if kind == b"devpts":
+            try:
+                call("mount", b"none", at, kind, flags, options)
+            except OSError:  # some kernels want a user 0 for it: then there are no terminals, and not another call's
+                call("mount", b"none", at, b"tmpfs", flags | _READ_ONLY, b"size=4k")
+        elif kind != b"tmpfs":
             call("mount", b"none", at, kind, flags, options)
 
 
