@@ -6,7 +6,7 @@ Rules.
 - Inside a writable folder, what trusted programs later read or run stays read-only: `.git`, `.venv`, the bundle's
   documents, tool and extension folders, the kernel's own code, interpreters. The folders above such a place are
   mounted onto themselves, because a folder that is a mount point cannot be renamed away.
-- The state root and the runtime directory never show, not even in a workdir that contains them.
+- The state root and the runtime directory never show, not even in a workdir that contains them, and cannot be moved.
 - Mounts are made from the outermost to the innermost path, so that no later mount hides an earlier one by accident.
 - As root, every place that bubblewrap takes something from is staged first: copied into a mount namespace where the
   jail's own user can reach it. What the system shows to everybody is taken from where it is.
@@ -462,13 +462,14 @@ def _mounts(request: Request, host: HostFacts, sources: Sources) -> list[_Mount]
             mount(shown, _WRITABLE, "--bind-fd", str(WORKDIR_FD), shown)
         else:
             mount(shown, _WRITABLE, "--bind", sources.of(real, real), shown)
-        for place in _outermost(request.guarded):
-            if place.path == real or not within(place.path, real):
-                continue
-            for above in _between(real, place.path):
-                mount(
-                    shown + above[len(real) :], _WRITABLE, "--bind", sources.of(above, real), shown + above[len(real) :]
-                )
+        guarded = [place for place in _outermost(request.guarded) if place.path != real and within(place.path, real)]
+        hidden = [path for path in host.hidden if path != real and within(path, real)]
+        for kept in [*(place.path for place in guarded), *hidden]:
+            for above in _between(real, kept):
+                if not any(within(above, place.path) for place in guarded):
+                    at = shown + above[len(real) :]
+                    mount(at, _WRITABLE, "--bind", sources.of(above, real), at)
+        for place in guarded:
             at = shown + place.path[len(real) :]
             mount(at, _GUARDED, "--ro-bind", sources.of(place.path, real), at)
     for place in request.masked:

@@ -47,6 +47,9 @@ REFUSED = {
     "submodule": lambda: write("module/.git"),
     "submodule_moved": lambda: os.rename("module", "m"),
     "hard_link_to_a_document": lambda: os.link("a/bots/goondan.yaml", "hard.yaml"),
+    "folder_of_hidden_state_moved": lambda: os.rename("above/it", "above/else"),
+    "folder_above_hidden_state_moved": lambda: os.rename("above", "else"),
+    "hidden_state": lambda: write("above/it/hidden/policy.yaml"),
     "environment_of_a_tool": lambda: write("envs/e/bin/python"),
 }
 def refused(ctx, input):
@@ -83,6 +86,8 @@ async def scene(folder: Path) -> dict[str, Any]:
         made.mkdir(parents=True)
     (host / LOCK).write_text("")
     (work / ".goondan").mkdir()
+    hidden = work / "above" / "it" / "hidden"
+    hidden.mkdir(parents=True)
     for path in ("goondan.yaml", "tools/t.py", "ext/e.py"):
         (bots / path).write_text("as it was")
     (work / "module" / ".git").write_text("gitdir: ../.git/modules/module")
@@ -91,7 +96,9 @@ async def scene(folder: Path) -> dict[str, Any]:
     before = sorted(os.listdir(work))
     stays = Stays(str(host / STAYS))
     tool = make_tool(folder, SOURCE, "refused", "plant", "write_later")
-    async with bench(tool, state_dir=state / "workspaces" / "0", protected=protected, stays=stays) as made_bench:
+    async with bench(
+        tool, state_dir=state / "workspaces" / "0", protected=protected, hidden=[str(hidden)], stays=stays
+    ) as made_bench:
         refused = await made_bench.call("t__refused", workdir=work)
         assert refused["status"] == "ok", refused
         planted = await made_bench.call("t__plant", {"paths": PLANTED}, workdir=work)

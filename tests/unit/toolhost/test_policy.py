@@ -165,6 +165,17 @@ def test_state_and_sockets_never_show() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_hidden_cannot_be_moved_away() -> None:
+    """Else another one could be put in its place, which the next kernel would take for the state."""
+    host = msgspec.structs.replace(HOST, hidden=["/w/a/b/state", "/w/g/in/state"])
+    made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w", guarded=[Place("/w/g", "dir")]), host)
+    assert [item for item in after_system(made) if item[1].startswith("/w/")] == [
+        ("--bind", "/w/a"), ("--bind", "/w/a/b"), ("--tmpfs", "/w/a/b/state"),
+        ("--ro-bind", "/w/g"), ("--tmpfs", "/w/g/in/state"),
+        ("--remount-ro", "/w/a/b/state"), ("--remount-ro", "/w/g/in/state"),
+    ]  # fmt: skip
+
+
 def test_a_workdir_inside_the_state_root_is_mounted_into_the_emptied_one() -> None:
     workdir = "/home/u/.goondan/ws/i/workspace"
     tool = ToolSpec(name="t", entry="/home/u/h.py", root="/home/u", exports=[])
