@@ -40,8 +40,10 @@ from toolhost.channel import Violation, check_json
 #: Questions of one call that may be open at once, and that it may ask in all.
 MAX_OPEN: Final = 16
 MAX_ASKED: Final = 1000
-#: `input` and `metadata` of one question together (bytes).
+#: `input` and `metadata` of one question together, and of all questions of a call (bytes). The broker keeps what was
+#: sent and is not worked on yet, 256 MiB of everybody: one call must not fill that.
 MAX_INPUT: Final = 256 << 10
+MAX_SAID: Final = 16 << 20
 #: The answer to one question, as the handler gets it (bytes): several have to fit what may wait for a jail.
 MAX_ANSWER: Final = 4 << 20
 #: Names in a question (characters), and the path in one.
@@ -73,11 +75,12 @@ class Refused(Exception):
 class Asker:
     """One call, and what it has asked. `open` are the ids of questions without an answer."""
 
-    __slots__ = ("_asked", "_same", "open")
+    __slots__ = ("_asked", "_said", "_same", "open")
 
     def __init__(self) -> None:
         self.open: set[int] = set()
         self._asked = 0
+        self._said = 0
         self._same: Counter[bytes] = Counter()
 
     def frame(self, call: Call, ask: Ask, now: float, created_at: str) -> Frame:
@@ -92,7 +95,11 @@ class Asker:
         if self._asked >= MAX_ASKED:
             raise Refused("E_TOOL_LIMIT", f"a call asks at most {MAX_ASKED} questions", "Do the rest in another call.")
         self._asked += 1
-        _check(ask)
+        self._said += _check(ask)
+        if self._said > MAX_SAID:
+            raise Refused(
+                "E_TOOL_LIMIT", f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call."
+            )
         left_ms = None if call.deadline is None else max(1, int((call.deadline - now) * 1000))
         frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
         self.open.add(ask.ask_id)
@@ -106,8 +113,8 @@ class Asker:
         return f"{name}~{digest.hex()}.{self._same[digest]}"
 
 
-def _check(ask: Ask) -> None:
-    """Raise Refused for arguments that are none, Violation for values that are not JSON."""
+def _check(ask: Ask) -> int:
+    """How many bytes it says. Raises Refused for arguments that are none, Violation for values that are not JSON."""
     if ask.op in ("request", "send", "spawn") and not ask.target:
         raise _invalid("target is missing: the name of an agent")
     for name, text in (("target", ask.target), ("instanceKey", ask.instance_key)):
@@ -128,6 +135,7 @@ def _check(ask: Ask) -> None:
             check_json(bytes(value))
     if ask.metadata is not None and not isinstance(msgspec.msgpack.decode(ask.metadata), dict):
         raise _invalid("metadata is an object")
+    return size
 
 
 def _invalid(message: str) -> Refused:

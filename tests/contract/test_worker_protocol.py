@@ -47,7 +47,7 @@ def test_the_numbers() -> None:
         f"1 to {results.MAX_HANDLE:,} characters",
         f"more than {jails.MAX_UNREAD >> 20} MiB of answers",
         f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
-        f"an answer has at most\n{asks.MAX_ANSWER >> 20} MiB",
+        f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",
         f"{asks.TIMEOUT_MS:,} when left out",
         f"up to {asks.MAX_NAME} characters",
         f"{jails.CANCEL_GRACE_S:g} seconds later",

@@ -15,7 +15,18 @@ from schemas.errors import error_payload
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
-from toolhost.asks import MAX_ANSWER, MAX_ASKED, MAX_INPUT, MAX_OPEN, TIMEOUT_MS, Asker, Refused, correlation, value_of
+from toolhost.asks import (
+    MAX_ANSWER,
+    MAX_ASKED,
+    MAX_INPUT,
+    MAX_OPEN,
+    MAX_SAID,
+    TIMEOUT_MS,
+    Asker,
+    Refused,
+    correlation,
+    value_of,
+)
 from toolhost.calls import Call
 from toolhost.channel import Violation
 from toolhost.inside import runtime
@@ -120,6 +131,16 @@ def test_so_many_are_asked_in_all() -> None:
         made(ask("catalog", number), asker)
         asker.open.clear()
     assert refused(ask("catalog", 1), asker) == "E_TOOL_LIMIT"
+
+
+def test_so_much_is_said_in_all() -> None:
+    asker = Asker()
+    for number in range(MAX_SAID // MAX_INPUT):
+        made(ask("send", number, input="x" * (MAX_INPUT - 8)), asker)
+        asker.open.clear()
+    assert refused(ask("send", 1, input="x" * MAX_INPUT), asker) == "E_TOOL_LIMIT"
+    assert refused(ask("send", 1, input="x" * 10_000), asker) == "E_TOOL_LIMIT"
+    assert asker.open == set()
 
 
 @pytest.mark.parametrize(
