@@ -44,7 +44,7 @@ MAX_MAILBOX_BYTES: Final = 256 << 20
 #: which lie elsewhere. A sender repeats until it has its answer, so most of these are never asked for; beyond them only
 #: ids are known (seen.py).
 MAX_FINISHED: Final = 1_000
-MAX_FINISHED_INLINE: Final = 8 << 20
+MAX_FINISHED_INLINE: Final = 4 << 20
 MAX_FINISHED_BYTES: Final = 64 << 20
 #: An answer is named after its event.
 ANSWER_SUFFIX: Final = ":answer"
