@@ -494,6 +494,7 @@ class World:
         self.written = 0
         self.handlers_ask = handlers_ask
         self.idents = self.incarnations = self.launches = 0
+        self.brokers_killed = 0
         self.wires: dict[tuple[int, bytes], Wire] = {}
         self.agents: dict[tuple[str, str], Agent] = {}
         self.stores: dict[tuple[str, str], Store] = {}
@@ -607,6 +608,7 @@ class World:
         self.host = Host(self, self.launches)
 
     def kill_broker(self) -> None:
+        self.brokers_killed += 1
         self.now += 0.05
         self.router = self._new_router()
         self.wires.clear()
