@@ -1,8 +1,8 @@
 """What stays read-only inside a folder that a jail may write to, as it is on this host: found, or made to be there.
 
 What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto: in a folder that
-holds the bundle, `.git` and `.venv` are made as empty folders before the first jail starts there, and removed after the
-last one has ended; git and Python take no notice of empty ones.
+holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
+one has ended; git and Python take no notice of empty ones.
 
 Source: sandbox.md section 2; docs/decisions/034.
 """
@@ -19,7 +19,7 @@ from schemas.errors import fail
 from toolhost.policy import GUARDED_NAMES, Place
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
-MADE_NAMES: Final = (".git", ".venv")
+MADE_NAMES: Final = GUARDED_NAMES
 #: Entries that are looked at for repositories in the folder, breadth first: some milliseconds of a cold start.
 MAX_SCANNED: Final = 2048
 #: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.

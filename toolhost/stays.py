@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import stat
 import time
 from contextlib import suppress
 from typing import Final
@@ -52,6 +53,8 @@ class _Present:
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                self.broken.add(path)  # it can be written by another name
             if not _leads_to(path, status.st_dev, status.st_ino):
                 raise BlockingIOError(f"{path} was replaced")
         except OSError:

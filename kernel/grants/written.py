@@ -84,6 +84,10 @@ def accept(files: Iterable[Written], state_root: str) -> None:
         if file.open:
             message = f"tools can still write to {file.folder}: what you accept could be something else by then"
             raise fail("E_USAGE", message, suggestion="Stop the kernel whose tools work there: `gdn stop`.")
+        with suppress(OSError):
+            if os.stat(file.path).st_nlink > 1:
+                message = f"{file.path} has another name, by which a tool could still change it"
+                raise fail("E_USAGE", message, suggestion="Put a copy of it in its place.")
         if not file.digest:
             raise fail("E_USAGE", f"{file.path} cannot be read, or is too large")
         known[file.path] = file.digest

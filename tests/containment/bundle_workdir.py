@@ -85,7 +85,6 @@ async def scene(folder: Path) -> dict[str, Any]:
     ):
         made.mkdir(parents=True)
     (host / LOCK).write_text("")
-    (work / ".goondan").mkdir()
     hidden = work / "above" / "it" / "hidden"
     hidden.mkdir(parents=True)
     for path in ("goondan.yaml", "tools/t.py", "ext/e.py"):

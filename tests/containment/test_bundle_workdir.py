@@ -19,7 +19,7 @@ def check(found: dict[str, Any]) -> None:
     # The last one is the document that an editor replaced while tools were there.
     written = sorted([*PLANTED, "a/bots/linked.yaml", "a/bots/goondan.yaml"])
     assert (found["during"], found["after"]) == (written, written)
-    assert not {".git", ".venv"} & set(found["left"])
+    assert not {".git", ".venv", ".goondan"} & set(found["left"])
 
 
 async def test_nothing_gets_out_of_it(short_tmp: Path) -> None:

@@ -48,10 +48,10 @@ def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> N
     protected = [str(workdir / name) for name in ("doc.yaml", "link.yaml", "absent")]
     request = look_up(tool, str(workdir), spec(protected=protected), HOST)
     assert [(os.path.relpath(p.path, workdir), p.kind) for p in request.guarded] == [
-        (".git", "dir"), (".venv", "dir"), ("doc.yaml", "file"),
+        (".git", "dir"), (".venv", "dir"), (".goondan", "dir"), ("doc.yaml", "file"),
         ("sub/.git", "dir"), ("tree/.git", "file"), ("sub/deep/.git", "dir"),
     ]  # fmt: skip
-    assert request.made == [str(workdir / ".venv")]
+    assert request.made == [str(workdir / ".venv"), str(workdir / ".goondan")]
     assert request.workdir == request.workdir_real == str(workdir)
     (tmp_path / "other").mkdir()
     assert look_up(tool, str(tmp_path / "other"), spec(protected=protected), HOST).made == []  # no bundle lies there

@@ -66,6 +66,14 @@ def test_what_was_replaced_was_not_kept(tmp_path: Path, work: Path) -> None:
     assert names(record(tmp_path)[0]) == ["tools"]
 
 
+def test_a_file_with_another_name_is_not_kept(tmp_path: Path, work: Path) -> None:
+    os.link(work / "goondan.yaml", work / "tools" / "same.yaml")
+    stays = Stays(str(tmp_path / "record"))
+    stays.begin([str(work)], [str(work / "goondan.yaml"), str(work / "tools")], [])
+    stays.end([str(work)])
+    assert names(record(tmp_path)[0]) == ["tools"]
+
+
 def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path) -> None:
     stays = Stays(str(tmp_path / "record"))
     stays.begin([str(work)], [str(work / "tools")], [])
@@ -78,7 +86,7 @@ def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path
 def test_what_was_made_is_removed_unless_it_is_used(tmp_path: Path, work: Path) -> None:
     one, other = Stays(str(tmp_path / "record")), Stays(None)
     made = make_placeholders(str(work))
-    assert [os.path.basename(path) for path in made] == [".git", ".venv"]
+    assert [os.path.basename(path) for path in made] == [".git", ".venv", ".goondan"]
     assert make_placeholders(str(work)) == []
     one.begin([str(work)], made, made)
     assert record(tmp_path)[0].made == made

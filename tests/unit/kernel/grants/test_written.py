@@ -138,6 +138,10 @@ def test_what_was_accepted_is_pinned_to_its_bytes(state: Path, work: Path) -> No
     stays(state, around_now(work))
     document = str(work / "goondan.yaml")
     found = find_written([document], str(state))
+    os.link(document, work / "other name")
+    with pytest.raises(GoondanError, match="has another name"):
+        accept(found, str(state))
+    (work / "other name").unlink()
     accept(found, str(state))
     assert find_written([document], str(state)) == []
     assert find_written([document], str(state), accepted=True) == found
