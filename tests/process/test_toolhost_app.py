@@ -206,6 +206,8 @@ def gone(pids: list[int], within_s: float = 5.0) -> bool:
 
 def test_a_call_from_bus_to_jail_and_back(broker: PlayedBroker, short_tmp: Path, workdir: Path) -> None:
     log = short_tmp / "log"
+    alone = SandboxSpec(isolation="call")
+    broker.spec.tools.append(make_tool(short_tmp, SOURCE, "nap", name="c", sandbox=alone))
     with toolhost(broker.endpoint, stderr=log) as host:
         broker.welcome()
         assert broker.hellos[0].token == TOKEN
@@ -223,6 +225,14 @@ def test_a_call_from_bus_to_jail_and_back(broker: PlayedBroker, short_tmp: Path,
         os.kill(start["pid"], signal.SIGKILL)
         (end,) = host.news(1)
         assert (end["op"], end["pid"], end["cause"]) == ("exit", start["pid"], "ended by SIGKILL")
+        # Calls that want to be alone are forked as soon as a jail has shown that it can be done.
+        for number in range(100):
+            broker.call("nap", {"s": 0}, f"c/{number}", workdir, tool="c")
+            told = broker.result(f"c/{number}")["receipt"]["jail"]["calls"]
+            if told == "forked":
+                break
+            assert told == "alone"
+        assert told == "forked"
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         assert [(line["message"], line["callId"]) for line in lines if line["level"] == "info"] == [("printed", "t/1")]
 
