@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from schemas.blobs import MAX_ARGS_BYTES
+from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
@@ -117,9 +117,10 @@ def _check(ask: Ask) -> int:
     """How many bytes it says. Raises Refused for arguments that are none, Violation for values that are not JSON."""
     if ask.op in ("request", "send", "spawn") and not ask.target:
         raise _invalid("target is missing: the name of an agent")
-    for name, text in (("target", ask.target), ("instanceKey", ask.instance_key)):
-        if text is not None and len(text) > MAX_NAME:
-            raise _invalid(f"{name} has at most {MAX_NAME} characters")
+    if len(ask.target or "") > MAX_NAME:
+        raise _invalid(f"target has at most {MAX_NAME} characters")
+    if ask.instance_key and not is_instance_key(ask.instance_key):
+        raise _invalid(f"instanceKey has at most {MAX_NAME} characters, none of them a control character")
     if ask.cwd is not None and len(ask.cwd) > MAX_CWD:
         raise _invalid(f"cwd has at most {MAX_CWD} characters")
     if ask.event_type is not None and (not _EVENT_TYPE.match(ask.event_type) or ask.event_type in _RESERVED):
@@ -186,7 +187,9 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     """What the handler gets for the frame that answers `asked`. Raises Refused when that is a failure."""
     size = memoryview(answer.payload).nbytes
     if size > MAX_ANSWER:
-        raise Refused("E_TOOL_LIMIT", f"the answer has {size} bytes, limit {MAX_ANSWER}", "Ask for less at a time.")
+        raise Refused(
+            "E_TOOL_LIMIT", f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file."
+        )
     if ask.op == "send":
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":
@@ -196,10 +199,6 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
         raise Refused("E_AGENT_FAILED", f"agent {ask.target!r} sent no answer")
     if ended.status == "failed":
         raise _failed(str(ask.target), ended.error)
-    size = len((ended.response or "").encode())
-    if size > MAX_ARGS_BYTES:
-        message = f"agent {ask.target!r} answered with {size} bytes, limit {MAX_ARGS_BYTES}"
-        raise Refused("E_TOOL_LIMIT", message, "Let the agent write to a file in the workdir.")
     value: dict[str, Any] = {
         "target": ask.target,
         "eventId": asked.event_id,

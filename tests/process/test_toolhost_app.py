@@ -226,6 +226,7 @@ def test_a_call_from_bus_to_jail_and_back(broker: PlayedBroker, short_tmp: Path,
         (end,) = host.news(1)
         assert (end["op"], end["pid"], end["cause"]) == ("exit", start["pid"], "ended by SIGKILL")
         # Calls that want to be alone are forked as soon as a jail has shown that it can be done.
+        told = ""
         for number in range(100):
             broker.call("nap", {"s": 0}, f"c/{number}", workdir, tool="c")
             told = broker.result(f"c/{number}")["receipt"]["jail"]["calls"]

@@ -32,7 +32,7 @@ async def short(ctx, input):
     try: return await asyncio.wait_for(ctx.runtime.request("helper", "never"), 0.05)
     except asyncio.TimeoutError: return "gave up"
 def kinds(ctx, input):
-    try: ctx.runtime.request("helper", "x", **input)
+    try: ctx.runtime.request(input.pop("target", "helper"), input.pop("input", "x"), **input)
     except AgentError as error: return [error.code, error.suggestion, str(error)]
 kept = []
 def keep(ctx, input): kept.append(ctx.runtime)
@@ -189,6 +189,14 @@ async def test_errors_of_the_bus_are_exceptions_with_their_code(short_tmp: Path,
         assert told["output"][0] == "E_TOOL_INVALID_ARGS"
         big = await host.call("t__ask", {"input": "x" * 300_000}, workdir=workdir)
         assert big["error"]["code"] == "E_TOOL_LIMIT"
+        mistakes: list[dict[str, Any]] = [
+            {"target": 5}, {"timeout_ms": "soon"}, {"timeout_ms": True}, {"metadata": []}, {"event_type": 1},
+        ]  # fmt: skip
+        for wrong in mistakes:
+            refused = await host.call("t__kinds", wrong, workdir=workdir)
+            assert refused["error"]["name"] == "TypeError", wrong
+        assert (await host.call("t__kinds", {"timeout_ms": 1e30}, workdir=workdir))["output"] is None
+        assert host.host.jail_count == 1, "a mistake ends no jail"
         odd = await host.call("t__kinds", {"metadata": {"a": 1}, "instance_key": ""}, workdir=workdir)
         assert odd["output"] is None, "an empty key means the caller's own"
         assert bus.sent[-1].instance_key == "k1"

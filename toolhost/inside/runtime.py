@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 #: One question as it travels (bytes). The host refuses more, and frames that are larger still end the jail.
 MAX_ASK = 256 << 10
 
+#: Longer waits are cut to this (milliseconds): no call lasts that long.
+MAX_TIMEOUT_MS = 1 << 31
+_NUMBER = (int, float)
+_KINDS: dict[str, Any] = {
+    "target": str, "instanceKey": str, "eventType": str, "cwd": str, "timeoutMs": _NUMBER, "metadata": dict,
+}  # fmt: skip
+
 
 class Questions:
     """All questions of this process that wait for an answer."""
@@ -50,7 +57,7 @@ class Questions:
         with self._lock:
             self._last += 1
             number = self._last
-        given = {name: value for name, value in fields.items() if value is not None}
+        given = {name: _checked(name, value) for name, value in fields.items() if value is not None}
         try:
             body = wire.pack({"type": "ask", "callId": call.id, "askId": number, "op": op, **given})
         except wire.BadValue as error:
@@ -101,6 +108,16 @@ class Questions:
         self._waiting[number] = tell
         self._worker.send(body)
         return future
+
+
+def _checked(name: str, value: Any) -> Any:
+    """An argument as the host takes it: what is of another type there ends the jail. Raises TypeError."""
+    kind = _KINDS.get(name)
+    if kind is None:
+        return value
+    if not isinstance(value, kind) or (kind is _NUMBER and isinstance(value, bool)):
+        raise TypeError(f"ctx.runtime: {name} is no {'number' if kind is _NUMBER else kind.__name__}")
+    return max(0, min(int(value), MAX_TIMEOUT_MS)) if kind is _NUMBER else value
 
 
 def _value(frame: dict[str, Any]) -> Any:

@@ -150,6 +150,7 @@ def test_so_much_is_said_in_all() -> None:
         {"target": None},
         {"target": "x" * 257},
         {"instance_key": "k" * 257},
+        {"instance_key": "a\x01b"},
         {"event_type": ""},
         {"event_type": "a b"},
         {"event_type": "x" * 129},
