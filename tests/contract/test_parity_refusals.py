@@ -17,7 +17,7 @@ from agentproc.catalog import Catalog
 from schemas.frames import ToolError
 from schemas.launch import CatalogItem
 from schemas.results import cut_message
-from tests.contract.recorded import CASES
+from tests.contract.recorded import cases
 
 REFUSALS = ("E_TOOL_INVALID_ARGS", "E_TOOL_NOT_IN_CATALOG")
 LISTS = re.compile(r"required=\[(?P<required>[^]]*)\], allowed=\[(?P<allowed>[^]]*)\]")
@@ -26,8 +26,7 @@ ENUM = re.compile(r"args\.(?P<name>\w+): value must be one of (?P<options>\[[^]]
 
 
 def refusals() -> list[dict[str, Any]]:
-    lines = CASES.read_text(encoding="utf-8").strip("\n").split("\n")
-    return [case for case in map(json.loads, lines) if case["expect"].get("error", {}).get("code") in REFUSALS]
+    return [case for case in cases() if case["expect"].get("error", {}).get("code") in REFUSALS]
 
 
 def names(listed: str) -> list[str]:
