@@ -50,6 +50,10 @@ MET = [
 ]
 NAMES = sorted({name for name, _, _ in MET} | {"quiet", "relay", "spin", "deaf", "output", "printing"})
 
+#: A jail that has used a second of the processor comes after everything else that wants it, on a busy machine for long.
+PATIENT: Any = {"deadline_ms": 100_000, "within_s": 110.0}
+a_busy_machine_is_no_failure = pytest.mark.timeout(240)
+
 #: Control groups where this machine has them, and in any case what stands in for them.
 both_mechanisms = pytest.mark.parametrize(
     "grouped",
@@ -75,6 +79,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @both_mechanisms
+@a_busy_machine_is_no_failure
 async def test_each_bomb_meets_its_limit_and_the_next_call_works(place: Path, grouped: bool) -> None:
     async with bench(bombs(place), grouped=grouped) as made:
         for number, (name, args, limit) in enumerate(MET):
@@ -95,11 +100,12 @@ async def test_each_bomb_meets_its_limit_and_the_next_call_works(place: Path, gr
 
 
 @both_mechanisms
+@a_busy_machine_is_no_failure
 @pytest.mark.parametrize("name", ["relay", "spin"])
 async def test_processor_time_is_counted_for_all_descendants(place: Path, grouped: bool, name: str) -> None:
     """A relay of children that nobody waits for is counted like a loop."""
     async with bench(bombs(place, Limits(cpu_seconds=1, processes=24)), grouped=grouped) as made:
-        result = await made.call(f"bomb__{name}", workdir=place / "w")
+        result = await made.call(f"bomb__{name}", workdir=place / "w", **PATIENT)
         (receipt,) = made.receipts.values()
     assert result["error"]["code"] == "E_TOOL_LIMIT"
     assert "the limit cpuSeconds was reached: 1 s" in result["error"]["message"]
@@ -107,6 +113,7 @@ async def test_processor_time_is_counted_for_all_descendants(place: Path, groupe
 
 
 @both_mechanisms
+@a_busy_machine_is_no_failure
 async def test_processor_time_is_counted_per_call(place: Path, grouped: bool) -> None:
     """A warm worker may use more than `cpuSeconds` in all, and a call is not charged with what others have used."""
     source = """
@@ -120,7 +127,7 @@ handlers = {"burn": burn}
     tool = make_tool(place, source, "burn", sandbox=SandboxSpec(limits=Limits(cpu_seconds=1)))
     async with bench(tool, grouped=grouped) as made:
         for _ in range(2):
-            result = await made.call("t__burn", {"s": 0.7}, workdir=place / "w")
+            result = await made.call("t__burn", {"s": 0.7}, workdir=place / "w", **PATIENT)
             assert result["status"] == "ok"
         again = await made.call("t__burn", {"s": 0}, workdir=place / "w")
         assert again["output"] > 1.4  # in the same worker

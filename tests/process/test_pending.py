@@ -89,6 +89,12 @@ class Talk:
         """Let the work end."""
         (self.folder / "workspace" / "go").touch()
 
+    def called(self) -> int:
+        """How many tool calls it has made."""
+        with closing(sqlite3.connect(f"file:{self.folder}/conversation.db?mode=ro", uri=True)) as db:
+            (count,) = db.execute("SELECT count(*) FROM runtime_events WHERE type = 'tool.called'").fetchone()
+        return int(count)
+
     def told(self) -> list[str]:
         """What tools have said to the agent by themselves."""
         with closing(sqlite3.connect(f"file:{self.folder}/conversation.db?mode=ro", uri=True)) as db:
@@ -111,7 +117,9 @@ def test_polling_tells_pending_then_the_result_and_then_nothing_comes_by_itself(
     assert "is in use" in asked
     assert "E_TOOL_OUTCOME_UNKNOWN" in asked
     assert "pending, handle job" in talk.say("/tool-result__get handle=job waitMs=100")
+    before = talk.called()
     waiting = kernel.popen("send", "/tool-result__get handle=job waitMs=15000", "--instance", talk.key)
+    wait_until(lambda: talk.called() > before, what="the call that waits")
     assert kernel.gdn("call", "bash__exec", '{"command":"true"}').status == 0, "others work meanwhile"
     talk.go()
     out, _ = waiting.communicate(timeout=20)
