@@ -75,7 +75,7 @@ class Sandbox(_Strict, frozen=True):
 
     isolation: Annotated[
         Literal["shared", "instance", "call"],
-        Meta(description="One jail for everyone, one per agent instance, or a fresh one per call."),
+        Meta(description="One jail for everyone, one per agent instance, or that with each call on its own."),
     ] = "instance"
     network: Annotated[
         Literal["none", "public"] | NetworkAllow,
