@@ -1,11 +1,16 @@
 """`python -m bench.bombs [--watched] [--seconds N] [--jails N]`: every kind of bomb at once, and a neighbour's calls.
 
 Twenty jails, each of an agent of its own, misbehave for a bounded time in the ways of tests/containment/bombs.py, again
-and again, while another agent calls a tool that does nothing. Printed: how each kind of bomb ended, what was left on
-disk at most, and how long the neighbour's calls took. `--watched` does without control
-groups. Not part of `make bench`: nothing else should run on the machine meanwhile.
+and again, while another agent calls a tool that does nothing. Printed: how each kind of bomb ended and whether that is
+right, what was left on disk at most, how long the neighbour's calls took, how late the tool host's loop was, and how
+busy the machine was. `--watched` does without control groups. Status 1 when a bomb ended in a way that is wrong.
+Not part of `make bench`: nothing else should run on the machine meanwhile.
 
-Source: issue 4, "Must hold"; sandbox.md section 4.
+What is right. A bomb that meets a limit ends by it, named; if the jails are so short of processors that its deadline
+comes first, that is called late. A loop meets its limit of processor time only if it gets that much before its deadline
+(twenty jails on two processors get a tenth of one each), and what meets no limit ends by its deadline.
+
+Source: issue 4, "Must hold"; sandbox.md section 4; docs/decisions/031.
 """
 
 from __future__ import annotations
@@ -13,34 +18,45 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
+
+import uvloop
 
 from schemas.launch import Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 
-BOMBS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("forks", {"stubborn": True}),
-    ("memory", {}),
-    ("memory_of_many", {"mb": 40}),
-    ("shared_memory", {}),
-    ("socket_buffers", {}),
-    ("one_file", {}),
-    ("many_files", {"writers": 8}),
-    ("allocated", {}),
-    ("relay", {}),
-    ("spin", {}),
-    ("output", {}),
-    ("printing", {}),
-    ("descriptors", {}),
-    ("deaf", {}),
+
+class Bomb(NamedTuple):
+    """One kind: its handler and arguments, the limits that it may meet, whether its deadline may come first."""
+
+    name: str
+    args: dict[str, Any]
+    limits: tuple[str, ...] = ()
+    slow: bool = False
+
+
+BOMBS: Final = (
+    Bomb("forks", {"stubborn": True}, ("processes",)),
+    Bomb("memory", {}, ("memoryMb",)),
+    Bomb("memory_of_many", {"mb": 40}, ("memoryMb",)),
+    Bomb("shared_memory", {}, ("memoryMb", "openFiles")),
+    Bomb("socket_buffers", {}, ("memoryMb",)),
+    Bomb("one_file", {}, ("fileMb",)),
+    Bomb("many_files", {"writers": 8}, ("diskMb",)),
+    Bomb("allocated", {}, ("diskMb",)),
+    Bomb("relay", {}, ("cpuSeconds",), slow=True),
+    Bomb("spin", {}, ("cpuSeconds",), slow=True),
+    Bomb("output", {}, ("memoryMb", "output")),
+    Bomb("printing", {}, ("cpuSeconds",), slow=True),
+    Bomb("descriptors", {}, ("openFiles",)),
+    Bomb("deaf", {}, slow=True),
 )
-LIMITS = Limits(
+LIMITS: Final = Limits(
     memory_mb=128,
     processes=32,
     open_files=128,
@@ -51,79 +67,177 @@ LIMITS = Limits(
     wall_seconds=10,
     output_mb=1,
 )
-#: What a bomb that meets no limit may take (milliseconds).
-DEADLINE_MS = 4000
+#: What a bomb may take (milliseconds).
+DEADLINE_MS: Final = 6000
+#: The neighbour's calls go on for this long after each (seconds), and the loop is looked at so often.
+PAUSE_S: Final = 0.01
+BEAT_S: Final = 0.002
 
 
-async def _bomber(made: Bench, number: int, folder: Path, until: float, told: Counter[str], left: list[int]) -> None:
-    name, args = BOMBS[number % len(BOMBS)]
-    while time.monotonic() < until:
-        folder.mkdir(exist_ok=True)
-        result = await made.call(
-            f"bomb__{name}", args, workdir=folder, agent=f"bomber-{number}", deadline_ms=DEADLINE_MS, within_s=60.0
+def ending(result: dict[str, Any]) -> tuple[str, str | None]:
+    """The code that a call ended with, and the limit that it names."""
+    error = result.get("error", {})
+    message = error.get("message", "")
+    limit = None
+    if " was reached" in message:
+        limit = message.removeprefix("the limit ").split(" was reached")[0]
+    elif message.startswith("the output has"):
+        limit = "output"
+    return error.get("code", "ok"), limit
+
+
+def verdict(bomb: Bomb, code: str, limit: str | None) -> str:
+    """`right`, `late` or `WRONG`."""
+    if code == "E_TOOL_LIMIT" and limit in bomb.limits:
+        return "right"
+    if code == "E_TOOL_TIMEOUT":
+        return "right" if bomb.slow else "late"
+    return "WRONG"
+
+
+class Cleaner:
+    """A process that removes folders and says how much they held, and yields to everything measured here."""
+
+    SCRIPT: Final = """
+import os, shutil, sys
+os.nice(19)
+for line in sys.stdin:
+    folder = line.rstrip()
+    held = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            try: held += os.lstat(os.path.join(above, name)).st_blocks * 512
+            except OSError: pass
+    shutil.rmtree(folder, ignore_errors=True)
+    print(held, flush=True)
+"""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._one_at_a_time = asyncio.Lock()
+
+    @classmethod
+    async def start(cls) -> Cleaner:
+        pipe = asyncio.subprocess.PIPE
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", cls.SCRIPT, stdin=pipe, stdout=pipe, start_new_session=True
+            )
         )
-        error = result.get("error", {})
-        limit = error.get("message", "").removeprefix("the limit ").split(" was reached")[0]
-        code = error.get("code", "ok")
-        told[f"{name:15} {code}" + (f" {limit}" if " was reached" in error.get("message", "") else "")] += 1
-        left.append(sum(path.lstat().st_blocks * 512 for path in folder.iterdir()))
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def clear(self, folder: Path) -> int:
+        """Remove it: what it held (bytes)."""
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None, "it was started with pipes"
+        assert back is not None, "it was started with pipes"
+        async with self._one_at_a_time:
+            to.write(f"{folder}\n".encode())
+            return int(await back.readline())
+
+    async def close(self) -> None:
+        self._process.terminate()
+        await self._process.wait()
 
 
-async def _neighbour(made: Bench, folder: Path, times: list[float]) -> None:
-    while True:
-        began = time.perf_counter()
-        result = await made.call("quiet__quiet", workdir=folder, agent="neighbour")
-        assert result["status"] == "ok", result
-        times.append(time.perf_counter() - began)
-        await asyncio.sleep(0.01)
+class Run:
+    """What is collected while everything goes on."""
+
+    def __init__(self, made: Bench, cleaner: Cleaner) -> None:
+        self.made = made
+        self.cleaner = cleaner
+        self.told: Counter[tuple[str, str]] = Counter()
+        self.left: list[int] = []
+        self.over = False
+
+    async def bomber(self, number: int, folder: Path, until: float) -> None:
+        """One agent that misbehaves in one way."""
+        bomb = BOMBS[number % len(BOMBS)]
+        options: dict[str, Any] = {"agent": f"bomber-{number}", "deadline_ms": DEADLINE_MS, "within_s": 60.0}
+        while time.monotonic() < until:
+            folder.mkdir(exist_ok=True)
+            result = await self.made.call(f"bomb__{bomb.name}", bomb.args, workdir=folder, **options)
+            code, limit = ending(result)
+            self.told[bomb.name, f"{verdict(bomb, code, limit):5}  {code} {limit or ''}"] += 1
+            self.left.append(await self.cleaner.clear(folder))
+
+    async def neighbour(self, folder: Path) -> list[float]:
+        """Another agent's calls, one after another: what each took (seconds)."""
+        times = []
+        while not self.over:
+            began = time.perf_counter()
+            result = await self.made.call("quiet__quiet", workdir=folder, agent="neighbour")
+            assert result["status"] == "ok", result
+            times.append(time.perf_counter() - began)
+            await asyncio.sleep(PAUSE_S)
+        return times
+
+    async def beat(self) -> list[float]:
+        """How late the loop is (seconds), again and again."""
+        late = []
+        while not self.over:
+            began = time.perf_counter()
+            await asyncio.sleep(BEAT_S)
+            late.append(max(0.0, time.perf_counter() - began - BEAT_S))
+        return late
 
 
-def _shown(times: list[float]) -> str:
+def shown(times: list[float], what: str) -> str:
+    """Percentiles in milliseconds."""
     ordered = sorted(times)
     parts = " ".join(f"p{part} {1000 * ordered[len(ordered) * part // 100]:.2f}" for part in (50, 95, 99))
-    return f"{parts} max {1000 * ordered[-1]:.1f} ms of {len(ordered)} calls"
+    return f"{parts} max {1000 * ordered[-1]:.1f} ms of {len(ordered)} {what}"
 
 
-async def _run(options: argparse.Namespace, place: Path) -> None:
+def waited_s() -> float:
+    """How long this process's first thread, which runs the loop, was ready to run and did not (seconds)."""
+    with open("/proc/self/schedstat", encoding="ascii") as source:
+        return int(source.read().split()[1]) / 1e9
+
+
+async def run(options: argparse.Namespace, place: Path) -> int:
+    """Measure and print: how many bombs ended in a way that is wrong."""
     source = (Path(__file__).parents[1] / "tests" / "containment" / "bombs.py").read_text(encoding="utf-8")
-    names = [*dict.fromkeys(name for name, _ in BOMBS), "quiet"]
+    names = [*dict.fromkeys(bomb.name for bomb in BOMBS), "quiet"]
     bomb, quiet = (
         make_tool(place, source, *names, name=name, sandbox=SandboxSpec(limits=LIMITS)) for name in ("bomb", "quiet")
     )
-    told: Counter[str] = Counter()
-    left: list[int] = []
-    quiet_times: list[float] = []
-    times: list[float] = []
     work = place / "neighbour"
     work.mkdir()
+    busy = os.getloadavg()[0]
+    cleaner = await Cleaner.start()
     async with bench(bomb, quiet, max_jails=options.jails * 2 + 2, grouped=not options.watched) as made:
-        for collected, seconds in ((quiet_times, 2.0), (times, float(options.seconds))):
-            await made.call("quiet__quiet", workdir=work, agent="neighbour")
-            calling = asyncio.ensure_future(_neighbour(made, work, collected))
-            until = time.monotonic() + seconds
-            if collected is quiet_times:
-                await asyncio.sleep(seconds)
-            else:
-                bombers = (
-                    _bomber(made, number, place / f"w{number}", until, told, left) for number in range(options.jails)
-                )
-                await asyncio.gather(*bombers)
-            calling.cancel()
-            with suppress(asyncio.CancelledError):
-                await calling
-        kept = made.facts.groups is not None
-    print(
-        f"{options.jails} jails, {'control groups' if kept else 'watched'}, uid {os.geteuid()}, {os.cpu_count()} CPUs"
-    )
-    for line, count in sorted(told.items()):
-        print(f"  {count:4} x {line}")
-    print(f"  most left on disk by one jail: {max(left) >> 20} MiB of {LIMITS.disk_mb}")
-    print(f"  neighbour alone:          {_shown(quiet_times)}")
-    print(f"  neighbour while they bomb: {_shown(times)}")
+        await made.call("quiet__quiet", workdir=work, agent="neighbour")
+        alone = Run(made, cleaner)
+        calling = asyncio.ensure_future(alone.neighbour(work))
+        await asyncio.sleep(2)
+        alone.over = True
+        quiet_times = await calling
+
+        bombing = Run(made, cleaner)
+        collected = asyncio.gather(bombing.neighbour(work), bombing.beat())
+        waited, began = waited_s(), time.monotonic()
+        until = began + options.seconds
+        await asyncio.gather(*(bombing.bomber(number, place / f"w{number}", until) for number in range(options.jails)))
+        waited, took = waited_s() - waited, time.monotonic() - began
+        bombing.over = True
+        times, late = await collected
+        kept = "control groups" if made.facts.groups is not None else "watched"
+    await cleaner.close()
+    print(f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs, load before: {busy:.1f}")
+    for (name, how), count in sorted(bombing.told.items()):
+        print(f"  {count:4} x {name:15} {how}")
+    judged: Counter[str] = Counter()
+    for (_, how), count in bombing.told.items():
+        judged[how.split()[0]] += count
+    print(f"  ended right: {judged['right']}, late: {judged['late']}, WRONG: {judged['WRONG']}")
+    print(f"  most left on disk by one jail: {max(bombing.left) >> 20} MiB of {LIMITS.disk_mb}")
+    print(f"  the loop was late:         {shown(late, 'looks')}, and waited for a CPU {waited / took:.0%} of the time")
+    print(f"  neighbour alone:           {shown(quiet_times, 'calls')}")
+    print(f"  neighbour while they bomb: {shown(times, 'calls')}")
+    return judged["WRONG"]
 
 
-def main() -> None:
+def main() -> int:
     """Run it in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
@@ -132,8 +246,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        asyncio.run(_run(options, Path(folder)))
+        return 1 if uvloop.run(run(options, Path(folder))) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

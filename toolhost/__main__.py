@@ -13,7 +13,7 @@ import uvloop
 from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
 from toolhost.app import App, Settings
-from toolhost.launch import LAUNCHER
+from toolhost.launcher_link import LAUNCHER
 from toolhost.limits.groups import own_tree
 from toolhost.privileges import give_up
 

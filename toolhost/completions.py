@@ -22,7 +22,7 @@ from schemas.errors import tool_error
 from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from toolhost.calls import Call
-from toolhost.pending import PendingBook, Promise, Work
+from toolhost.pending import MAX_RUNNING, PendingBook, Promise, Work
 from toolhost.results import error_result
 from toolhost.tenancy import rfc3339
 
@@ -70,11 +70,13 @@ class Completions:
             tool_call_id=call.tool_call_id,
         )
         work = self._book.begin(promise, self._loop.time())
-        if work is None:
-            message = f"the handle {handle[:100]!r} is in use, or too much pending work is running"
+        if work == "taken":
+            message = f"the handle {handle[:100]!r} is in use"
             return tool_error(
                 "E_TOOL", message, name="PendingError", suggestion="Give each piece of work its own handle."
             )
+        if work == "full":
+            return too_much_pending(f"this agent instance, limit {MAX_RUNNING}")
         self._note()
         return work
 
@@ -95,7 +97,7 @@ class Completions:
         """Work of an earlier tool host: its outcome is unknown."""
         for promise in promises:
             work = self._book.begin(promise, self._loop.time())
-            if work is not None:
+            if isinstance(work, Work):
                 message = f"the work behind handle {promise.handle[:200]!r} was lost with the tool host that did it"
                 error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolHostLost")
                 self.end(work, error_result(error, DEFAULT_ERROR_LIMIT))
@@ -143,6 +145,12 @@ class Completions:
         if call in work.pollers:
             work.pollers.remove(call)
             self._finish(call, _still_pending(work.promise.handle))
+
+
+def too_much_pending(whose: str) -> ToolError:
+    """The error of a call whose work may not go on: too much does already. `whose` says where, and how much may."""
+    message = f"too much pending work is running for {whose}"
+    return tool_error("E_OVERLOADED", message, name="PendingError", suggestion="Call again when some of it has ended.")
 
 
 def _still_pending(handle: str) -> Raw:

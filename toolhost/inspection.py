@@ -136,14 +136,18 @@ async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, time
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     try:
-        launch_plan = plan(look_up(_narrowed(tool), None, spec, host), host)
-        jail = Jail(launch_plan, visit, loop, output_limit=OUTPUT_LIMIT, name=tool.name)
+        jail = await Jail.start(
+            lambda: plan(look_up(_narrowed(tool), None, spec, host), host),
+            visit,
+            output_limit=OUTPUT_LIMIT,
+            name=tool.name,
+        )
     except GoondanError as error:
         if error.info.code == "E_SANDBOX_UNAVAILABLE":
             return None
         return _refuse(tool, "import", error.info.message, "jail")
     granted = {name: value for name in tool.sandbox.env if (value := os.environ.get(name)) is not None}
-    jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=launch_plan.import_paths, jailed=True))
+    jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=jail.plan.import_paths, jailed=True))
     try:
         async with asyncio.timeout(timeout_s):
             told = await visit.told

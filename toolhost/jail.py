@@ -1,6 +1,7 @@
 """One live jail: its socket, its processes, its end.
 
 States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
+While it is being launched there is no Jail yet: `Jail.start` gives one when its process exists.
 
 Rules.
 - Without namespaces (the tier reduced) it ends with every process of its session instead.
@@ -24,6 +25,7 @@ import msgspec
 
 from schemas.codec import DECODE_ERRORS
 from schemas.worker_frames import WorkerFrame
+from toolhost import offload
 from toolhost.channel import Violation
 from toolhost.launch import UIDS, Launched, launch
 from toolhost.limits import look
@@ -64,12 +66,20 @@ class Owner(Protocol):
 
 
 class Jail:
-    """One jail, from launch to the end of its last process. Use from the loop's thread only."""
+    """One jail, from its launch to the end of its last process. Use from the loop's thread only."""
+
+    @classmethod
+    async def start(
+        cls, make_plan: Callable[[], LaunchPlan], owner: Owner, *, output_limit: int, name: str, niceness: int = 0
+    ) -> Jail:
+        """Launch one. `make_plan` is called on another thread. Raises GoondanError (see launch.launch)."""
+        launched = await launch(make_plan, niceness=niceness)
+        return cls(launched, owner, asyncio.get_running_loop(), output_limit=output_limit, name=name)
 
     def __init__(
-        self, plan: LaunchPlan, owner: Owner, loop: asyncio.AbstractEventLoop, *, output_limit: int, name: str
+        self, launched: Launched, owner: Owner, loop: asyncio.AbstractEventLoop, *, output_limit: int, name: str
     ) -> None:
-        """Start the jail. Raises GoondanError (see launch.launch)."""
+        plan = launched.plan
         self.name = name
         self.plan = plan
         self.live = False
@@ -80,15 +90,11 @@ class Jail:
         self._owner = owner
         self._loop = loop
         self._reduced = plan.tier == "reduced"
-        try:
-            launched: Launched = launch(plan)
-        except BaseException:
-            if plan.private is not None:
-                remove_tree(plan.private)
-            raise
         self.pid = launched.pid
         self.uid = launched.uid
-        self.account = Account(plan.totals, plan.writable, launched.group, launched.counter, plan.trusted)
+        self.account = Account(
+            plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, plan.trusted
+        )
         self.account.session = launched.pid
         if self._reduced:
             self.account.view = look.View("/proc", members=lambda: members(launched.pid))
@@ -294,8 +300,8 @@ class Jail:
         if self.uid is not None:
             UIDS.give_back(self.uid)
         self.account.close()
-        if self.plan.private is not None:
-            remove_tree(self.plan.private)
+        if (private := self.plan.private) is not None:
+            offload.remove(lambda: remove_tree(private))
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if self._init_pidfd >= 0:

@@ -26,7 +26,7 @@ from msgspec import Raw
 from schemas.errors import GoondanError, error_payload, tool_error
 from schemas.frames import Frame, ToolError
 from schemas.hosts import read_network
-from schemas.launch import ToolHostSpec, ToolSpec
+from schemas.launch import ToolHostSpec
 from schemas.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
@@ -43,17 +43,17 @@ from schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
+from toolhost import offload
 from toolhost.answers import Answers
 from toolhost.asking import Asking
 from toolhost.asks import ended
 from toolhost.calls import Call
 from toolhost.cells import Cell, Cells
 from toolhost.channel import Violation
+from toolhost.completions import too_much_pending
 from toolhost.denials import with_denial
 from toolhost.egress.messages import Denied, Failed
-from toolhost.facts import look_up
 from toolhost.forked import ForkedCalls
-from toolhost.guarding import remove_placeholders
 from toolhost.jail import Jail
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
@@ -61,9 +61,10 @@ from toolhost.limits.watch import Watch
 from toolhost.messages import MessageCache, SentMessages
 from toolhost.network import Egress, JailNetwork
 from toolhost.pending import PENDING_S, Work
-from toolhost.policy import HostFacts, forks, plan
-from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
+from toolhost.policy import HostFacts, forks
+from toolhost.pool import MAX_PENDING_PER_JAIL, Action, Assign, Pool, Slot, Start, key_of
 from toolhost.results import error_result, output_limit, refusal, shape
+from toolhost.starting import start_jail
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
 from toolhost.wording import (
@@ -143,6 +144,7 @@ class Jails:
         )
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
+        self._launching: set[asyncio.Task[None]] = set()
         self._closing = False
         self._all_gone: asyncio.Future[None] | None = None
 
@@ -173,13 +175,15 @@ class Jails:
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, CLOSE_S at most. Calls are not answered."""
         self._closing = True
-        slots = [slot for slot in self.pool.slots() if slot.jail is not None]
-        if slots:
+        if self.pool.slots():
             self._all_gone = self._loop.create_future()
-            for slot in slots:
-                slot.jail.jail.kill("the tool host was stopped")
+            for slot in self.pool.slots():
+                if slot.jail is not None:  # else it is being launched, and killed when it is there
+                    slot.jail.jail.kill("the tool host was stopped")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone, CLOSE_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(offload.settled(), CLOSE_S)
         self._egress.close()
         self._watch.close()
 
@@ -240,26 +244,30 @@ class Jails:
                 if action.call.state != "done":
                     self._run(action.slot, action.call)
             elif isinstance(action, Start):
-                self._start(action.slot, actions)
+                launching = self._loop.create_task(self._start(action.slot, action.call))
+                self._launching.add(launching)
+                launching.add_done_callback(self._launching.discard)
             else:
                 self._end(action.slot)
 
-    def _start(self, slot: Slot, actions: list[Action]) -> None:
-        """Start the jail of a slot for the first call that is assigned to it."""
-        first = next(action.call for action in actions if isinstance(action, Assign) and action.slot is slot)
-        tool = first.tool
+    async def _start(self, slot: Slot, call: Call) -> None:
+        """Launch the jail of a slot, for this call and whoever else waits for it."""
+        tool = call.tool
         try:
-            if self._facts is None or self._closing:
+            if self._facts is None:
                 raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
-            limit = output_limit(tool.sandbox.limits.output_mb)
-            jail = self._launch(tool, first.workdir, self._facts, limit)
-            launch_plan = jail.plan
+            niceness = self._watch.niceness_of_next(len(self._launching) - 1)
+            jail = await start_jail(
+                tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness
+            )
         except (GoondanError, OSError) as error:
             info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
-            for action in actions:
-                if isinstance(action, Assign) and action.slot is slot:
-                    self._answers.fail(action.call, refusal(info))
-            self._perform(self.pool.gone(slot))
+            calls, actions = self.pool.failed(slot)
+            if not self._closing:
+                for waiting in calls:
+                    self._answers.fail(waiting, refusal(info))
+                self._perform(actions)
+            self._note_gone()
             return
         permissions = [] if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
         tenancy = slot.jail = Tenancy(slot, jail, permissions)
@@ -267,12 +275,13 @@ class Jails:
         jail.account.running = partial(under_way, tenancy)
         self._watch.add(jail.account)
         granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
-        if launch_plan.layout is not None:
-            tenancy.network = JailNetwork(read_network(tool.sandbox.network), launch_plan.layout)
-            granted = {**launch_plan.layout.environment, **granted}
+        if jail.plan.layout is not None:
+            tenancy.network = JailNetwork(read_network(tool.sandbox.network), jail.plan.layout)
+            granted = {**jail.plan.layout.environment, **granted}
+        limit = output_limit(tool.sandbox.limits.output_mb)
         init = worker_init(tenancy, tool, granted, limit)
         workers: Jail | Cells = jail
-        if launch_plan.calls is None:
+        if jail.plan.calls is None:
             jail.send(init)
         else:
             workers = tenancy.cells = Cells(jail, self._forked, self._loop, limit, init)
@@ -280,27 +289,15 @@ class Jails:
         if tenancy.network is not None:
             workers.hold()  # until its sockets are there
         tenancy.grace = self._loop.call_later(LOAD_TIMEOUT_S, self._load_timeout, tenancy)
-
-    def _launch(self, tool: ToolSpec, workdir: str | None, facts: HostFacts, limit: int) -> Jail:
-        """Start a jail, and its stay in the folders that it can write to. Raises GoondanError, OSError."""
-        request = look_up(tool, workdir, self._spec, facts)
-        try:
-            launch_plan = plan(request, facts)
-        except BaseException:
-            remove_placeholders(request.made)
-            raise
-        self._stays.begin(launch_plan.named, launch_plan.guarded, launch_plan.made)
-        try:
-            return Jail(launch_plan, self, self._loop, output_limit=limit, name=tool.name)
-        except BaseException:
-            self._stays.end(launch_plan.named)
-            raise
+        actions = self.pool.launched(slot, self._loop.time())
+        if self._closing:
+            jail.kill("the tool host was stopped")
+        else:
+            self._perform(actions)
 
     def _run(self, slot: Slot, call: Call) -> None:
         """Hand a call to its jail."""
-        tenancy: Tenancy | None = slot.jail
-        if tenancy is None:
-            return  # the start failed, and with it the call
+        tenancy: Tenancy = slot.jail
         jail = tenancy.jail
         self._next_jail_id += 1
         jail_id = call.jail_id = str(self._next_jail_id)
@@ -338,10 +335,7 @@ class Jails:
 
     def _end(self, slot: Slot) -> None:
         """End a jail that runs nothing: politely first, so that its exit handlers run."""
-        tenancy: Tenancy | None = slot.jail
-        if tenancy is None:
-            self._perform(self.pool.gone(slot))
-            return
+        tenancy: Tenancy = slot.jail
         jail = tenancy.jail
         if jail.dying:
             return
@@ -413,7 +407,7 @@ class Jails:
         tenancy: Tenancy = jail.tenant
         slot = tenancy.slot
         self._watch.remove(jail.account)
-        self._stays.end(jail.plan.named)
+        offload.soon(partial(self._stays.end, jail.plan.named))
         if tenancy.grace is not None:
             tenancy.grace.cancel()
         if tenancy.network is not None:
@@ -439,6 +433,9 @@ class Jails:
             self._perform(actions)
             for call in again:
                 self.place(call)
+        self._note_gone()
+
+    def _note_gone(self) -> None:
         if self._all_gone is not None and not self._all_gone.done() and self.jail_count == 0:
             self._all_gone.set_result(None)
 
@@ -468,6 +465,7 @@ class Jails:
             raise Violation("the worker said `pending` twice")
         tenancy.pending.pop(result.call_id, None)
         tenancy.ended.append(result.call_id)
+        tenancy.jail.account.answered = True
         actions = self.pool.leave(slot, result.call_id, now)
         if tenancy.network is not None and (result.error is not None or memoryview(payload).nbytes <= SETTLED_BYTES):
             # What was reached, and whether it was the sandbox that refused, the proxy says after the fact.
@@ -487,15 +485,23 @@ class Jails:
         """The call is answered with `pending`, and stays in its jail until its work has ended."""
         if result.status != "pending" or work is not None:
             raise Violation("the worker sent a result that continues without being the first `pending`")
-        begun = self._answers.completions.begin(call, result.handle or "")
+        slot = tenancy.slot
+        begun: Work | ToolError
+        if slot.is_full_of_pending:
+            begun = too_much_pending(f"this tool's jail, limit {MAX_PENDING_PER_JAIL}")
+        else:
+            begun = self._answers.completions.begin(call, result.handle or "")
         if isinstance(begun, ToolError):
             self._answers.fail(call, begun)
-            self._abandon(tenancy.slot, call)
+            (call.cell or tenancy.jail).send(Cancel(call.jail_id))  # nobody will hear of its work
+            self._abandon(slot, call)
             if call.cell is not None:
                 call.cell.kill("its work has no name")
             return
         tenancy.pending[result.call_id] = begun
         self._answers.finish(call, payload)
+        if tenancy.cells is None:  # else it keeps its cell, of which there are so many
+            self._perform(self.pool.goes_on(slot, result.call_id))
 
     def _explained(self, tenancy: Tenancy, call: Call, work: Work | None, result: Result) -> None:
         """Finish a call in a jail with a network, now that everything reached and denied there is known."""
@@ -678,6 +684,7 @@ class Jails:
     def _fail_all(self, tenancy: Tenancy, error: ToolError) -> None:
         calls = list(tenancy.slot.calls.values())
         tenancy.slot.calls.clear()
+        tenancy.slot.pending.clear()
         pending, tenancy.pending = tenancy.pending, {}
         for call in calls:
             told = receipt(tenancy, call, self._loop.time())

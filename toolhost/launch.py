@@ -1,43 +1,34 @@
-"""The tool host's end of the launcher: a plan becomes a request with the descriptors that belong to it.
+"""How a jail is started: its plan becomes a request to the launcher, with the descriptors that belong to it.
 
-It chooses nothing but which user number is free. Use from the main thread only: bubblewrap dies with the thread whose
-child it is.
+What is asked of the file system (the plan needs it, and opening the places) happens beside the loop, the launcher
+answers through it; so a start holds nobody up, and several are on their way at once. Chosen is nothing but which user
+number is free. Use from the loop's thread.
 
-Source: sandbox.md section 3; delivery.md section 8.
+Source: sandbox.md section 3; delivery.md section 8; docs/decisions/031.
 """
 
 from __future__ import annotations
 
-import array
-import atexit
-import fcntl
-import json
 import os
 import resource
-import signal
 import socket
-import sys
-from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
 
 import msgspec
 
 from schemas.errors import fail
 from schemas.worker_frames import WORKER_FD
+from toolhost import offload
 from toolhost.launcher.request import Launch
+from toolhost.launcher_link import LAUNCHER, LauncherLost
 from toolhost.limits.groups import Group
 from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.remains import remove_tree
 from toolhost.uids import Uids, instance_uid
 
-#: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
-_ABOVE: Final = 16
-#: Where the launcher finds its socket.
-_LAUNCHER_FD: Final = 3
-#: The launcher answers within a millisecond once it runs; starting it takes some 50 ms on an idle machine (seconds).
-_ANSWER_S: Final = 10.0
-_MAX_ANSWER: Final = 4096
-#: Handlers of ours must not reach it: what is ignored stays ignored through exec.
-_DEFAULT_SIGNALS: Final = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+UIDS: Final = Uids(os.getpid())
 
 
 class Launched(NamedTuple):
@@ -49,6 +40,7 @@ class Launched(NamedTuple):
     counts its processor time: None where there is none.
     """
 
+    plan: LaunchPlan
     pid: int
     pidfd: int
     channel: socket.socket
@@ -56,153 +48,128 @@ class Launched(NamedTuple):
     output: int
     uid: int | None
     group: Group | None
+    niceness: int
     counter: int | None
 
 
-class Launcher:
-    """The launcher process of this process: started when it is needed, and again should it be gone."""
+class _Parts(NamedTuple):
+    """What a launch needs beside the launcher. `given` are descriptors for the jail, by their numbers there, then those
+    of its stages; `undo` closes and removes everything else.
+    """
 
-    def __init__(self) -> None:
-        self._channel: socket.socket | None = None
-        self._pid = 0
-        self._registered = False
+    plan: LaunchPlan
+    places: dict[int, int]
+    staged: list[int]
+    given: ExitStack
+    undo: ExitStack
+    channel: socket.socket
+    status: int
+    output: int
+    group: Group | None
+    niceness: int
 
-    def start(self) -> socket.socket:
-        """See to it that it runs: our end of its socket. Raises OSError."""
-        if self._channel is not None:
-            return self._channel
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = os.path.join(os.path.dirname(os.path.realpath(__file__)), "launcher", "__main__.py")
-        argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD)]
-        with theirs:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                self._pid = _spawn(argv, {0: null, 1: null, 2: 2, _LAUNCHER_FD: theirs.fileno()})
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                os.close(null)
-        ours.settimeout(_ANSWER_S)
-        self._channel = ours
-        if not self._registered:
-            self._registered = True
-            atexit.register(self.close)  # it would end by itself, but perhaps after us
-        return ours
 
-    def launch(self, request: Launch, fds: list[int]) -> tuple[int, int | None]:
-        """The process id of what was started, and its counter. Raises GoondanError E_SANDBOX_UNAVAILABLE."""
+async def launch(make_plan: Callable[[], LaunchPlan], *, niceness: int = 0) -> Launched:
+    """Start the jail of the plan that `make_plan` returns; it is called on another thread.
+
+    `niceness` is its place among others while processors are short (limits/decide.py).
+    Raises what it raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no start).
+
+    A launcher that was lost may have begun this jail. That one ends when it finds its channel closed, having run
+    nothing of a tool; so it can be tried again, once, as another user.
+    """
+    for last in (False, True):
         try:
-            try:
-                answer, counter = self._ask(request, fds)
-            except OSError:  # it has ended, by whoever's hand; a new one does the same
-                self.close()
-                answer, counter = self._ask(request, fds)
-        except OSError as error:
-            self.close()
-            raise fail("E_SANDBOX_UNAVAILABLE", f"the launcher does not answer: {error}") from None
-        if "error" in answer:
-            raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {answer['error']}")
-        return int(answer["pid"]), counter
-
-    def _ask(self, request: Launch, fds: list[int]) -> tuple[dict[str, Any], int | None]:
-        channel = self.start()
-        self._send(channel, request, fds)
-        data, given, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            raise ConnectionResetError("it has ended")
-        answer: dict[str, Any] = json.loads(data)
-        return answer, given[0] if given else None
-
-    def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
-        """Let it make what the next jail of that user will need, while nobody waits for it."""
-        with suppress(OSError):
-            self._send(self.start(), {"prepare": [owner_uid, owner_gid, uid]}, [])
-
-    def _send(self, channel: socket.socket, message: Any, fds: list[int]) -> None:
-        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        channel.sendmsg([json.dumps(message).encode()], extra)
-
-    def close(self) -> None:
-        """End it and wait for its end, which is at once."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
+            return await _launch(make_plan, niceness)
+        except LauncherLost as error:
+            if last:
+                raise fail("E_SANDBOX_UNAVAILABLE", str(error), suggestion="Call again; it is started anew.") from None
+    raise AssertionError  # two tries have an outcome
 
 
-#: One for the whole process: it costs some megabytes and does nothing between two jails.
-LAUNCHER: Final = Launcher()
-UIDS: Final = Uids(os.getpid())
-
-
-def launch(plan: LaunchPlan) -> Launched:
-    """Start the jail. Raises GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no start)."""
-    given: list[int] = []  # descriptors of ours that are only for the jail
-    kept: list[int] = []  # ours, closed only when the start fails
-    channel: socket.socket | None = None
-    uid: int | None = None
-    group: Group | None = None
+async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launched:
     try:
-        channel, theirs = socket.socketpair()
-        places = {WORKER_FD: theirs.detach()}
-        given.append(places[WORKER_FD])
-        channel.setblocking(False)
-        status, places[STATUS_FD] = os.pipe()
-        kept.append(status)
-        given.append(places[STATUS_FD])
-        output, places[1] = os.pipe()
-        kept.append(output)
-        given.append(places[1])
-        places[2] = places[1]
-        places[0] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        given.append(places[0])
-        # The options as bubblewrap reads them: each followed by a zero byte.
-        places[ARGS_FD] = _memory_file(b"".join(os.fsencode(option) + b"\0" for option in plan.options))
-        given.append(places[ARGS_FD])
-        places[FILTER_FD] = _memory_file(plan.filter)
-        given.append(places[FILTER_FD])
-        places[BOOT_FD] = _memory_file(_boot_plan(plan))
-        given.append(places[BOOT_FD])
-        for place, text in enumerate(plan.files, FILES_FD):
-            places[place] = _memory_file(text.encode())
-            given.append(places[place])
-        if plan.open_workdir is not None:
-            places[WORKDIR_FD] = _open_place(plan.open_workdir, "dir")
-            given.append(places[WORKDIR_FD])
-        staged = [_open_place(stage.source, stage.kind, given) for stage in plan.stages]
-        if plan.stage is not None:
-            uid = UIDS.take()
-            if uid is None:
-                raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
-        if plan.private is not None:
-            _make_private(plan.private, plan.code)
-        os.set_blocking(status, False)
-        os.set_blocking(output, False)
-        group = None if plan.group is None else Group(plan.group)
-        request = _request(plan, list(places), uid, group)
-        pid, counter = LAUNCHER.launch(request, [*(places[place] for place in request["places"]), *staged])
-        pidfd = os.pidfd_open(pid)
-    except BaseException as error:
-        for fd in kept:
-            os.close(fd)
-        if channel is not None:
-            channel.close()
-        if uid is not None:
-            UIDS.give_back(uid)
-        if group is not None:
-            group.remove()
-        if isinstance(error, OSError):
-            cause = error.strerror or str(error)
-            raise fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {cause}") from None
-        raise
-    finally:
-        for fd in given:
-            os.close(fd)
+        parts = await offload.prepared(lambda: _prepare(make_plan(), niceness))
+    except OSError as error:
+        raise _no_start(error) from None
+    uid: int | None = None
+    with parts.undo as undo:
+        with parts.given:
+            if parts.plan.stage is not None:
+                uid = UIDS.take()
+                if uid is None:
+                    raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
+            try:
+                request = _request(parts, uid)
+                fds = [*(parts.places[place] for place in request["places"]), *parts.staged]
+                answer, counters = await LAUNCHER.ask(request, fds)
+                for fd in counters:
+                    undo.callback(os.close, fd)
+                if "error" in answer:
+                    raise OSError(answer["error"])
+                pid = int(answer["pid"])
+                pidfd = os.pidfd_open(pid)
+            except LauncherLost:
+                raise  # whoever it may have begun is that user for a while: the number is not given back
+            except OSError as error:
+                if uid is not None:
+                    UIDS.give_back(uid)
+                raise _no_start(error) from None
+        undo.pop_all()
     if uid is not None and (following := UIDS.next()) is not None:
         LAUNCHER.prepare(os.geteuid(), os.getegid(), following)
-    return Launched(pid, pidfd, channel, status, output, uid, group, counter)
+    counter = counters[0] if counters else None
+    plan, group = parts.plan, parts.group
+    return Launched(plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, group, niceness, counter)
+
+
+def _no_start(error: OSError) -> Exception:
+    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}")
+
+
+def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
+    """Descriptors, control groups and folders of one jail. Raises OSError and GoondanError; then nothing is left."""
+    with ExitStack() as undo, ExitStack() as given:
+
+        def ours(fd: int) -> int:
+            undo.callback(os.close, fd)
+            return fd
+
+        def jails(fd: int) -> int:
+            given.callback(os.close, fd)
+            return fd
+
+        channel, theirs = socket.socketpair()
+        undo.callback(channel.close)
+        channel.setblocking(False)
+        places = {WORKER_FD: jails(theirs.detach())}
+        kept = []
+        for at in (STATUS_FD, 1):
+            reading, writing = os.pipe()
+            kept.append(ours(reading))
+            places[at] = jails(writing)
+            os.set_blocking(reading, False)
+        places[2] = places[1]
+        places[0] = jails(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        # The options as bubblewrap reads them: each followed by a zero byte.
+        places[ARGS_FD] = jails(_memory_file(b"".join(os.fsencode(option) + b"\0" for option in plan.options)))
+        places[FILTER_FD] = jails(_memory_file(plan.filter))
+        places[BOOT_FD] = jails(_memory_file(_boot_plan(plan)))
+        for place, text in enumerate(plan.files, FILES_FD):
+            places[place] = jails(_memory_file(text.encode()))
+        if plan.open_workdir is not None:
+            places[WORKDIR_FD] = jails(_open_place(plan.open_workdir, "dir"))
+        staged = [jails(_open_place(stage.source, stage.kind)) for stage in plan.stages]
+        if plan.private is not None:
+            undo.callback(remove_tree, plan.private)
+            _make_private(plan.private, plan.code)
+        group = None if plan.group is None else Group(plan.group, niceness)
+        if group is not None:
+            undo.callback(group.remove)
+        parts = _Parts(
+            plan, places, staged, given.pop_all(), undo.pop_all(), channel, kept[0], kept[1], group, niceness
+        )
+    return parts  # noqa: RET504 # inside, the stacks could be taken for swallowing an exception
 
 
 def _make_private(folder: str, code: str) -> None:
@@ -233,13 +200,14 @@ def _own_tasks() -> int:
     return found
 
 
-def _request(plan: LaunchPlan, places: list[int], uid: int | None, group: Group | None) -> Launch:
+def _request(parts: _Parts, uid: int | None) -> Launch:
+    plan, group = parts.plan, parts.group
     reduced = plan.tier == "reduced"
     return {
         "argv": plan.command if reduced else [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
         "env": plan.environment,
         "folder": plan.workdir if reduced else None,
-        "places": [place for place in places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
+        "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
         "stage": plan.stage,
         "stages": [
             {
@@ -254,6 +222,7 @@ def _request(plan: LaunchPlan, places: list[int], uid: int | None, group: Group 
         "uid": uid,
         "heir": None if plan.instance is None else instance_uid(plan.instance),
         "joins": [] if group is None else group.joins,
+        "niceness": parts.niceness,
         "counted": group is None or not group.counts_cpu,
     }
 
@@ -270,7 +239,7 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _open_place(path: str, kind: str, opened: list[int] | None = None) -> int:
+def _open_place(path: str, kind: str) -> int:
     """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
     try:
@@ -280,34 +249,4 @@ def _open_place(path: str, kind: str, opened: list[int] | None = None) -> int:
     if os.readlink(f"/proc/self/fd/{fd}") != path:
         os.close(fd)
         raise fail("E_SANDBOX_DENIED", f"{path} was replaced while a jail was being started")
-    if opened is not None:
-        opened.append(fd)
     return fd
-
-
-def _spawn(argv: list[str], places: dict[int, int]) -> int:
-    """posix_spawn with `places` (descriptor there -> descriptor here) and nothing else, not even an environment."""
-    moved: list[int] = []
-    # Whatever this process was given to inherit (tokens, status descriptors, a shell's leftovers) is not for it.
-    actions: list[tuple[int, int] | tuple[int, int, int]] = [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()]
-    try:
-        for place, fd in places.items():
-            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-            moved.append(high)
-            actions.append((os.POSIX_SPAWN_DUP2, high, place))
-        return os.posix_spawn(
-            argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_DEFAULT_SIGNALS
-        )
-    finally:
-        for fd in moved:
-            os.close(fd)
-
-
-def _inheritable() -> list[int]:
-    """Descriptors beyond the standard ones that would survive exec."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the listing's own is closed by now
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
-    return found

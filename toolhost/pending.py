@@ -14,7 +14,7 @@ Source: requirements RESULT-03, RESULT-04; design section 7.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
@@ -63,6 +63,9 @@ class Work:
         return self.payload is not None
 
 
+Refusal = Literal["taken", "full"]
+
+
 class PendingBook:
     """All of them. Times are seconds on any one clock."""
 
@@ -72,12 +75,13 @@ class PendingBook:
         self._done: dict[tuple[str, str, str], Work] = {}  # oldest first
         self._bytes = 0
 
-    def begin(self, promise: Promise, now: float) -> Work | None:
-        """New work; None when the handle is taken, or the instance has too much of it running."""
+    def begin(self, promise: Promise, now: float) -> Work | Refusal:
+        """New work, or why not: the handle is taken, or the instance has too much of it running."""
         name = (*promise.owner, promise.handle)
-        mine = [work for key, work in self._work.items() if key[:2] == promise.owner]
-        if name in self._work or len(mine) >= MAX_RUNNING:
-            return None
+        if name in self._work:
+            return "taken"
+        if sum(1 for key in self._work if key[:2] == promise.owner) >= MAX_RUNNING:
+            return "full"
         self._drop(name)
         work = self._work[name] = Work(promise, now)
         return work

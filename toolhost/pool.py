@@ -1,11 +1,15 @@
 """Which jail a call goes to, and which jails there are: pure, with the time as an argument.
 
-A slot is the place of one jail. States: `open` (takes calls) -> `closed` (finishes what it runs, takes nothing new, is
-on its way out) -> gone. There are never more slots than `max_jails`, closed ones included, because their processes
-still live.
+A slot is the place of one jail. States: `launching` (there is no jail yet; its calls wait) -> `open` (takes calls) ->
+`closed` (finishes what it runs, takes nothing new, is on its way out) -> gone. There are never more slots than
+`max_jails`, closed ones included, because their processes still live.
 
 Rules.
-- Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each is forked.
+- Calls with the same key share a slot, up to MAX_CALLS_PER_JAIL at a time; MAX_CALLS where each is forked. Work that
+  goes on after its call was answered has places of its own, MAX_PENDING_PER_JAIL of them; where each is forked it
+  stays in its own.
+- A call that waits for a launch is an ordinary waiting call: it can be withdrawn for nothing. The jail comes anyway,
+  and is there for the next one.
 - When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait.
   The next slot goes to the agent that has the fewest, and among equals to who came first: an agent with many instances
   does not keep another one out.
@@ -26,33 +30,50 @@ from toolhost.nested import MAX_CALLS
 
 #: Calls in one jail at a time; more wait in the host, where they can be cancelled for nothing.
 MAX_CALLS_PER_JAIL: Final = 64
+#: Calls in one jail that were answered with `pending` and whose work goes on there.
+MAX_PENDING_PER_JAIL: Final = 256
 
 #: (tool, generation, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
 Key = tuple[str, ...]
 
 
 class Slot:
-    """The place of one jail. `calls` are those it runs, by their id in the jail, `most` so many at a time."""
+    """The place of one jail. `calls` are those it runs, by their id in the jail, `most` so many at a time; `pending`
+    those of them that were answered and whose work goes on.
+    """
 
-    __slots__ = ("calls", "closed", "idle_since", "jail", "key", "most")
+    __slots__ = ("calls", "closed", "idle_since", "jail", "key", "launching", "most", "pending")
 
     def __init__(self, key: Key, most: int = MAX_CALLS_PER_JAIL) -> None:
         self.key = key
         self.most = most
+        self.launching = True
         self.calls: dict[str, Call] = {}
+        self.pending: set[str] = set()
         self.closed = False
         self.idle_since: float | None = None
-        self.jail: Any = None  # the live thing, the host's
+        self.jail: Any = None  # the live thing, the host's; None while it is being launched
+
+    @property
+    def room(self) -> int:
+        """How many more calls it takes."""
+        return 0 if self.launching else self.most - len(self.calls) + len(self.pending)
+
+    @property
+    def is_full_of_pending(self) -> bool:
+        """Whether no more work can go on here."""
+        return len(self.pending) >= MAX_PENDING_PER_JAIL
 
 
 class Start(Struct, frozen=True):
-    """Start a jail for this slot."""
+    """Launch a jail for this slot, and say `launched` or `failed`. `call` is one of those that need it."""
 
     slot: Slot
+    call: Call
 
 
 class Assign(Struct, frozen=True):
-    """Run this call in this slot. Calls for a slot come after its Start."""
+    """Run this call in this slot, which has been launched."""
 
     slot: Slot
     call: Call
@@ -100,7 +121,7 @@ class Pool:
     def find(self, key: Key) -> Slot | None:
         """An open slot of this key with room; mark it with `enter`."""
         slot = self._by_key.get(key)
-        return slot if slot is not None and len(slot.calls) < slot.most else None
+        return slot if slot is not None and slot.room > 0 else None
 
     def enter(self, slot: Slot, jail_id: str, call: Call) -> None:
         """The call is now run by the slot's jail."""
@@ -112,17 +133,33 @@ class Pool:
     def leave(self, slot: Slot, jail_id: str, now: float) -> list[Action]:
         """The slot's jail is through with a call (whoever has answered it)."""
         slot.calls.pop(jail_id, None)
+        slot.pending.discard(jail_id)
         if not slot.calls:
             if slot.closed:
                 return [End(slot)]
-            if slot.idle_since is None:
-                slot.idle_since = now
-                self._idle[slot] = None
-        if not self._waiting:
-            return []
-        return self._serve()
+            self._rest(slot, now)
+        return self._serve() if self._waiting else []
 
     # --- the rest
+
+    def launched(self, slot: Slot, now: float) -> list[Action]:
+        """The slot's jail is there: its calls may begin."""
+        slot.launching = False
+        if slot.closed:
+            return [End(slot)]
+        if slot.key not in self._waiting:  # they have all been withdrawn
+            self._rest(slot, now)
+        return self._serve() if self._waiting else []
+
+    def failed(self, slot: Slot) -> tuple[list[Call], list[Action]]:
+        """The slot's jail could not be launched: the calls that have waited for it, which are the host's affair."""
+        calls = [] if slot.closed else list(self._waiting.pop(slot.key, ()))
+        return calls, self.gone(slot)
+
+    def goes_on(self, slot: Slot, jail_id: str) -> list[Action]:
+        """A call was answered with `pending`, and its work goes on: its place among the calls is free."""
+        slot.pending.add(jail_id)
+        return self._serve() if self._waiting else []
 
     def place(self, key: Key, call: Call) -> list[Action]:
         """Find a place for a call that `find` had none for."""
@@ -142,7 +179,7 @@ class Pool:
         if slot.closed or slot not in self._slots:
             return []
         self._unlist(slot)
-        actions: list[Action] = [] if slot.calls else [End(slot)]
+        actions: list[Action] = [] if slot.calls or slot.launching else [End(slot)]
         return actions + (self._serve() if self._waiting else [])
 
     def gone(self, slot: Slot) -> list[Action]:
@@ -193,12 +230,8 @@ class Pool:
                 self._slots.add(slot)
                 held[_agent(key)] += 1
                 self._by_key[key] = slot
-                actions.append(Start(slot))
-            room = (
-                slot.most
-                - len(slot.calls)
-                - sum(1 for action in actions if isinstance(action, Assign) and action.slot is slot)
-            )
+                actions.append(Start(slot, calls[0]))
+            room = slot.room - sum(1 for action in actions if isinstance(action, Assign) and action.slot is slot)
             actions += [Assign(slot, calls.popleft()) for _ in range(min(room, len(calls)))]
             if not calls:
                 del self._waiting[key]
@@ -208,6 +241,12 @@ class Pool:
             self._unlist(slot)
             actions.append(End(slot))
         return actions
+
+    def _rest(self, slot: Slot, now: float) -> None:
+        """The slot runs nothing."""
+        if slot.idle_since is None:
+            slot.idle_since = now
+            self._idle[slot] = None
 
     def _unlist(self, slot: Slot) -> None:
         slot.closed = True

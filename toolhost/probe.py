@@ -52,11 +52,12 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
     # A process that it must not reach: the jail's own first one, or, without a process namespace, this one.
     outside = 1 if facts.tier == "full" else os.getpid()
     try:
-        launch_plan = plan(look_up(tool, None, spec, facts), facts)
-        jail = Jail(launch_plan, visit, loop, output_limit=65536, name="probe")
+        jail = await Jail.start(
+            lambda: plan(look_up(tool, None, spec, facts), facts), visit, output_limit=65536, name="probe"
+        )
     except GoondanError as error:
         return error.info.message
-    init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=launch_plan.import_paths, jailed=True)
+    init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
     call = Call(
         call_id="1",
         export="look",
@@ -65,10 +66,10 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
         instance_key="",
         turn_id="",
         tool_call_id="",
-        workdir=launch_plan.workdir,
+        workdir=jail.plan.workdir,
     )
     try:
-        if launch_plan.calls is None:
+        if jail.plan.calls is None:
             jail.send(init)
             jail.send(call)
         else:
@@ -87,7 +88,7 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
     uid = os.geteuid() if jail.uid is None else jail.uid
     reduced = facts.tier == "reduced"
     problems = judge(told, uid if reduced else JAIL_UID, reduced=reduced)
-    problems += judge_processes(visit.processes, uid, reduced=reduced, forked=launch_plan.calls is not None)
+    problems += judge_processes(visit.processes, uid, reduced=reduced, forked=jail.plan.calls is not None)
     return "the probe jail is none: " + "; ".join(problems) if problems else None
 
 

@@ -8,7 +8,8 @@ Rules.
 - A folder that was made for a jail is shared-locked while it is in use, and removed only under an exclusive lock:
   another tool host may guard it as well.
 
-Use from the loop's thread only.
+A record must be on disk before a jail starts, which takes long on a busy disk. So `begin` and `end` are called from one
+thread beside the loop (offload.py), one after the other; `intact` and `beat` from the loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import fcntl
 import itertools
 import os
 import stat
+import threading
 import time
 from contextlib import suppress
 from typing import Final
@@ -95,6 +97,7 @@ class Stays:
         self._path = path
         self._present: dict[str, _Present] = {}
         self._past: list[Stay] = []
+        self._lock = threading.Lock()  # of what is present: never held while something is written
         self.take_over(path)
 
     def take_over(self, path: str | None) -> None:
@@ -122,20 +125,21 @@ class Stays:
         begun: list[str] = []
         new = False
         try:
-            for folder in dict.fromkeys(folders):
-                present = self._present.get(folder)
-                if present is None:
-                    present = self._present[folder] = _Present(folder)
-                    new = True
-                present.jails += 1
-                begun.append(folder)
-                present.made += [path for path in made if within(path, folder)]
-                mine = [path for path in guarded if within(path, folder) and path != folder]
-                if present.jails > 1:  # what the others may write to is not kept
-                    present.broken |= present.pins.keys() ^ set(mine)
-                for path in mine:
-                    if path not in present.pins:
-                        present.pin(path)
+            with self._lock:
+                for folder in dict.fromkeys(folders):
+                    present = self._present.get(folder)
+                    if present is None:
+                        present = self._present[folder] = _Present(folder)
+                        new = True
+                    present.jails += 1
+                    begun.append(folder)
+                    present.made += [path for path in made if within(path, folder)]
+                    mine = [path for path in guarded if within(path, folder) and path != folder]
+                    if present.jails > 1:  # what the others may write to is not kept
+                        present.broken |= present.pins.keys() ^ set(mine)
+                    for path in mine:
+                        if path not in present.pins:
+                            present.pin(path)
             if new or made:
                 self._write(durable=True)
         except OSError as error:
@@ -154,7 +158,8 @@ class Stays:
 
     def intact(self, folders: list[str]) -> bool:
         """Whether everything in these that must stay read-only still does: a few system calls."""
-        return all(present.look() for folder in folders if (present := self._present.get(folder)) is not None)
+        with self._lock:
+            return all(present.look() for folder in folders if (present := self._present.get(folder)) is not None)
 
     def beat(self) -> None:
         """Every second or so while there are jails."""
@@ -163,20 +168,23 @@ class Stays:
                 os.utime(self._path)
 
     def _leave(self, folder: str) -> None:
-        present = self._present.get(folder)
-        if present is None:
-            return
-        present.jails -= 1
-        if present.jails <= 0:
+        with self._lock:
+            present = self._present.get(folder)
+            if present is None:
+                return
+            present.jails -= 1
+            if present.jails > 0:
+                return
             del self._present[folder]
-            self._past.append(present.end())
+        self._past.append(present.end())
 
     def _write(self, *, durable: bool = False) -> None:
         """Put the record in place. Raises OSError when a beginning cannot be recorded; an end can wait for the next."""
         self._past = joined(self._past)
         if self._path is None:
             return
-        present = [Stay(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
+        with self._lock:
+            present = [Stay(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
         temporary = f"{self._path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:

@@ -278,7 +278,7 @@ async def test_a_workdir_behind_a_link_is_followed_once(place: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", ["a", "a/b"])
-def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: Path, replaced: str) -> None:
+async def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: Path, replaced: str) -> None:
     workdir = place / "a" / "b"
     workdir.mkdir(parents=True)
     (place / "elsewhere" / "b").mkdir(parents=True)
@@ -289,7 +289,7 @@ def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: Path, 
     (place / replaced).symlink_to(place / "elsewhere")
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(GoondanError) as caught:
-        launch(made)
+        await launch(lambda: made)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

@@ -117,9 +117,12 @@ def test_what_a_killed_tool_host_left_behind_is_removed() -> None:
     gone.wait()
     left = f"{os.path.dirname(tree.pids)}/goondan.{gone.pid}"
     os.makedirs(f"{left}/7")
+    beside = f"{os.path.dirname(tree.pids)}/goondan-jail.{gone.pid}.8"  # as where processors are shared out
+    os.makedirs(beside)
     again = find_tree()
     assert again == tree
     assert not os.path.exists(left)
+    assert not os.path.exists(beside)
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:

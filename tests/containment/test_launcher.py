@@ -15,10 +15,12 @@ import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost import offload
 from toolhost.jail import process_status
-from toolhost.launch import LAUNCHER, UIDS
+from toolhost.launch import UIDS
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Stage
+from toolhost.launcher_link import LAUNCHER
 from toolhost.limits.plan import processes_of_a_namespace
 from toolhost.uids import Uids, instance_uid
 
@@ -154,10 +156,11 @@ async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> N
 async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
-        before = LAUNCHER._pid
+        before = LAUNCHER.pid
         os.kill(before, signal.SIGKILL)
         assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
-        assert LAUNCHER._pid != before
+        assert LAUNCHER.pid != before
+        await offload.settled()
         assert not Path(f"/proc/{before}").exists()
 
 

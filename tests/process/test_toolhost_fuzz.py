@@ -88,7 +88,7 @@ class NoJail:
         self.tenant: Any = None
         self.last_words = ""
         self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, named=[], made=[])
-        self.account = Account(Limits(), [], None, None)
+        self.account = Account(Limits(), [], None, None, 0)
 
     def kill(self, reason: str) -> None:
         self.dying = True
@@ -201,6 +201,8 @@ def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
             slot = actions[0].slot
             slot.jail = Tenancy(slot, jail, ["agents"])
             jail.tenant = slot.jail
+            pool.withdraw(("t",), made)
+            pool.launched(slot, 0.0)
         enter(host, slot, str(number), made)
     return jail, [made.id for made in calls]
 

@@ -25,8 +25,6 @@ from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 64
 FAILED: Final = 125
-#: A jail comes after the kernel's own processes while processors are short: account.JAIL_NICENESS.
-NICENESS: Final = "10"
 
 
 def main(fd: int) -> NoReturn:
@@ -100,7 +98,9 @@ def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
         _join(path)
     os.setsid()
     with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as niceness:
-        niceness.write(NICENESS)  # of the whole session, against others; the kernel takes ten such a second from a user
+        niceness.write(
+            str(request["niceness"])
+        )  # of the whole session, against others; the kernel takes ten such a second from a user
     calls.fresh_session_keyring()
     high = [_moved(fd) for fd in fds]
     uid = request["uid"]

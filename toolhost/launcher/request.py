@@ -1,6 +1,6 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "joins", "counted"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "joins", "niceness", "counted"}
               -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
@@ -41,8 +41,8 @@ class Launch(TypedDict):
 
     `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
     None to stay who we are; `heir` takes its place when something had to be given to it. `joins` are files of control
-    groups that let a process in when it writes "0" to them. `counted`: attach a counter of the processor time of
-    everything that will run there.
+    groups that let a process in when it writes "0" to them. `niceness` is what the new session has against others where
+    the scheduler groups by session. `counted`: attach a counter of the processor time of all that runs there.
     """
 
     argv: list[str]
@@ -54,4 +54,5 @@ class Launch(TypedDict):
     uid: int | None
     heir: int | None
     joins: list[str]
+    niceness: int
     counted: bool

@@ -14,13 +14,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from schemas.launch import Limits
+from toolhost import offload
 from toolhost.limits import look
-from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Usage, exceeded
+from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Pace, Usage, exceeded
 from toolhost.limits.groups import Group
 
-#: The scheduler's niceness of a jail's session, and of one that uses much: 0 is what everybody else has.
-JAIL_NICENESS: Final = 10
-_LOW: Final = 19
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
 
@@ -35,9 +33,16 @@ class Account:
     """
 
     def __init__(
-        self, limits: Limits, places: Sequence[str], group: Group | None, counter: int | None, trusted: int = 0
+        self,
+        limits: Limits,
+        places: Sequence[str],
+        group: Group | None,
+        counter: int | None,
+        niceness: int,
+        trusted: int = 0,
     ) -> None:
-        """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time.
+        """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time;
+        `niceness` what it was started with.
 
         `trusted`: so many of its processes are ours, and count for nothing.
         """
@@ -53,14 +58,17 @@ class Account:
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
         self.walk_again_at = 0.0  # on the monotonic clock (seconds)
-        self.lock = threading.Lock()  # nothing is closed while it is read
         self.closed = False
         self.met: str | None = None  # the limit that the kernel had met when the jail ended
         self.session = 0  # a process of its session here, whose group for the scheduler can be asked to yield
-        self._yields = False
+        self.answered = False  # one of its calls has come to its end
+        self._pace = Pace()
+        self._niceness = niceness
         self._last: tuple[float | None, int | None] = (None, None)
         self._group = group
         self._counter = counter
+        # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
+        self._lock = threading.Lock()
         for place in places:
             with suppress(OSError):
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)
@@ -76,17 +84,27 @@ class Account:
 
     def cpu_s(self, there: Sequence[look.Process]) -> float:
         """Processor time so far (seconds): by its group, its counter, or its processes."""
+        with self._lock:
+            counted = self._counted_s()
+        return sum(process.cpu_s for process in there) if counted is None else counted
+
+    def _counted_s(self) -> float | None:
+        """By its group or its counter. Raises OSError when these are closed; under the lock."""
+        if self.closed:
+            raise OSError("the jail has ended")
         if self._group is not None and (counted := self._group.cpu_s()) is not None:
             return counted
         if self._counter is not None:
             return float(struct.unpack("=Q", os.read(self._counter, 8))[0]) / 1e9
-        return sum(process.cpu_s for process in there)
+        return None
 
-    def charge(self, there: Sequence[look.Process]) -> None:
-        """Share its processor time out among the calls that run."""
+    def charge(self, there: Sequence[look.Process]) -> float:
+        """Share its processor time out among the calls that run; how much it is in all (seconds)."""
         trees = look.trees(list(there), self.cells())
         seen = {call: sum(process.cpu_s for process in tree) for call, tree in trees.items()}
-        self.cpu.charge(self.cpu_s(there), self.running() or (), seen)
+        total_s = self.cpu_s(there)
+        self.cpu.charge(total_s, self.running() or (), seen)
+        return total_s
 
     def usage(self, there: Sequence[look.Process]) -> Usage:
         """What is to be held against its limits."""
@@ -96,26 +114,30 @@ class Account:
             memory = look.memory(self.view, self.limits.memory_mb * MIB, list(there), self.cells().values())
             self.peak = max(self.peak, memory)
         counts = group is None or group.tree.pids is None
+        with self._lock:
+            refused = group is not None and group.refused()
         return Usage(
             memory=memory,
             tasks=max(0, sum(process.threads for process in there) - self._trusted) if counts else 0,
-            refused=group is not None and group.refused(),
+            refused=refused,
             out_of_memory=group is not None and group.out_of_memory(),
         )
 
-    def yield_to_others(self, yields: bool) -> None:
-        """Whether other jails, and whoever else wants them, come first while processors are short."""
-        if yields == self._yields:
+    def is_quick(self, total_s: float, now: float) -> bool:
+        """Whether others need not be kept from waiting for it. `total_s`: the processor time that it has used."""
+        return self._pace.is_quick(total_s, now, answered=self.answered)
+
+    def stand(self, niceness: int) -> None:
+        """Have the weight of a process of that niceness while processors are short; a step more or less is the same."""
+        if niceness == self._niceness or (niceness and abs(niceness - self._niceness) < 2):
             return
-        self._yields = yields
         with suppress(OSError):  # the kernel takes ten changes a second from a user; the next look tries again
             if self._group is not None and self._group.tree.cpu is not None:
-                self._group.yield_to_others(yields)
+                self._group.stand(niceness)
             elif self.session:
-                with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as niceness:
-                    niceness.write(str(_LOW if yields else JAIL_NICENESS))
-            return
-        self._yields = not yields
+                with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as file:
+                    file.write(str(niceness))
+            self._niceness = niceness
 
     @property
     def counts_processes(self) -> bool:
@@ -124,37 +146,36 @@ class Account:
 
     def refused(self) -> bool:
         """Whether it has, or had, as many processes and threads as it may."""
-        with self.lock, suppress(OSError):
+        with suppress(OSError):
             if self.closed:
                 return self.met == "processes"
             if self._group is not None and self.counts_processes:
-                return self._group.refused()
+                with self._lock:
+                    return self._group.refused()
             there = [] if self.view is None else look.processes(self.view)
             return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
         return False
 
     def seen(self) -> tuple[float | None, int | None]:
         """Processor time (seconds) and the peak of memory (bytes) of all its life, where the kernel counts them."""
-        with self.lock, suppress(OSError, ValueError, struct.error):
-            if not self.closed:
-                self._last = self._seen()
+        with suppress(OSError, ValueError, struct.error):
+            with self._lock:
+                counted = self._counted_s()
+            self._last = counted, None if self._group is None else self._group.peak_memory()
         return self._last
-
-    def _seen(self) -> tuple[float | None, int | None]:
-        group = self._group
-        counted = self._counter is not None or (group is not None and group.counts_cpu)
-        return self.cpu_s(()) if counted else None, None if group is None else group.peak_memory()
 
     def close(self) -> None:
         """The last process is gone: nothing of it is read from now on."""
-        with self.lock:
-            if self.closed:
-                return
+        if self.closed:
+            return
+        with suppress(OSError, ValueError, struct.error):
+            self.met = exceeded(self.usage(()), self.limits)
+        self.seen()
+        with self._lock:
             self.closed = True
-            with suppress(OSError, ValueError, struct.error):
-                self.met = exceeded(self.usage(()), self.limits)
-                self._last = self._seen()
             if self._group is not None:
-                self._group.remove()
+                self._group.close()
             if self._counter is not None:
                 os.close(self._counter)
+        if self._group is not None:
+            offload.remove(self._group.remove)

@@ -13,6 +13,7 @@ Source: sandbox.md section 4.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import log
 from typing import Final
 
 from msgspec import Struct
@@ -123,11 +124,6 @@ class CpuMeter:
         """Calls that have used more than that."""
         return [call for call, used in self._used.items() if used > limit_s]
 
-    @property
-    def most_s(self) -> float:
-        """What the running call that has used most has used."""
-        return max(self._used.values(), default=0.0)
-
     def used(self, call: str) -> float:
         """What a running call has used."""
         return self._used.get(call, 0.0)
@@ -136,6 +132,49 @@ class CpuMeter:
     def total_s(self) -> float:
         """What the jail has used in all."""
         return self._at
+
+
+#: What many jails that are not known to be quick weigh together, where one ordinary process weighs ORDINARY. A single
+#: one weighs twice as much.
+SLOW_WEIGHT: Final = 350
+ORDINARY: Final = 1024
+#: From one niceness to the next a process weighs so many times less; the last one is the scheduler's last.
+_STEP: Final = 1.25
+_LAST: Final = 19
+#: Processor time of late that is much (seconds); half of it is forgotten in HALF_S. Starting takes some 0.1 s.
+MUCH_S: Final = 0.2
+HALF_S: Final = 1.0
+
+
+def niceness_of_slow(count: int) -> int:
+    """The scheduler's niceness for each of so many jails that are not known to be quick. Quick ones have 0, like all.
+
+    One that compiles for minutes gets nearly what is due to any program, on a machine that others keep busy, too; of
+    many that misbehave each gets little, and together they keep nobody waiting.
+    """
+    count = max(1, count)
+    each = SLOW_WEIGHT * (1 + 1 / count) / count
+    return min(_LAST, round(log(ORDINARY / each, _STEP)))
+
+
+def weight_of(niceness: int) -> int:
+    """What a process of that niceness weighs."""
+    return round(ORDINARY / _STEP**niceness)
+
+
+class Pace:
+    """Whether a jail is quick: it has answered a call, and of late has not used much."""
+
+    __slots__ = ("_at", "_recent", "_total")
+
+    def __init__(self) -> None:
+        self._at = self._recent = self._total = 0.0
+
+    def is_quick(self, total_s: float, now: float, *, answered: bool) -> bool:
+        """The jail has used `total_s` in all; `answered`: one of its calls has come to its end."""
+        self._recent = self._recent * 0.5 ** ((now - self._at) / HALF_S) + max(0.0, total_s - self._total)
+        self._at, self._total = now, max(self._total, total_s)
+        return answered and self._recent <= MUCH_S
 
 
 class Growth(Struct, frozen=True):

@@ -1,8 +1,9 @@
 """Control groups: which part of the tree is ours, and the groups of one jail.
 
-Version 1 as root: a group `goondan.PID` of this tool host in each hierarchy, in it one for each jail. Version 2: the
-same inside the group that was delegated to us, whose processes must first move into a group of their own, because a
-group that hands controllers on may hold none. What a tool host that was killed has left behind is removed by the next.
+Version 1 as root: a group `goondan.PID` of this tool host in each hierarchy, and in it one for each jail, `N`; beside
+it, `goondan-jail.PID.N`, where processors are shared out. Version 2: the same inside the group that was delegated to
+us, whose processes must first move into a group of their own, because a group that hands controllers on may hold none.
+What a tool host that was killed has left behind is removed by the next.
 
 Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents; systemd's CGROUP_DELEGATION.
 """
@@ -16,10 +17,12 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
-from toolhost.limits.plan import GroupPlan, Tree
+from toolhost.limits.plan import GroupPlan, Tree, weight
 
 #: The names of our groups begin with it; the number of the tool host's process follows.
 PREFIX: Final = "goondan."
+#: The names of those that stand beside it; that number and the jail's follow.
+_BESIDE: Final = "goondan-jail."
 #: Where the processes of a delegated group are put.
 _LEAF: Final = "goondan-host"
 #: A file of a group holds one line, or a few (bytes).
@@ -123,7 +126,7 @@ def _host_group(base: str) -> str | None:
     """The tool host's group below `base`; leftovers of others that are gone are removed."""
     try:
         for name in os.listdir(base):
-            if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(PREFIX)}"):
+            if name.startswith((PREFIX, _BESIDE)) and not os.path.exists(f"/proc/{name.split('.')[1]}"):
                 _remove(f"{base}/{name}")
         made = f"{base}/{PREFIX}{os.getpid()}"
         with suppress(FileExistsError):
@@ -145,7 +148,11 @@ def _remove(folder: str) -> None:
 def remove_tree(tree: Tree) -> None:
     """The tool host ends: its groups, as far as they are empty."""
     for folder in tree.folders:
-        _remove(folder)
+        base, _, own = folder.rpartition("/")
+        with suppress(OSError):
+            for name in os.listdir(base):
+                if name == own or name.startswith(f"{_BESIDE}{os.getpid()}."):
+                    _remove(f"{base}/{name}")
 
 
 class Group:
@@ -153,29 +160,41 @@ class Group:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, plan: GroupPlan) -> None:
-        """Make them. Raises OSError; then none are left."""
+    def __init__(self, plan: GroupPlan, niceness: int = 0) -> None:
+        """Make them. Raises OSError; then none are left. `niceness`: see `stand`."""
         self.tree = plan.tree
         self._name = str(next(self._numbers))
         self._events = -1
         self._usage = -1
         try:
             for folder in plan.tree.folders:
-                os.mkdir(f"{folder}/{self._name}")
+                os.mkdir(self._at(folder))
             for folder, name, value in plan.settings:
                 try:
-                    _write(f"{folder}/{self._name}/{name}", value)
+                    _write(f"{self._at(folder)}/{name}", value)
                 except OSError:
                     if name not in plan.optional:
                         raise
+            self.stand(niceness)
             if plan.tree.pids is not None:
-                self._events = os.open(f"{plan.tree.pids}/{self._name}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
+                self._events = os.open(f"{self._at(plan.tree.pids)}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
             if plan.tree.cpuacct is not None:
                 usage = "cpuacct.usage" if plan.tree.version == 1 else "cpu.stat"
-                self._usage = os.open(f"{plan.tree.cpuacct}/{self._name}/{usage}", os.O_RDONLY | os.O_CLOEXEC)
+                self._usage = os.open(f"{self._at(plan.tree.cpuacct)}/{usage}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self.remove()
             raise
+
+    def _at(self, folder: str) -> str:
+        """Where its group is in that hierarchy.
+
+        Processors are shared out level by level: within one group for all jails a quick jail would wait with the others
+        whenever these have used up what is due to them all. So there each is a group beside the tool host's.
+        """
+        alone = self.tree.version == 1 and folder == self.tree.cpu
+        if alone:
+            return f"{os.path.dirname(folder)}/{_BESIDE}{os.getpid()}.{self._name}"
+        return f"{folder}/{self._name}"
 
     @property
     def joins(self) -> list[str]:
@@ -185,7 +204,7 @@ class Group:
         20 ms a time, measured), and for a process with one thread both mean the same.
         """
         name = "tasks" if self.tree.version == 1 else "cgroup.procs"
-        return [f"{folder}/{self._name}/{name}" for folder in self.tree.folders]
+        return [f"{self._at(folder)}/{name}" for folder in self.tree.folders]
 
     @property
     def counts_cpu(self) -> bool:
@@ -201,11 +220,11 @@ class Group:
             return int(said) / 1e9
         return int(said.split()[1]) / 1e6  # usage_usec comes first
 
-    def yield_to_others(self, yields: bool) -> None:
-        """Whether other jails come first while processors are short."""
+    def stand(self, niceness: int) -> None:
+        """Have the weight of a process of that niceness while processors are short."""
         if self.tree.cpu is not None:
-            name, low, usual = ("cpu.shares", 64, 1024) if self.tree.version == 1 else ("cpu.weight", 6, 100)
-            _write(f"{self.tree.cpu}/{self._name}/{name}", str(low if yields else usual))
+            name, value = weight(self.tree, niceness)
+            _write(f"{self._at(self.tree.cpu)}/{name}", value)
 
     def refused(self) -> bool:
         """Whether a process was refused for their number."""
@@ -216,7 +235,7 @@ class Group:
         if self.tree.memory is None:
             return False
         name = "memory.oom_control" if self.tree.version == 1 else "memory.events"
-        fields = _read(f"{self.tree.memory}/{self._name}/{name}").split()
+        fields = _read(f"{self._at(self.tree.memory)}/{name}").split()
         said = dict(zip(fields[::2], fields[1::2], strict=False))
         return any(said.get(field, "0") != "0" for field in ("oom_kill", "under_oom", "oom"))
 
@@ -225,18 +244,22 @@ class Group:
         if self.tree.memory is None:
             return None
         name = "memory.max_usage_in_bytes" if self.tree.version == 1 else "memory.peak"
-        said = _read(f"{self.tree.memory}/{self._name}/{name}")
+        said = _read(f"{self._at(self.tree.memory)}/{name}")
         return int(said) if said.isdigit() else None
 
-    def remove(self) -> None:
-        """Its last process is gone."""
+    def close(self) -> None:
+        """Nothing is asked of it from now on."""
         for fd in (self._events, self._usage):
             if fd >= 0:
                 os.close(fd)
         self._events = self._usage = -1
+
+    def remove(self) -> None:
+        """Its last process is gone. Can take milliseconds: whoever joins a group holds a lock that it needs."""
+        self.close()
         for folder in self.tree.folders:
             with suppress(OSError):  # a process that is only just going; the tool host's end takes the rest along
-                os.rmdir(f"{folder}/{self._name}")
+                os.rmdir(self._at(folder))
 
 
 def _read(path: str) -> str:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from schemas.launch import Limits
 from schemas.receipts import Mechanism
+from toolhost.limits.decide import ORDINARY, weight_of
 
 #: bubblewrap's process outside of the jail.
 OUTSIDE: Final = 1
@@ -70,6 +71,12 @@ def group_plan(tree: Tree | None, limits: Limits, trusted: int = 0) -> GroupPlan
     if tree.pids is not None:
         settings.append((tree.pids, "pids.max", str(limits.processes + OUTSIDE + trusted)))
     return GroupPlan(tree, settings)
+
+
+def weight(tree: Tree, niceness: int) -> tuple[str, str]:
+    """The file and the value by which a group has the weight of a process of that niceness."""
+    shares = weight_of(niceness)
+    return ("cpu.shares", str(shares)) if tree.version == 1 else ("cpu.weight", str(max(1, shares * 100 // ORDINARY)))
 
 
 def processes_of_a_namespace(tree: Tree | None, limits: Limits) -> int:

@@ -23,15 +23,13 @@ from typing import Final
 
 from toolhost.limits import look
 from toolhost.limits.account import Account
-from toolhost.limits.decide import DISK_PART, MIB, DiskMeter, Growth, exceeded
+from toolhost.limits.decide import DISK_PART, MIB, DiskMeter, Growth, exceeded, niceness_of_slow
 from toolhost.limits.growth import walk
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05
-#: A jail with a call that has used this much processor time yields to jails whose calls are quick (seconds).
-YIELD_S: Final = 0.2
 #: The part of the time that looks may take.
 _PART: Final = 0.25
 #: Between two walks over folders of a file system that does not count its entries (seconds).
@@ -76,6 +74,7 @@ class Watch:
         self._asleep = True
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._slow: set[Account] = set()  # of the jails that ran calls at the last look, those that are not quick
         self._looked_at = self._cost_s = 0.0  # when all were looked at, and how long that took (seconds)
 
     def add(self, jail: Account) -> None:
@@ -93,6 +92,10 @@ class Watch:
     def remove(self, jail: Account) -> None:
         """Its last process is gone."""
         self._jails = [other for other in self._jails if other is not jail]
+
+    def niceness_of_next(self, launching: int) -> int:
+        """What a jail should be started with, that many more being started at the moment."""
+        return niceness_of_slow(1 + launching + (0 if self._asleep else len(self._slow)))
 
     def wake(self) -> None:
         """A jail has got a call."""
@@ -128,8 +131,12 @@ class Watch:
         self._look_at_disks(busy)
         now = time.monotonic()
         if now - self._looked_at >= max(LOOK_S, self._cost_s / _PART):
+            self._slow.clear()
             for jail in busy:
                 self._guarded(jail, self._look_at)
+            niceness = niceness_of_slow(len(self._slow))
+            for jail in busy:
+                jail.stand(niceness if jail in self._slow else 0)
             self._looked_at = time.monotonic()
             self._cost_s = self._looked_at - now
 
@@ -142,14 +149,15 @@ class Watch:
 
     def _guarded(self, jail: Account, action: Callable[[Account], None]) -> None:
         """A jail may end at any moment, and what we read of it with it."""
-        with jail.lock, suppress(OSError, ValueError, IndexError, struct.error):
+        with suppress(OSError, ValueError, IndexError, struct.error):
             if not jail.closed:
                 action(jail)
 
     def _look_at(self, jail: Account) -> None:
         there = jail.processes()
-        jail.charge(there)
-        jail.yield_to_others(jail.cpu.most_s > YIELD_S)
+        total_s = jail.charge(there)
+        if not jail.is_quick(total_s, time.monotonic()):
+            self._slow.add(jail)
         over = jail.cpu.over(jail.limits.cpu_seconds)
         if over:
             self._tell(jail, "cpuSeconds", over)

@@ -10,15 +10,20 @@ from schemas.launch import Limits
 from schemas.worker_frames import WorkerError
 from toolhost.limits.decide import (
     MIB,
+    ORDINARY,
+    SLOW_WEIGHT,
     CpuMeter,
     DiskMeter,
     Growth,
+    Pace,
     Usage,
     exceeded,
     limit_error,
+    niceness_of_slow,
+    weight_of,
     with_limit,
 )
-from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace
+from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace, weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 
@@ -85,6 +90,26 @@ def test_calls_with_processes_of_their_own_are_charged_for_these() -> None:
     meter.charge(4.0, ["b"], {"b": 1.2})
     assert meter.used("a") == 0.0
     assert meter.used("b") == pytest.approx(1.3)
+
+
+def test_a_jail_is_quick_that_has_answered_and_uses_little() -> None:
+    pace = Pace()
+    assert not pace.is_quick(0.1, 0.1, answered=False)
+    assert pace.is_quick(0.1, 0.2, answered=True)
+    assert not pace.is_quick(0.4, 0.5, answered=True)
+    assert not pace.is_quick(0.4, 0.6, answered=True), "of late"
+    assert pace.is_quick(0.4, 2.6, answered=True)
+    for second in range(3, 60):
+        assert pace.is_quick(0.3 + second * 0.05, float(second), answered=True), "a little all the time"
+
+
+def test_all_jails_that_are_not_quick_weigh_less_together_than_one_ordinary_process() -> None:
+    assert niceness_of_slow(0) == niceness_of_slow(1) == 2
+    for count in range(1, 60):
+        assert 0.8 * SLOW_WEIGHT < count * weight_of(niceness_of_slow(count)) < ORDINARY, count
+    assert niceness_of_slow(10_000) == 19
+    assert (weight(V1, 0), weight(V1, 15)) == (("cpu.shares", "1024"), ("cpu.shares", "36"))
+    assert (weight(V2, 0), weight(V2, 19)) == (("cpu.weight", "100"), ("cpu.weight", "1"))
 
 
 def test_a_call_that_runs_alone_is_charged_exactly() -> None:

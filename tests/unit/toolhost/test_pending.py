@@ -24,7 +24,7 @@ def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:
 def test_work_is_running_then_done_then_forgotten() -> None:
     book = PendingBook()
     work = book.begin(promise("h"), 0.0)
-    assert work is not None
+    assert isinstance(work, Work)
     assert (book.get(("a", "k"), "h"), work.done, book.running()) == (work, False, [promise("h")])
     assert book.get(("a", "other"), "h") is None, "a handle belongs to one instance"
     assert book.end(work, Raw(b"x"), 10.0) == []
@@ -39,20 +39,21 @@ def test_work_is_running_then_done_then_forgotten() -> None:
 def test_a_handle_in_use_is_refused_and_free_again_afterwards() -> None:
     book = PendingBook()
     first = book.begin(promise("h"), 0.0)
-    assert first is not None
-    assert book.begin(promise("h", call="t1/b"), 1.0) is None
-    assert book.begin(promise("h", key="other"), 1.0) is not None
+    assert isinstance(first, Work)
+    assert book.begin(promise("h", call="t1/b"), 1.0) == "taken"
+    assert isinstance(book.begin(promise("h", key="other"), 1.0), Work)
     book.end(first, Raw(b"x"), 2.0)
     second = book.begin(promise("h", call="t1/c"), 3.0)
-    assert second is not None
+    assert isinstance(second, Work)
     assert book.get(("a", "k"), "h") is second
 
 
 def test_an_instance_has_only_so_much_work_and_only_for_so_long() -> None:
     book = PendingBook()
     begun = [book.begin(promise(f"h{number}"), float(number)) for number in range(MAX_RUNNING)]
-    assert None not in begun
-    assert book.begin(promise("one more"), 0.0) is None
+    assert all(isinstance(work, Work) for work in begun)
+    assert book.begin(promise("one more"), 0.0) == "full"
+    assert isinstance(book.begin(promise("another's", key="other"), 2.0), Work)
     assert book.overdue(PENDING_S - 0.1) == []
     assert [work.promise.handle for work in book.overdue(PENDING_S + 1)] == ["h0", "h1"]
 
@@ -61,7 +62,7 @@ def test_kept_results_are_bounded_in_bytes_and_the_oldest_go_first() -> None:
     book = PendingBook(kept_bytes=100)
     for number in range(5):
         work = book.begin(promise(f"h{number}"), 0.0)
-        assert work is not None
+        assert isinstance(work, Work)
         book.end(work, Raw(b"x" * 40), float(number))
     assert [book.get(("a", "k"), f"h{number}") is not None for number in range(5)] == [False, False, False, True, True]
 
@@ -79,8 +80,8 @@ class Machine(RuleBasedStateMachine):
     @rule(handle=st.sampled_from("abc"))
     def begin(self, handle: str) -> None:
         work = self.book.begin(promise(handle), self.now)
-        assert (work is None) == (handle in self.running)
-        if work is not None:
+        assert (work == "taken") == (handle in self.running)
+        if isinstance(work, Work):
             self.running[handle] = work
 
     @rule(handle=st.sampled_from("abc"), size=st.integers(1, 40))

@@ -8,15 +8,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls import Call
-from toolhost.pool import MAX_CALLS_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start
+from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start
 
 
 class Driver:
-    """Performs actions like the host does, on jails that are only names."""
+    """Performs actions like the host does, on jails that are only names. `prompt`: they are launched at once."""
 
-    def __init__(self, max_jails: int) -> None:
+    def __init__(self, max_jails: int, *, prompt: bool = True) -> None:
+        self.prompt = prompt
         self.pool = Pool(max_jails)
         self.where: dict[str, Slot] = {}
+        self.launching: list[Slot] = []
         self.live: list[Slot] = []
         self.ending: list[Slot] = []
         self.now = 0.0
@@ -24,14 +26,29 @@ class Driver:
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                assert action.slot not in self.live
-                self.live.append(action.slot)
+                assert action.slot not in self.live + self.launching
+                assert action.slot.room == 0
+                self.launching.append(action.slot)
+                if self.prompt:
+                    self.launched(action.slot)
             elif isinstance(action, Assign):
                 self.enter(action.slot, action.call)
             elif isinstance(action, End):
                 assert not action.slot.calls
                 if action.slot not in self.ending:
                     self.ending.append(action.slot)
+
+    def launched(self, slot: Slot) -> None:
+        self.launching.remove(slot)
+        self.live.append(slot)
+        self.perform(self.pool.launched(slot, self.now))
+
+    def failed(self, slot: Slot) -> list[Call]:
+        """The jail could not be started; the calls that have waited for it."""
+        self.launching.remove(slot)
+        lost, actions = self.pool.failed(slot)
+        self.perform(actions)
+        return lost
 
     def enter(self, slot: Slot, made: Call) -> None:
         assert slot in self.live
@@ -161,12 +178,77 @@ def test_idle_jails_retire() -> None:
     assert [slot.key for slot in driver.pool.idle()] == [("2",)]
 
 
+def test_calls_wait_for_a_launch_and_can_be_withdrawn_meanwhile() -> None:
+    driver = Driver(2, prompt=False)
+    first, second = call("1"), call("2")
+    driver.come(("a",), first)
+    driver.come(("a",), second)
+    (slot,) = driver.launching
+    assert driver.pool.find(("a",)) is None
+    driver.pool.withdraw(("a",), first)
+    driver.launched(slot)
+    assert set(driver.where) == {"2"}
+    driver.come(("b",), call("3"))
+    driver.pool.withdraw(("b",), driver.pool._waiting[("b",)][0])
+    driver.launched(driver.launching[0])
+    assert [idle.key for idle in driver.pool.idle()] == [("b",)]  # it is there for the next one
+
+
+def test_a_launch_that_fails_fails_those_who_waited_for_it() -> None:
+    driver = Driver(1, prompt=False)
+    driver.come(("a",), call("1"))
+    driver.come(("b",), call("2"))
+    driver.come(("a",), call("3"))
+    assert [lost.id for lost in driver.failed(driver.launching[0])] == ["1", "3"]
+    assert [slot.key for slot in driver.launching] == [("b",)]  # whose turn it is now
+
+
+def test_a_slot_closed_while_it_is_launched_is_ended_when_it_is_there() -> None:
+    driver = Driver(2, prompt=False)
+    driver.come(("a",), call("1"))
+    (first,) = driver.launching
+    driver.perform(driver.pool.close(first))
+    assert driver.ending == []
+    second = driver.launching[1]
+    driver.launched(first)
+    assert driver.ending == [first]
+    driver.launched(second)
+    assert driver.where["1"] is second
+
+
+def test_work_that_goes_on_leaves_its_place_to_calls() -> None:
+    driver = Driver(1)
+    for number in range(MAX_CALLS_PER_JAIL + 1):
+        driver.come(("t",), call(str(number)))
+    slot = driver.where["0"]
+    assert driver.pool.waiting_count == 1
+    driver.perform(driver.pool.goes_on(slot, "0"))
+    assert driver.pool.waiting_count == 0
+    assert slot.room == 0
+    driver.finish(slot.calls["0"])
+    assert slot.room == 0  # it had left it before
+    driver.finish(slot.calls["1"])
+    assert slot.room == 1
+
+
+def test_work_that_goes_on_has_a_bound_of_its_own() -> None:
+    driver = Driver(1)
+    for number in range(MAX_PENDING_PER_JAIL):
+        driver.come(("t",), call(str(number)))
+        driver.perform(driver.pool.goes_on(driver.where[str(number)], str(number)))
+    slot = driver.where["0"]
+    assert slot.is_full_of_pending
+    assert slot.room == MAX_CALLS_PER_JAIL
+    driver.finish(slot.calls["7"])
+    assert not slot.is_full_of_pending
+
+
 class Jails(RuleBasedStateMachine):
     """Whatever comes: never too many jails, no call twice or nowhere, and all of them served in the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver = Driver(3)
+        self.driver = Driver(3, prompt=False)
         self.calls: dict[str, Call] = {}
         self.keys: dict[str, Key] = {}
         self.count = 0
@@ -177,6 +259,23 @@ class Jails(RuleBasedStateMachine):
         made = call(str(self.count))
         self.calls[made.id], self.keys[made.id] = made, (str(key),)
         self.driver.come((str(key),), made)
+
+    @precondition(lambda self: self.driver.launching)
+    @rule(data=st.data(), well=st.booleans())
+    def launch(self, data: st.DataObject, well: bool) -> None:
+        slot = data.draw(st.sampled_from(self.driver.launching))
+        if well:
+            self.driver.launched(slot)
+        else:
+            for lost in self.driver.failed(slot):
+                self.calls.pop(lost.id)
+
+    @precondition(lambda self: self.driver.where)
+    @rule(data=st.data())
+    def go_on(self, data: st.DataObject) -> None:
+        """A running call is answered with `pending`."""
+        name = data.draw(st.sampled_from(sorted(self.driver.where)))
+        self.driver.perform(self.driver.pool.goes_on(self.driver.where[name], name))
 
     @precondition(lambda self: self.driver.where)
     @rule(data=st.data())
@@ -202,7 +301,8 @@ class Jails(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.live)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        self.driver.perform(self.driver.pool.close(data.draw(st.sampled_from(self.driver.live))))
+        slots = self.driver.live + self.driver.launching
+        self.driver.perform(self.driver.pool.close(data.draw(st.sampled_from(slots))))
 
     @rule(age=st.integers(0, 5))
     def retire(self, age: int) -> None:
@@ -211,16 +311,19 @@ class Jails(RuleBasedStateMachine):
     @invariant()
     def bounded_and_complete(self) -> None:
         pool = self.driver.pool
-        assert len(self.driver.live) == len(pool.slots()) <= 3
+        assert len(self.driver.live) + len(self.driver.launching) == len(pool.slots()) <= 3
         assert len(self.calls) == len(self.driver.where) + pool.waiting_count
         assert all(slot.closed for slot in self.driver.ending)
-        if pool.waiting_count and len(pool.slots()) == 3:
-            assert self.driver.ending or not pool.idle(), "an idle jail keeps its place while calls wait"
+        if pool._waiting.keys() - pool._by_key.keys() and len(pool.slots()) == 3:
+            leaving = self.driver.ending or [slot for slot in self.driver.launching if slot.closed]
+            assert leaving or not pool.idle(), "an idle jail keeps its place while calls wait for one"
 
     def teardown(self) -> None:
         for _ in range(10_000):
             if not self.calls:
                 return
+            for slot in list(self.driver.launching):
+                self.driver.launched(slot)
             for name in list(self.driver.where):
                 self.driver.finish(self.calls.pop(name))
             for slot in list(self.driver.ending):
