@@ -229,9 +229,9 @@ async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
     rng = random.Random(SEED)
     workdir = short_tmp / "work"
     workdir.mkdir()
-    # Half of them by calls that are forked in a jail, which must outlive each of them.
+    # Half of them by calls that are forked in a jail, which must outlive each of them: there is room for every jail.
     forked = make_tool(short_tmp, HOSTILE, "send", "echo", name="c", sandbox=SandboxSpec(isolation="call"))
-    async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), forked, max_jails=6) as made:
+    async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), forked, max_jails=16) as made:
 
         async def attack(number: int, data: list[str]) -> dict[str, Any]:
             arguments = {"data": data, "s": 0.05}
