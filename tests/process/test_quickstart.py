@@ -47,15 +47,14 @@ def alone() -> Iterator[Sandbox]:
 
 
 def test_without_a_key_the_console_counts_the_lines_of_the_readme(alone: Sandbox) -> None:
-    told = (
-        "/text-file__count path=README.md\n/bash__exec command='wc -l < README.md'\n/file-system__read path=README.md\n"
-    )
+    lines = ["/text-file__count path=README.md", "/bash__exec command='wc -l < README.md'"]
+    told = "\n".join([*lines, "/file-system__read path=README.md maxBytes=1000"])
     result = alone.gdn("run", *HERE, "--json", input=told)
     assert (result.status, result.err) == (0, "")
     counted, printed, read = [answer["response"] for answer in result.json["answers"]]
     assert json.loads(counted)["lines"] == LINES
     assert int(printed) == LINES
-    assert len(json.loads(read)["content"].splitlines()) == LINES
+    assert json.loads(read)["content"] == (ROOT / "README.md").read_bytes()[:1000].decode(errors="ignore")
     (agent, _) = alone.gdn("validate", QUICKSTART, "--json").json["agents"]
     assert (agent["provider"], agent["chosenBy"]) == ("embedded", "")
 
