@@ -5,9 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from toolhost.facts import machine
+from toolhost.seccomp.program import relay_program
 
 ROOT = Path(__file__).parents[2]
 #: `copy` and `pickle` try for `org`; the others are of the standard library, and imported by every program here.
@@ -40,11 +44,14 @@ def test_a_program_of_the_kernel(tree: Path, module: str) -> None:
 
 @pytest.mark.parametrize("program", ["launcher/__main__.py", "egress/start.py"])
 def test_a_program_of_the_tool_host(tree: Path, program: str) -> None:
-    """Both serve a socket until it is closed."""
+    """Both serve a socket until it is closed, the proxy under a filter of system calls."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    with theirs, tempfile.TemporaryFile(buffering=0) as filter_file:
         ours.close()
-        argv = [sys.executable, "-I", "-S", str(tree / "toolhost" / program), str(theirs.fileno())]
-        done = subprocess.run(argv, capture_output=True, text=True, pass_fds=[theirs.fileno()], check=False)
+        filter_file.write(relay_program(machine()))
+        filter_file.seek(0)
+        fds = [theirs.fileno()] + ([filter_file.fileno()] if program == "egress/start.py" else [])
+        argv = [sys.executable, "-I", "-S", str(tree / "toolhost" / program), *map(str, fds)]
+        done = subprocess.run(argv, capture_output=True, text=True, pass_fds=fds, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (tree / "ran").exists()
