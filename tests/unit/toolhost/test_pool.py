@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls import Call
-from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start
+from toolhost.nested import MAX_CALLS
+from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start, key_of
 
 
 class Driver:
@@ -100,6 +103,19 @@ def test_a_full_jail_makes_others_wait() -> None:
     driver.finish(calls[0])
     assert calls[-2].id in driver.where
     assert driver.pool.waiting_count == 1
+
+
+def test_forked_calls_have_fewer_places() -> None:
+    driver = Driver(2)
+    calls = [call(str(number)) for number in range(MAX_CALLS + 1)]
+    for made in calls:
+        made.tool = msgspec.structs.replace(made.tool, sandbox=SandboxSpec(isolation="call"))
+        driver.come(key_of(made, forks=True), made)
+    assert len(driver.where) == MAX_CALLS
+    assert driver.pool.waiting_count == 1
+    driver.finish(calls[0])
+    assert driver.pool.waiting_count == 0
+    assert len({key_of(made, forks=False) for made in calls}) == len(calls)  # else each has a jail of its own
 
 
 def test_the_longest_idle_jail_makes_room() -> None:
