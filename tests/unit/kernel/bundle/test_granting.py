@@ -325,3 +325,10 @@ def test_what_is_written_by_hand_stays_when_grants_are_written(home: Home) -> No
 def test_names_beyond_ascii_are_granted_as_the_network_knows_them(home: Home) -> None:
     found = home.look(asking("{network: {allow: ['BÜCHER.example:443', '*.Bücher.example.:443']}}"))
     assert granted(found, "words").network == {"allow": ["xn--bcher-kva.example:443", "*.xn--bcher-kva.example:443"]}
+
+
+@pytest.mark.parametrize(("megabytes", "message"), [(64, None), (65, "has at most 64 MiB"), (0, "is at least 1")])
+def test_an_output_has_a_limit_that_the_bus_can_carry(home: Home, megabytes: int, message: str | None) -> None:
+    found = home.look(asking(f"{{limits: {{outputMb: {megabytes}}}}}"))
+    told = [error.message for error in found.errors if "outputMb" in str(error.path)]
+    assert (message is None and not told) or (message is not None and message in told[0])
