@@ -32,7 +32,7 @@ LIMITS = Limits(
 MET = [
     ("forks", {"stubborn": True}, "processes"),
     ("forks", {}, "processes"),
-    ("threads", {}, "memoryMb"),  # their stacks
+    ("threads", {}, "processes"),
     ("memory", {}, "memoryMb"),
     ("memory_of_many", {"mb": 30}, "memoryMb"),
     ("shared_memory", {}, "memoryMb"),

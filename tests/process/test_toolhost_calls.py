@@ -16,6 +16,7 @@ from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.calls import CallBook
+from toolhost.pool import MAX_PENDING_PER_JAIL
 
 SOURCE = """
 import os, time
@@ -290,3 +291,40 @@ async def until(condition: Any, within_s: float = 8.0) -> None:
     while not condition():
         assert loop.time() < end, "it did not happen in time"
         await asyncio.sleep(0.01)
+
+
+PENDING = """
+import os, time
+from goondan_tool import Pending
+def start(ctx, input):
+    def work():
+        while not os.path.exists("go"): time.sleep(0.01)
+    return Pending(input["handle"], work)
+def echo(ctx, input): return input
+def deep(ctx, input):
+    def down(levels): return max(map(down, [levels + 1]))
+    time.sleep(0.01)  # so that it runs on a thread
+    try: return down(0)
+    except RecursionError: return "too deep"
+handlers = {"start": start, "echo": echo, "deep": deep}
+"""
+
+
+@pytest.mark.requirement("RESULT-04")
+async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(short_tmp: Path) -> None:
+    """More of it than a jail has places or threads, with the default limits; and a thread's stack is deep enough."""
+    workdir = short_tmp / "work"
+    workdir.mkdir()
+    most = MAX_PENDING_PER_JAIL
+    async with bench(make_tool(short_tmp, PENDING, "start", "echo", "deep")) as made:
+        starts = [made.start("t__start", {"handle": f"h{n}"}, workdir=workdir)[1] for n in range(most + 1)]
+        results = await asyncio.wait_for(asyncio.gather(*starts), 20)
+        assert [result["status"] for result in results] == ["pending"] * most + ["error"]
+        assert results[-1]["error"]["code"] == "E_OVERLOADED"
+        assert (await made.call("t__echo", {"a": 1}, workdir=workdir))["output"] == {"a": 1}
+        for _ in range(3):
+            assert (await made.call("t__deep", workdir=workdir))["output"] == "too deep"
+        (slot,) = made.host.jails.pool.slots()
+        assert len(slot.pending) == most
+        (workdir / "go").touch()
+        await until(lambda: not slot.calls)

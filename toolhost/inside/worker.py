@@ -18,11 +18,12 @@ from __future__ import annotations
 import errno
 import posix
 import sys
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import allocate_lock, get_ident, stack_size, start_new_thread
 from time import monotonic, sleep
 
 from . import wire
 from .api import Logger, Message, Pending, ToolContext
+from .going_on import GoingOn
 from .printed import MAX_LINE, Printed
 from .strays import Strays
 
@@ -57,6 +58,10 @@ BURST = 8
 FLUSH_BYTES = 65536
 #: Threads for slow handlers; further calls wait. Below the default limit of 64 processes (threads count there).
 MAX_THREADS = 32
+#: Together with those of pending work; a few more are for reading, watching and the event loop.
+MAX_ALL_THREADS = 52
+#: A thread's stack (bytes). What it may come to counts as memory: 64 of the usual 8 MiB are all of the default limit.
+STACK_BYTES = 2 << 20
 #: Messages kept for later calls, oldest out first; the host counts along (WORKER.md).
 MAX_MESSAGES = 8
 #: Log lines at once and per second; what is over is dropped and counted.
@@ -168,6 +173,7 @@ class Worker:
         self._doze.acquire()
         self._parked: list[Seat] = []
         self._threads = 0
+        self._going_on = GoingOn(self)
         self._backlog: deque[Callable[[Seat], None]] = deque()
         self.forked = False
         self._async: AsyncCalls | None = None
@@ -181,6 +187,7 @@ class Worker:
 
     def main(self) -> None:
         """Serve until the host closes the channel. Never returns."""
+        stack_size(STACK_BYTES)
         seat = Seat()
         self._reader = seat
         posix.register_at_fork(after_in_child=self._after_fork)
@@ -432,7 +439,7 @@ class Worker:
                 following(seat)
 
         with self.lock:
-            if self._threads >= MAX_THREADS:
+            if self._threads >= MAX_THREADS or self._threads + self._going_on.count >= MAX_ALL_THREADS:
                 self._backlog.append(job)
                 return
             self._threads += 1
@@ -455,7 +462,7 @@ class Worker:
             value = handler(context, call.frame["input"])
             if type(value) is not dict:
                 if hasattr(type(value), "__await__"):
-                    self._to_loop(call, value)
+                    self.to_loop(call, value)
                     return None
                 if self.goes_on(call, value):
                     return None
@@ -470,7 +477,8 @@ class Worker:
         self._seconds[export] = seconds if known is None or seconds < known else known + (seconds - known) * 0.1
         return self.finish(call, body)
 
-    def _to_loop(self, call: Running, awaitable: Any) -> None:
+    def to_loop(self, call: Running, awaitable: Any) -> None:
+        """Let the event loop run it to the call's result."""
         with self.lock:
             if self._async is None:
                 from .aio import AsyncCalls
@@ -486,26 +494,10 @@ class Worker:
         frame = {"type": "result", "callId": call.id, "status": "pending", "handle": value.handle, "continues": True}
         self.send(wire.pack(frame))
         if hasattr(type(value.work), "__await__"):
-            self._to_loop(call, value.work)
+            self.to_loop(call, value.work)
         else:
-            start_new_thread(self._go_on, (call, value.work))
+            self._going_on.submit(call, value.work)
         return True
-
-    def _go_on(self, call: Running, work: Callable[[], Any]) -> None:
-        """On a thread of its own: pending work to its end, which is a second result of the call."""
-        ident = get_ident()
-        self.current[ident] = call.id
-        try:
-            value = work()
-            if hasattr(type(value), "__await__"):
-                self._to_loop(call, value)
-                return
-            body = self.result_frame(call, value)
-        except BaseException as error:
-            body = self.failure(call.id, error)
-        finally:
-            self.current.pop(ident, None)
-        self.send(self.finish(call, body))
 
     def result_frame(self, call: Running, value: Any) -> bytes:
         """The result frame of what a handler, or its pending work, returned."""
