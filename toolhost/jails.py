@@ -1,4 +1,4 @@
-"""Live jails: started for the calls that need them, heard, and ended; what a jail reports becomes answers.
+"""Live jails: started for the calls that need them, and ended. What they say is reports.py's affair.
 
 Which call goes where is pool.py's affair, what a jail sees policy.py's, how one lives jail.py's.
 
@@ -28,30 +28,17 @@ from schemas.frames import Frame, ToolError
 from schemas.hosts import read_network
 from schemas.launch import ToolHostSpec
 from schemas.worker_frames import (
-    WORKER_PROTOCOL,
-    Answer,
-    Ask,
     Cancel,
-    Ended,
     Exit,
-    Forked,
-    LoadFailed,
-    Log,
     Message,
-    Progress,
-    Ready,
-    Result,
     WorkerFrame,
 )
 from toolhost import offload
 from toolhost.answers import Answers
 from toolhost.asking import Asking
-from toolhost.asks import ended
 from toolhost.calls import Call
-from toolhost.cells import Cell, Cells
+from toolhost.cells import Cells
 from toolhost.channel import Violation
-from toolhost.completions import too_much_pending
-from toolhost.denials import with_denial
 from toolhost.egress.messages import Denied, Failed
 from toolhost.forked import ForkedCalls
 from toolhost.jail import Jail
@@ -60,19 +47,17 @@ from toolhost.limits.decide import limit_error
 from toolhost.limits.watch import Watch
 from toolhost.messages import MessageCache, SentMessages
 from toolhost.network import Egress, JailNetwork
-from toolhost.pending import PENDING_S, Work
+from toolhost.pending import PENDING_S
 from toolhost.policy import HostFacts, forks
-from toolhost.pool import MAX_PENDING_PER_JAIL, Action, Assign, Pool, Slot, Start, key_of
-from toolhost.results import error_result, output_limit, refusal, shape
+from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
+from toolhost.reports import Reports
+from toolhost.results import error_result, output_limit, refusal
 from toolhost.starting import start_jail
 from toolhost.stays import Stays
-from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, explained, receipt, started, sweep, under_way
+from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, receipt, sweep, under_way
 from toolhost.wording import (
-    load_error,
-    log_line,
     network_line,
     printed_lines,
-    progress_frame,
     protocol_error,
     worker_call,
     worker_init,
@@ -86,12 +71,6 @@ CANCEL_GRACE_S: Final = 2.0
 EXIT_GRACE_S: Final = 0.3
 #: What a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
-#: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
-SETTLED_BYTES: Final = 65536
-#: Progress frames of one call that are passed on (seconds between two).
-PROGRESS_S: Final = 0.05
-#: Answers that may wait for a worker which does not read (bytes): four of the largest.
-MAX_UNREAD: Final = 16 << 20
 #: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
 CLOSE_S: Final = 3.0
 
@@ -123,7 +102,6 @@ class Jails:
         self._spec = spec
         self._facts = facts
         self._unavailable = unavailable
-        self._send_frame = send
         self._on_log = on_log
         self._on_worker = on_worker
         self._environment = environment
@@ -132,15 +110,28 @@ class Jails:
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
         self._watch = Watch(self._loop, self._over_limit)
+        self._reports = reports = Reports(
+            loop,
+            self.pool,
+            answers,
+            asking,
+            settle=self._egress.settle,
+            perform=self._perform,
+            abandon=self._abandon,
+            end=self._break,
+            send=send,
+            on_log=on_log,
+            on_worker=on_worker,
+        )
         self._forked = ForkedCalls(
             loop,
             self.pool,
             answers,
             on_log=on_log,
             perform=self._perform,
-            result=self._result,
-            ask=self._ask,
-            progress=self._progress,
+            result=reports.result,
+            ask=reports.ask,
+            progress=reports.progress,
         )
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._next_jail_id = 0
@@ -383,12 +374,7 @@ class Jails:
         tenancy: Tenancy = jail.tenant
         for frame in frames:
             try:
-                if tenancy.cells is not None:
-                    self._server_news(tenancy, tenancy.cells, frame)
-                elif type(frame) is Result:
-                    self._result(tenancy, frame)
-                else:
-                    self._news(tenancy, frame)
+                self._reports.hear(tenancy, frame)
             except Violation as violation:
                 self.jail_broken(jail, violation)
                 return
@@ -438,153 +424,6 @@ class Jails:
     def _note_gone(self) -> None:
         if self._all_gone is not None and not self._all_gone.done() and self.jail_count == 0:
             self._all_gone.set_result(None)
-
-    # --- what workers say
-
-    def _result(self, tenancy: Tenancy, result: Result) -> None:
-        slot = tenancy.slot
-        call = slot.calls.get(result.call_id)
-        if call is None:
-            if result.call_id not in tenancy.abandoned:
-                raise Violation("the worker sent a result for a call that it does not run")
-            tenancy.abandoned.discard(result.call_id)
-            tenancy.ended.append(result.call_id)
-            if not slot.calls and not tenancy.abandoned and slot.closed:
-                tenancy.jail.kill("not needed any more")
-            return
-        said = result.error
-        if said is not None:
-            result = msgspec.structs.replace(result, error=explained(tenancy, said))
-        now = self._loop.time()
-        payload = shape(result, receipt(tenancy, call, now), call.tool)
-        work = tenancy.pending.get(result.call_id)
-        if result.continues:
-            self._go_on(tenancy, call, result, payload, work)
-            return
-        if work is not None and result.status == "pending":
-            raise Violation("the worker said `pending` twice")
-        tenancy.pending.pop(result.call_id, None)
-        tenancy.ended.append(result.call_id)
-        tenancy.jail.account.answered = True
-        actions = self.pool.leave(slot, result.call_id, now)
-        if tenancy.network is not None and (result.error is not None or memoryview(payload).nbytes <= SETTLED_BYTES):
-            # What was reached, and whether it was the sandbox that refused, the proxy says after the fact.
-            self._egress.settle(tenancy.jail.pid, lambda: self._explained(tenancy, call, work, result))
-        else:
-            self._answers.conclude(call, work, payload)
-        # A jail that has met one of its own limits may hold what nobody can sweep; a large output harms nobody.
-        spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
-        if call.cell is not None:
-            call.cell.leave()  # with all that it has left behind
-        elif spent or call.tool.sandbox.isolation == "call":
-            actions += self.pool.close(slot)
-        if actions:
-            self._perform(actions)
-
-    def _go_on(self, tenancy: Tenancy, call: Call, result: Result, payload: Raw, work: Work | None) -> None:
-        """The call is answered with `pending`, and stays in its jail until its work has ended."""
-        if result.status != "pending" or work is not None:
-            raise Violation("the worker sent a result that continues without being the first `pending`")
-        slot = tenancy.slot
-        begun: Work | ToolError
-        if slot.is_full_of_pending:
-            begun = too_much_pending(f"this tool's jail, limit {MAX_PENDING_PER_JAIL}")
-        else:
-            begun = self._answers.completions.begin(call, result.handle or "")
-        if isinstance(begun, ToolError):
-            self._answers.fail(call, begun)
-            (call.cell or tenancy.jail).send(Cancel(call.jail_id))  # nobody will hear of its work
-            self._abandon(slot, call)
-            if call.cell is not None:
-                call.cell.kill("its work has no name")
-            return
-        tenancy.pending[result.call_id] = begun
-        self._answers.finish(call, payload)
-        if tenancy.cells is None:  # else it keeps its cell, of which there are so many
-            self._perform(self.pool.goes_on(slot, result.call_id))
-
-    def _explained(self, tenancy: Tenancy, call: Call, work: Work | None, result: Result) -> None:
-        """Finish a call in a jail with a network, now that everything reached and denied there is known."""
-        if result.error is not None and tenancy.network is not None:
-            denied = tenancy.network.denied_since(call.denied_before)
-            result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
-        self._answers.conclude(call, work, shape(result, receipt(tenancy, call, self._loop.time()), call.tool))
-
-    def _news(self, tenancy: Tenancy, frame: WorkerFrame) -> None:
-        jail = tenancy.jail
-        if isinstance(frame, Log | Progress):
-            call = tenancy.slot.calls.get(frame.call_id or "")
-            if isinstance(frame, Progress):
-                if call is not None:
-                    self._progress(call, frame)
-                return
-            self._on_log(log_line(tenancy, call, frame))
-        elif isinstance(frame, Ask):
-            self._ask(tenancy, frame)
-        elif isinstance(frame, Ready):
-            if jail.live or frame.protocol != WORKER_PROTOCOL:
-                raise Violation("the worker said `ready` twice, or for another protocol")
-            self._ready(tenancy)
-        elif isinstance(frame, LoadFailed):
-            if jail.live:
-                raise Violation("the worker said `load_failed` after `ready`")
-            self._break(tenancy, load_error(jail.name, frame), "could not be loaded")
-        else:
-            raise Violation("the worker sent a frame that is none of its")
-
-    def _server_news(self, tenancy: Tenancy, cells: Cells, frame: WorkerFrame) -> None:
-        """From the fork server of a jail."""
-        if isinstance(frame, Ended):
-            cells.ended(frame)
-        elif isinstance(frame, Forked):
-            cells.forked(frame)
-        elif isinstance(frame, Ready) and not tenancy.jail.live and frame.protocol == WORKER_PROTOCOL:
-            self._ready(tenancy)
-        else:
-            raise Violation("the fork server sent a frame that is none of its")
-
-    def _ask(self, tenancy: Tenancy, ask: Ask, cell: Cell | None = None) -> None:
-        """A handler asks something of the bus; one with a cell of its own, in the name of its own call."""
-        if "agents" not in tenancy.permissions:
-            raise Violation("the worker asked agents, and its tool has not the permission")
-        name, slot = ask.call_id, tenancy.slot
-        call = slot.calls.get(name)
-        if cell is not None and name != cell.call.jail_id:
-            raise Violation("the worker asked in the name of a call that it does not run")
-        if call is not None and call.state == "running":
-            self._asking.ask(call, ask, partial(self._answer, tenancy, cell))
-        elif call is not None or name in tenancy.abandoned or name in tenancy.ended:
-            self._answer(tenancy, cell, ended(ask))
-        else:
-            raise Violation("the worker asked in the name of a call that it does not run")
-
-    def _answer(self, tenancy: Tenancy, cell: Cell | None, answer: Answer) -> None:
-        jail, worker = tenancy.jail, cell or tenancy.jail
-        if jail.dying or worker.dying:
-            return
-        if worker.unread > MAX_UNREAD:
-            message = "the worker does not read what it has asked for"
-            if cell is not None:
-                cell.broken(Violation(message))
-                return
-            self._break(tenancy, tool_error("E_TOOL_CRASHED", message, name="ToolProtocolError"), message)
-            return
-        worker.send(answer)
-
-    def _ready(self, tenancy: Tenancy) -> None:
-        tenancy.jail.mark_live()
-        if tenancy.grace is not None:
-            tenancy.grace.cancel()
-            tenancy.grace = None
-        if (news := started(tenancy)) is not None:
-            self._on_worker(news)
-
-    def _progress(self, call: Call, progress: Progress) -> None:
-        now = self._loop.time()
-        if now - call.progress_at < PROGRESS_S:
-            return
-        call.progress_at = now
-        self._send_frame(progress_frame(call, progress))
 
     # --- calls that end before their handlers do
 

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from schemas import worker_frames
 from schemas.worker_frames import Result
-from toolhost import asks, channel, jails, messages, pool, results
+from toolhost import asks, channel, jails, messages, pool, reports, results
 from toolhost.inside import wire, worker
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def test_the_numbers() -> None:
         f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {results.MAX_HANDLE:,} characters",
-        f"more than {jails.MAX_UNREAD >> 20} MiB of answers",
+        f"more than {reports.MAX_UNREAD >> 20} MiB of answers",
         f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
         f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",
         f"{asks.TIMEOUT_MS:,} when left out",
