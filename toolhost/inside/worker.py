@@ -23,6 +23,7 @@ from time import monotonic, sleep
 
 from . import wire
 from .api import Logger, Message, Pending, ToolContext
+from .failures import MAX_ERROR, describe, error_frame, out_of_means, where
 from .going_on import GoingOn
 from .printed import MAX_LINE, Printed
 from .strays import Strays
@@ -67,8 +68,6 @@ MAX_MESSAGES = 8
 #: Log lines at once and per second; what is over is dropped and counted.
 LOG_BURST = 1000
 LOG_PER_S = 200
-#: An error's message (characters).
-MAX_ERROR = 16384
 #: Two progress reports of a call are at least this far apart (seconds).
 PROGRESS_S = 0.05
 
@@ -383,7 +382,7 @@ class Worker:
             folder = init["entry"].rpartition("/")[0]
             self.handlers = load_handlers(init["entry"], compiled=folder in init.get("importPaths", ()))
         except BaseException as error:  # sys.exit at import included
-            message = f"{type(error).__name__}: {describe(error)}{_where(error)}"
+            message = f"{type(error).__name__}: {describe(error)}{where(error)}"
             self.send(wire.pack({"type": "load_failed", "message": message[:MAX_ERROR]}))
             leave()
         if init.get("jailed"):
@@ -518,14 +517,14 @@ class Worker:
 
     def failure(self, call_id: str, error: BaseException) -> bytes:
         """The result frame of an exception; where it came from goes to the log."""
-        self.log("debug", f"{type(error).__name__}{_where(error)}", call_id)
+        self.log("debug", f"{type(error).__name__}{where(error)}", call_id)
         code = getattr(error, "code", None)
         if not isinstance(code, str) and isinstance(error, OSError) and error.errno is not None:
             code = errno.errorcode.get(error.errno)
         if isinstance(error, SystemExit):
             code = "E_TOOL"
         message = describe(error)
-        if self.offline and isinstance(error, Exception) and not _out_of_means(error):
+        if self.offline and isinstance(error, Exception) and not out_of_means(error):
             from .refused import OFFLINE, is_offline
 
             if is_offline(error):
@@ -578,49 +577,6 @@ class Worker:
 # type, callId and status of an `ok` result, the way `wire.pack` would write them
 _RESULT = b"\x84\xa4type\xa6result\xa6callId"
 _OK = b"\xa6status\xa2ok\xa6output"
-
-
-def error_frame(
-    call_id: str,
-    name: str,
-    message: str,
-    *,
-    code: object = None,
-    suggestion: object = None,
-    help_url: object = None,
-) -> bytes:
-    """A result frame with status `error`; only strings are carried."""
-    error = {"name": name, "message": message[:MAX_ERROR]}
-    for key, value in (("code", code), ("suggestion", suggestion), ("helpUrl", help_url)):
-        if isinstance(value, str) and value:
-            error[key] = value[:MAX_ERROR]
-    return wire.pack({"type": "result", "callId": call_id, "status": "error", "error": error})
-
-
-def _out_of_means(error: Exception) -> bool:
-    """Whether there may be no descriptor or memory left to import anything with."""
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENOMEM)
-
-
-def describe(error: BaseException) -> str:
-    """An exception's message; its class when it has none."""
-    if isinstance(error, SystemExit):
-        return f"the handler called sys.exit({error.code!r})"
-    try:
-        return str(error) or type(error).__name__
-    except Exception:
-        return type(error).__name__
-
-
-def _where(error: BaseException) -> str:
-    """File and line of the innermost frame, without importing traceback."""
-    trace = error.__traceback__
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f" at {code.co_filename}:{trace.tb_lineno} in {code.co_name}"
 
 
 def _copy(value: Any) -> Any:
