@@ -15,7 +15,7 @@ import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost import offload
+from toolhost import launcher_link, offload
 from toolhost.jail import process_status
 from toolhost.launch import UIDS
 from toolhost.launcher import calls, staging
@@ -231,3 +231,35 @@ def test_the_calls_that_python_has_no_name_for_say_what_failed() -> None:
         calls.copy_tree(-5, recursive=False)
     with pytest.raises(OSError, match="move_mount"):
         calls.attach(-5, "/nonexistent")
+
+
+async def test_calls_that_wait_for_a_launch_are_calls_like_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that says nothing is ended and another one asked; meanwhile others' calls go on."""
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
+        before = LAUNCHER.pid
+        monkeypatch.setattr(launcher_link, "ANSWER_S", 1.5)
+        os.kill(before, signal.SIGSTOP)
+        cancelled, answer = made.start("t__keys", workdir=place / "work", instance_key="cancelled")
+        _, late = made.start("t__keys", workdir=place / "work", instance_key="late", deadline_ms=100)
+        _, patient = made.start("t__keys", workdir=place / "work", instance_key="patient")
+        made.cancel(cancelled)
+        assert (await answer)["error"]["code"] == "E_CANCELLED"
+        assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
+        told = (await late)["error"]
+        assert (told["code"], "before it could start" in told["message"]) == ("E_TOOL_TIMEOUT", True)
+        assert LAUNCHER.pid == before, "nobody has waited for it in the loop"
+        assert (await patient)["status"] == "ok"
+        assert LAUNCHER.pid != before
+
+
+async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_error(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_link, "ANSWER_S", 0.0)
+    async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+        error = (await made.call("t__keys", workdir=place / "work"))["error"]
+        assert (error["code"], "has not answered" in error["message"]) == ("E_SANDBOX_UNAVAILABLE", True)
+        assert made.host.jail_count == 0
+        monkeypatch.setattr(launcher_link, "ANSWER_S", 10.0)
+        assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
