@@ -16,7 +16,7 @@ from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer, Frame
 from schemas.launch import ExportSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost import jails
+from toolhost import reports
 from toolhost.asks import MAX_OPEN
 
 SOURCE = """
@@ -313,7 +313,7 @@ async def test_more_questions_than_may_be_open_are_refused(short_tmp: Path, work
 async def test_a_worker_that_does_not_read_its_answers_ends(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jails, "MAX_UNREAD", 1 << 20)
+    monkeypatch.setattr(reports, "MAX_UNREAD", 1 << 20)
     async with asking(short_tmp) as (host, bus):
         bus.reply = {"x": "y" * 200_000}  # type: ignore[assignment]
         result = await host.call("t__deaf", {"n": 15}, workdir=workdir)
