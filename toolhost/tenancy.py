@@ -110,8 +110,10 @@ def ending(tenancy: Tenancy, cause: str, cell: Cell | None = None) -> ToolError:
     if tenancy.reason is not None:
         return tenancy.reason
     jail = tenancy.jail
-    if jail.account.met is not None:
-        return limit_error(jail.account.met, jail.account.limits)
+    # The kernel may have ended a single call before anybody has looked at its jail.
+    met = jail.account.met if cell is None else jail.account.limit_met()
+    if met is not None:
+        return limit_error(met, jail.account.limits)
     if cell is not None and cell.unmade is not None:
         if jail.account.refused():
             return limit_error("processes", jail.account.limits)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import stat
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,3 +266,34 @@ async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_erro
         assert made.host.jail_count == 0
         monkeypatch.setattr(launcher_link, "ANSWER_S", 10.0)
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
+
+
+KILLED_WHILE_IT_MAKES_A_NAMESPACE = """
+import os
+from toolhost.launcher import calls, staging
+
+make = calls.child_in_user_namespace
+
+def told():
+    pid = make()
+    if pid:
+        print(pid, flush=True)
+    return pid
+
+calls.child_in_user_namespace = told
+staging.open = lambda *path, **options: os.kill(os.getpid(), 9)
+staging._make(os.getuid(), os.getgid(), 1000)
+"""
+
+
+async def test_a_launcher_that_is_killed_leaves_nobody_behind() -> None:
+    command = [sys.executable, "-c", KILLED_WHILE_IT_MAKES_A_NAMESPACE]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=10
+    )  # whoever is left holds it up
+    assert done.returncode == -9, done.stderr
+    status = Path(f"/proc/{int(done.stdout)}/status")
+    until = time.monotonic() + 5
+    while status.exists() and "\nState:\tZ" not in status.read_text():  # one that nobody has reaped has ended as well
+        assert time.monotonic() < until, "it still runs"
+        await asyncio.sleep(0.01)

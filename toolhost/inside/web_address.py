@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 PORTS = {"http": 80, "https": 443}
 MAX_PORT = 65535
 _C0 = "".join(map(chr, range(33)))
-_FORBIDDEN_IN_HOST = set(" #/<>?@[\\]^|%\x7f") | set(map(chr, range(32)))
+_FORBIDDEN_IN_HOST = set(" #/:<>?@[\\]^|%\x7f") | set(map(chr, range(32)))
 #: Not seen, and dropped by older rules: a name that holds one looks like another's.
 JOINERS = "\u200c\u200d"
 #: What stays as it is in each part; the rest becomes %XX of its UTF-8 form.

@@ -39,10 +39,13 @@ class UserNamespaces:
 
 
 def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
+    launcher = os.getpid()
     pid = calls.child_in_user_namespace()
     if pid == 0:
-        while True:
+        calls.die_with_parent()  # which may be killed before it ends this process
+        while os.getppid() == launcher:
             signal.pause()
+        os._exit(0)
     try:
         for name, owner in (("uid_map", owner_uid), ("gid_map", owner_gid)):
             with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as target:

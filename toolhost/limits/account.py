@@ -156,6 +156,14 @@ class Account:
             return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
         return False
 
+    def limit_met(self) -> str | None:
+        """The limit of the whole jail that the kernel has met, by its groups; None where nothing says so."""
+        if self.closed:
+            return self.met
+        with suppress(OSError, ValueError, struct.error):
+            return exceeded(self.usage(()), self.limits)
+        return None
+
     def seen(self) -> tuple[float | None, int | None]:
         """Processor time (seconds) and the peak of memory (bytes) of all its life, where the kernel counts them."""
         with suppress(OSError, ValueError, struct.error):
@@ -168,8 +176,7 @@ class Account:
         """The last process is gone: nothing of it is read from now on."""
         if self.closed:
             return
-        with suppress(OSError, ValueError, struct.error):
-            self.met = exceeded(self.usage(()), self.limits)
+        self.met = self.limit_met()
         self.seen()
         with self._lock:
             self.closed = True

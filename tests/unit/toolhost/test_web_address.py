@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolhost.inside.web_address import BadAddress, WebAddress
@@ -75,6 +75,7 @@ def test_another_scheme_is_said_and_nothing_more() -> None:
     assert WebAddress("localhost:8080/x").scheme == "localhost"
 
 
+@example("http:0%3A")
 @given(st.text(max_size=60) | st.text("htps:/\\@#?.%0123456789abx[]", max_size=40).map("http://".__add__))
 def test_any_text_has_one_spelling_or_none(text: str) -> None:
     with suppress(BadAddress):
