@@ -73,7 +73,7 @@ def main() -> NoReturn:
     """The console script. Ends the process."""
     _open_standard_streams()
     signal.signal(signal.SIGTERM, _terminated)
-    code = run(sys.argv[1:])
+    code = execute(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -98,7 +98,7 @@ def _terminated(number: int, frame: object) -> NoReturn:
     sys.exit(EXIT_TERMINATED)
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Run one command line; its exit status. Nothing is raised."""
     as_json = "--json" in arguments
     try:

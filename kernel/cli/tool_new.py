@@ -105,7 +105,7 @@ def filled(name: str) -> dict[str, bytes]:
 def read_bundle(path: str, name: str) -> bytes | None:
     """The goondan.yaml to which a Tool can be added; None when there is none.
 
-    Raises BundleError for one that is no YAML, GoondanError E_INIT when it has the Tool already.
+    Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the Tool already.
     """
     from kernel.bundle.load import load_documents
     from kernel.bundle.positions import Scalar, node_at
@@ -114,6 +114,8 @@ def read_bundle(path: str, name: str) -> bytes | None:
 
     if not os.path.lexists(path):
         return None
+    if os.path.islink(path):  # a tool could have made it, in a folder that was its workdir
+        raise fail("E_INIT", f"{path} is a link", suggestion="Name the folder that has the file itself.")
     report = Report()
     loaded = load_documents(os.path.realpath(path), report)
     if report.errors:
@@ -141,7 +143,7 @@ def append(path: str, before: bytes, document: bytes) -> None:
     if documents(before + added) != documents(before) + 1:
         raise fail("E_INIT", f"{path}: a document cannot be added behind the last one", suggestion=_END_HINT)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
             if os.write(fd, added) != len(added):

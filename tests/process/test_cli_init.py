@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.cli import run
+from kernel.cli import execute
 from kernel.cli.init import TEMPLATES, template_files
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
@@ -50,7 +50,7 @@ def test_a_template_is_valid_and_answers_without_a_key(template: str) -> None:
 
 
 def test_the_test_of_the_tool_passes_and_can_fail(tmp_path: Path) -> None:
-    assert run(["init", str(tmp_path), "--template", "tool"]) == 0
+    assert execute(["init", str(tmp_path), "--template", "tool"]) == 0
     command = [sys.executable, "-B", "-m", "unittest", "discover", "-s", "tests"]
     passed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
     assert passed.returncode == 0, passed.stderr
@@ -66,12 +66,12 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.Cap
     folder = tmp_path / "b"
     (folder / "tools").mkdir(parents=True)
     (folder / "tools" / "notes.py").symlink_to(outside)
-    assert run(["init", str(folder), "--template", "tool", "--json"]) == 1
+    assert execute(["init", str(folder), "--template", "tool", "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "E_INIT"
     assert str(folder / "tools" / "notes.py") in error["message"]
     assert not (folder / "goondan.yaml").exists()
-    assert run(["init", str(folder), "--template", "tool", "--force", "--json"]) == 0
+    assert execute(["init", str(folder), "--template", "tool", "--force", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["files"] == ["goondan.yaml", "tests/test_notes.py", "tools/notes.py"]
     assert (folder / "goondan.yaml").read_bytes() == template_files("tool")["goondan.yaml"]
@@ -90,14 +90,14 @@ def test_a_place_that_cannot_be_written_is_one_error_and_leaves_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    assert run(["init", str(tmp_path / where), "--json"]) == 1
+    assert execute(["init", str(tmp_path / where), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "E_INIT"
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_fails_half_way_is_taken_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tools").write_text("a file where a folder must be")
-    assert run(["init", str(tmp_path), "--template", "tool"]) == 1
+    assert execute(["init", str(tmp_path), "--template", "tool"]) == 1
     assert "E_INIT" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["tools"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kernel.bundle.base import base_tools
-from kernel.cli import run
+from kernel.cli import execute
 from kernel.cli.tool_new import module_name
 from schemas.address import build_tool_name
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
@@ -163,7 +163,7 @@ def test_a_packages_tool_is_listed_under_its_package_and_shows_that_it_gets_less
 def test_a_name_that_is_no_tool_gets_the_closest_one(
     capsys: pytest.CaptureFixture[str], what: str, wrong: str, hint: str
 ) -> None:
-    assert run(["tool", what, wrong, "--json"]) == 1
+    assert execute(["tool", what, wrong, "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "E_TOOL_NOT_FOUND"
     assert error["suggestion"].startswith(hint)
@@ -319,9 +319,22 @@ def test_nothing_is_overwritten_and_a_refusal_leaves_nothing(
     (tmp_path / "tools" / "taken.py").write_text("mine")
     (tmp_path / "goondan.yaml").write_text(bundle)
     before = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
-    assert run(["tool", "new", name, "--dir", str(tmp_path), "--json"]) == status
+    assert execute(["tool", "new", name, "--dir", str(tmp_path), "--json"]) == status
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
     assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_bundle_that_is_a_link_is_another_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(BUNDLE)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "goondan.yaml").symlink_to(theirs)
+    assert execute(["tool", "new", "fine", "--dir", str(folder), "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["message"]) == ("E_INIT", f"{folder}/goondan.yaml is a link")
+    assert theirs.read_text() == BUNDLE
+    assert [path.name for path in folder.iterdir()] == ["goondan.yaml"]
 
 
 def test_module_names_can_be_imported() -> None:

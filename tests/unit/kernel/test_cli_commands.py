@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernel.cli import run, tool
+from kernel.cli import execute, tool
 from kernel.cli.call import check_grant, error_result, tool_result
 from kernel.cli.ps import render
 from kernel.cli.send import answer_document
@@ -30,18 +30,18 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("name", ["run", "send", "call", "cancel", "ps", "stop"])
 def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([name, "--help"]) == 0
+    assert execute([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert "--bundle PATH" in text
     assert "--json" in text
 
 
 def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tool"]) == 2
+    assert execute(["tool"]) == 2
     listed = capsys.readouterr().err
     for name, words in tool.COMMANDS.items():
         assert words in listed
-        assert run(["tool", name, "--help"]) == 0
+        assert execute(["tool", name, "--help"]) == 0
         assert "--json" in capsys.readouterr().out
 
 
@@ -76,14 +76,14 @@ def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[s
 def test_bad_usage_is_one_structured_error_and_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*arguments, "--json"]) == 2
+    assert execute([*arguments, "--json"]) == 2
     printed = capsys.readouterr()
     error = json.loads(printed.out)["error"]
     assert error["code"] == "E_USAGE"
     assert error["suggestion"]
     assert error["helpUrl"].endswith("/E_USAGE")
     assert printed.err == ""
-    assert run(arguments) == 2
+    assert execute(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "[E_USAGE]" in printed.err
@@ -92,14 +92,14 @@ def test_bad_usage_is_one_structured_error_and_status_2(
 
 def test_a_bundle_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["ps"], ["stop"], ["send", "x"], ["call", "t"], ["run"]):
-        assert run([*arguments, "--bundle", "/nonexistent.yaml"]) == 2
+        assert execute([*arguments, "--bundle", "/nonexistent.yaml"]) == 2
     assert capsys.readouterr().err.count("[E_CONFIG_NOT_FOUND]") == 5
 
 
 def test_without_a_kernel(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["ps", "--json", "--bundle", bundle]) == 0
-    assert run(["stop", "--json", "--bundle", bundle]) == 0
-    assert run(["send", "--json", "--bundle", bundle, "hello"]) == 1
+    assert execute(["ps", "--json", "--bundle", bundle]) == 0
+    assert execute(["stop", "--json", "--bundle", bundle]) == 0
+    assert execute(["send", "--json", "--bundle", bundle, "hello"]) == 1
     ps, stop, send = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert ps == []
     assert stop == {"stopped": False}
@@ -107,7 +107,7 @@ def test_without_a_kernel(bundle: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_watch_is_refused_until_it_exists(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["run", "--watch", "--bundle", bundle]) == 2
+    assert execute(["run", "--watch", "--bundle", bundle]) == 2
     assert "[E_CONFIG_UNSUPPORTED]" in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_a_bug_of_ours_is_one_error_without_a_traceback(
         raise ZeroDivisionError("boom")
 
     monkeypatch.setattr("kernel.cli.attach.locate", broken)
-    assert run(["ps", "--json"]) == 1
+    assert execute(["ps", "--json"]) == 1
     printed = capsys.readouterr()
     error = json.loads(printed.out)["error"]
     assert error["code"] == "E_INTERNAL"
@@ -135,7 +135,7 @@ def test_interrupts_and_lost_readers_are_quiet(
 
     monkeypatch.setattr("kernel.cli.attach.locate", leave)
     monkeypatch.setattr("kernel.cli._reader_is_gone", lambda: 141)
-    assert run(["ps"]) == status
+    assert execute(["ps"]) == status
     printed = capsys.readouterr()
     assert (printed.out, printed.err.strip()) == ("", "")
 
