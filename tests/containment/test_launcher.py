@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -259,11 +260,19 @@ async def test_calls_that_wait_for_a_launch_are_calls_like_others(place: Path, m
 async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_error(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_link, "ANSWER_S", 0.0)
+    send = launcher_link._send
+
+    def to_one_that_is_stopped(channel: socket.socket, data: bytes, fds: list[int]) -> None:
+        os.kill(LAUNCHER.pid, signal.SIGSTOP)
+        send(channel, data, fds)
+
+    monkeypatch.setattr(launcher_link, "_send", to_one_that_is_stopped)
+    monkeypatch.setattr(launcher_link, "ANSWER_S", 0.05)
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         error = (await made.call("t__keys", workdir=place / "work"))["error"]
         assert (error["code"], "has not answered" in error["message"]) == ("E_SANDBOX_UNAVAILABLE", True)
         assert made.host.jail_count == 0
+        monkeypatch.setattr(launcher_link, "_send", send)
         monkeypatch.setattr(launcher_link, "ANSWER_S", 10.0)
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
 
