@@ -95,7 +95,8 @@ async def test_each_bomb_meets_its_limit_and_the_next_call_works(place: Path, gr
                 assert taken(workdir) < 2 * LIMITS.disk_mb, name
             elif limit == "files":
                 assert sum(1 for _ in workdir.rglob("*")) < 2 * LIMITS.files
-            for _ in range(100 if limit in ("diskMb", "files") else 0):  # its last writes are the next one's, to a meter
+            # Its last writes would be the next one's, to a meter.
+            for _ in range(100 if limit in ("diskMb", "files") else 0):
                 if made.host.jail_count == 0:
                     break
                 await asyncio.sleep(0.01)
