@@ -71,7 +71,7 @@ CANCEL_GRACE_S: Final = 2.0
 EXIT_GRACE_S: Final = 0.3
 #: What a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
-#: How long `close` waits for the last process of the last jail (seconds); they were all killed at once.
+#: How long is waited for the last process of jails that were killed (seconds): it takes milliseconds.
 CLOSE_S: Final = 3.0
 
 
@@ -247,6 +247,7 @@ class Jails:
         try:
             if self._facts is None:
                 raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
+            await self._last_one_ended(call.workdir)
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
             jail = await start_jail(
                 tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness
@@ -285,6 +286,17 @@ class Jails:
             jail.kill("the tool host was stopped")
         else:
             self._perform(actions)
+
+    async def _last_one_ended(self, workdir: str | None) -> None:
+        """Wait, CLOSE_S at most, for jails in this workdir that are being ended: what those still write to it would
+        count as the growth of the next one.
+        """
+        there = [slot.jail for slot in self.pool.slots() if slot.jail is not None]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                for tenancy in there:
+                    if tenancy.jail.dying and workdir is not None and tenancy.jail.plan.workdir == workdir:
+                        await tenancy.gone.wait()
 
     def _run(self, slot: Slot, call: Call) -> None:
         """Hand a call to its jail."""
@@ -392,6 +404,7 @@ class Jails:
         """The last process of a jail has ended (jail.Owner)."""
         tenancy: Tenancy = jail.tenant
         slot = tenancy.slot
+        tenancy.gone.set()
         self._watch.remove(jail.account)
         offload.soon(partial(self._stays.end, jail.plan.named))
         if tenancy.grace is not None:

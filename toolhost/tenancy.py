@@ -66,8 +66,8 @@ class Tenancy:
     """
 
     __slots__ = (
-        "abandoned", "background", "cells", "clean", "ended", "grace", "jail", "ledger", "messages", "network",
-        "pending", "permissions", "reason", "rerun", "slot", "strays",
+        "abandoned", "background", "cells", "clean", "ended", "gone", "grace", "jail", "ledger", "messages",
+        "network", "pending", "permissions", "reason", "rerun", "slot", "strays",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, jail: Jail, permissions: Sequence[str] = ()) -> None:
@@ -86,6 +86,7 @@ class Tenancy:
         self.background = False  # an export that may leave processes behind has run
         self.clean = True  # nothing has run since strays were looked for
         self.strays = 0
+        self.gone = asyncio.Event()  # its jail's last process has ended
         self.network: JailNetwork | None = None  # None: it was granted none
 
 

@@ -14,6 +14,7 @@ import pytest
 from schemas.launch import Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.jail import Jail
 from toolhost.limits.groups import own_tree
 
 SOURCE = (Path(__file__).parent / "bombs.py").read_text(encoding="utf-8")
@@ -95,13 +96,26 @@ async def test_each_bomb_meets_its_limit_and_the_next_call_works(place: Path, gr
                 assert taken(workdir) < 2 * LIMITS.disk_mb, name
             elif limit == "files":
                 assert sum(1 for _ in workdir.rglob("*")) < 2 * LIMITS.files
-            # Its last writes would be the next one's, to a meter.
-            for _ in range(100 if limit in ("diskMb", "files") else 0):
-                if made.host.jail_count == 0:
-                    break
-                await asyncio.sleep(0.01)
             after = await made.call("bomb__quiet", workdir=workdir)
             assert after == {"status": "ok", "output": "here"}, (name, after)
+
+
+async def test_what_a_jail_writes_while_it_is_ended_is_not_the_next_ones(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = Jail.kill
+
+    def late(jail: Jail, reason: str) -> None:
+        jail.dying = True
+        asyncio.get_running_loop().call_later(0.5, kill, jail, reason)
+
+    monkeypatch.setattr(Jail, "kill", late)
+    (place / "w").mkdir(exist_ok=True)
+    async with bench(bombs(place)) as made:
+        result = await made.call("bomb__many_files", {"writers": 2}, workdir=place / "w")
+        assert result["error"]["code"] == "E_TOOL_LIMIT"
+        assert await made.call("bomb__quiet", workdir=place / "w") == {"status": "ok", "output": "here"}
+        assert made.host.jail_count == 1, "it has begun after the end of the other one"
 
 
 @both_mechanisms
