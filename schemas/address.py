@@ -82,7 +82,9 @@ def path_segment(key: str) -> str:
 
 def segment_key(segment: str) -> str | None:
     """The key that path_segment made `segment` of; None when it was cut, or is no segment of ours."""
-    data = _ENCODED.sub(lambda match: bytes.fromhex(match[1].decode()), segment.encode("utf-8", "surrogateescape"))
+    if not segment.isascii():
+        return None
+    data = _ENCODED.sub(lambda match: bytes.fromhex(match[1].decode()), segment.encode("ascii"))
     try:
         key = data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

@@ -125,6 +125,7 @@ def test_a_key_comes_back_from_its_folder_unless_it_was_cut(key: str) -> None:
 @example("%41")
 @example("%FF")
 @example("a.b")
+@example("\ud800")
 def test_a_folder_that_no_key_has_gives_none(segment: str) -> None:
     key = segment_key(segment)
     assert key is None or path_segment(key) == segment
