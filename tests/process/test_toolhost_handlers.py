@@ -229,8 +229,8 @@ async def test_json_values_arrive_as_they_are(short_tmp: Path, workdir: Path) ->
 async def test_sys_exit_is_an_error_and_the_worker_lives_on(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp)) as made:
         error = error_of(await made.call("t__leave", {"status": 3}, workdir=workdir))
-        assert (error["name"], error["message"]) == ("SystemExit", "the handler called sys.exit(3)")
-        assert error_of(await made.call("t__aexit", workdir=workdir))["message"] == "the handler called sys.exit(4)"
+        assert (error["name"], error["message"]) == ("SystemExit", "sys.exit(3) was called")
+        assert error_of(await made.call("t__aexit", workdir=workdir))["message"] == "sys.exit(4) was called"
         assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"
         assert len([news for news in made.workers if news.op == "start"]) == 1
 

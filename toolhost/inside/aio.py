@@ -76,4 +76,4 @@ class HandlerExit(Exception):
 
     def __init__(self, error: BaseException) -> None:
         code = getattr(error, "code", None)
-        super().__init__(f"the handler called sys.exit({code!r})" if isinstance(error, SystemExit) else "interrupted")
+        super().__init__(f"sys.exit({code!r}) was called" if isinstance(error, SystemExit) else "interrupted")

@@ -38,7 +38,7 @@ def out_of_means(error: Exception) -> bool:
 def describe(error: BaseException) -> str:
     """An exception's message; its class when it has none."""
     if isinstance(error, SystemExit):
-        return f"the handler called sys.exit({error.code!r})"
+        return f"sys.exit({error.code!r}) was called"
     try:
         return str(error) or type(error).__name__
     except Exception:
