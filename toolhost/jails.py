@@ -214,26 +214,35 @@ class Jails:
         if slot is not None and slot.jail.jail.dying:
             self._perform(self.pool.close(slot))  # its worker has ended, only its last process has not
             slot = None
-        elif slot is not None and not self._stays.intact(slot.jail.jail.plan.named):
-            self._unguarded(slot.jail.jail.plan.named)
+        elif slot is not None and not self._is_guarded(slot):
             slot = None
         if slot is not None:
             self._run(slot, call)
         else:
             self._perform(self.pool.place(key, call))
 
-    def _unguarded(self, folders: list[str]) -> None:
-        """Somebody replaced what was read-only in these, so that it is no more: other jails take the new calls."""
-        for slot in self.pool.slots():
-            if slot.jail is not None and not set(folders).isdisjoint(slot.jail.jail.plan.named):
-                self._perform(self.pool.close(slot))
+    def _is_guarded(self, slot: Slot) -> bool:
+        """Whether what was read-only for this slot's jail still is. If not, somebody replaced it, and every jail that
+        can write there takes no more calls.
+        """
+        folders = slot.jail.jail.plan.named
+        if self._stays.intact(folders):
+            return not slot.closed
+        for other in self.pool.slots():
+            if other.jail is not None and not set(folders).isdisjoint(other.jail.jail.plan.named):
+                self._perform(self.pool.close(other))
+        return False
 
     def _perform(self, actions: list[Action]) -> None:
         """Do what the pool decided."""
         for action in actions:
             if isinstance(action, Assign):
-                if action.call.state != "done":
+                if action.call.state == "done":
+                    continue
+                if self._is_guarded(action.slot):  # it was when the call came, which may be long ago
                     self._run(action.slot, action.call)
+                else:
+                    self.place(action.call)
             elif isinstance(action, Start):
                 launching = self._loop.create_task(self._start(action.slot, action.call))
                 self._launching.add(launching)

@@ -16,7 +16,7 @@ from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.calls import CallBook
-from toolhost.pool import MAX_PENDING_PER_JAIL
+from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 
 SOURCE = """
 import os, time
@@ -282,6 +282,29 @@ async def test_a_new_bundle_ends_the_jails_of_tools_that_changed(short_tmp: Path
         assert (await made.call("u__bump", workdir=workdir))["output"][0] == 2
         made.host.configure(ToolHostSpec(tools=[second], state_dir="/nonexistent", revision="3"))
         assert code(await made.call("t__bump", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+
+
+WAITING = """
+import asyncio, os
+async def wait(ctx, input):
+    while not os.path.exists("go"): await asyncio.sleep(0.02)
+handlers = {"wait": wait}
+"""
+
+
+async def test_calls_that_waited_while_a_guard_was_replaced_get_another_jail(workdir: Path, short_tmp: Path) -> None:
+    document = workdir / "goondan.yaml"
+    document.write_text("a")
+    async with bench(make_tool(short_tmp, WAITING, "wait"), protected=[str(document)]) as made:
+        first, *calls = (made.start("t__wait", workdir=workdir)[1] for _ in range(MAX_CALLS_PER_JAIL + 2))
+        (slot,) = made.host.jails.pool.slots()
+        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL)
+        (workdir / "edited").write_text("b")
+        (workdir / "edited").rename(document)  # as editors save: the jail's mount is gone with the old file
+        (workdir / "go").touch()
+        assert {result["status"] for result in await asyncio.gather(first, *calls)} == {"ok"}
+        assert [news.op for news in made.workers if news.op == "start"] == ["start"] * 2
+        assert slot.closed
 
 
 async def until(condition: Any, within_s: float = 8.0) -> None:
