@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +23,8 @@ from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Layout
 from toolhost.facts import machine
+from toolhost.launcher.request import Run
+from toolhost.launcher_link import LAUNCHER, LauncherLost
 from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
@@ -32,7 +33,6 @@ ATTACH_S: Final = 10.0
 SETTLE_S: Final = 0.5
 #: Refused and reached hosts that are kept of one jail.
 MAX_KEPT: Final = 256
-_EGRESS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "egress")
 
 
 class JailNetwork:
@@ -94,28 +94,36 @@ class Egress:
         self._outbox: deque[tuple[bytes, list[int]]] = deque()  # what the proxy has not had room for, with descriptors
         self._writing = False
         self._closed = False
+        self._attaching: set[asyncio.Task[None]] = set()
 
     def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
         """Give the jail with the process `pid` its network. `ready` gets None, or why it has none; later, never now."""
         made = self._jails[jail] = _Jail(known, ready)
         made.timer = self._loop.call_later(ATTACH_S, self._fail, jail, "its sockets could not be made in time")
+        task = self._loop.create_task(self._attach(jail, pid, known))
+        self._attaching.add(task)
+        task.add_done_callback(self._attaching.discard)
+
+    async def _attach(self, jail: int, pid: int, known: JailNetwork) -> None:
         try:
-            self._start_proxy()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            await self._start_proxy()
         except OSError as error:
-            self._loop.call_soon(self._fail, jail, f"the egress proxy could not be started: {error.strerror}")
+            self._fail(jail, f"the egress proxy could not be started: {error.strerror or error}")
             return
-        ours.setblocking(False)
-        wanted = [(listener.address, listener.port) for listener in known.layout.listeners]
-        ours.send(json.dumps(wanted).encode())
-        try:
-            self._spawn("listen.py", [str(pid)], [theirs.fileno()])
-        except OSError as error:
-            ours.close()
-            self._loop.call_soon(self._fail, jail, f"its sockets could not be made: {error.strerror}")
-            return
-        finally:
-            theirs.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            ours.setblocking(False)
+            wanted = [(listener.address, listener.port) for listener in known.layout.listeners]
+            ours.send(json.dumps(wanted).encode())
+            try:
+                await self._run({"program": "listen", "arguments": [str(pid)]}, [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                self._fail(jail, f"its sockets could not be made: {error.strerror or error}")
+                return
+            except BaseException:
+                ours.close()
+                raise
         self._loop.add_reader(ours.fileno(), self._sockets, jail, ours)
 
     def detach(self, jail: int) -> None:
@@ -145,6 +153,8 @@ class Egress:
     def close(self) -> None:
         """End the proxy."""
         self._closed = True
+        for task in self._attaching:
+            task.cancel()
         for jail in list(self._jails):
             self.detach(jail)
         self._end_channel()
@@ -155,48 +165,39 @@ class Egress:
 
     # --- processes
 
-    def _start_proxy(self) -> None:
+    async def _start_proxy(self) -> None:
+        """See to it that it runs, or that somebody is about to start it. Raises OSError."""
         if self._channel is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            filter_fd = os.memfd_create("filter", os.MFD_CLOEXEC)
-            try:
-                os.write(filter_fd, relay_program(machine()))
-                os.lseek(filter_fd, 0, os.SEEK_SET)
-                self._spawn("start.py", [], [theirs.fileno(), filter_fd])
-            finally:
-                os.close(filter_fd)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
         ours.setblocking(False)
-        self._channel = ours
+        self._channel = ours  # what others say to it meanwhile, it reads when it is there
         self._loop.add_reader(ours.fileno(), self._readable)
+        with theirs:
+            try:
+                filter_fd = os.memfd_create("filter", os.MFD_CLOEXEC)
+                try:
+                    os.write(filter_fd, relay_program(machine()))
+                    os.lseek(filter_fd, 0, os.SEEK_SET)
+                    await self._run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_fd])
+                finally:
+                    os.close(filter_fd)
+            except OSError:
+                self._loop.call_soon(self._lost)  # for those who have come to rely on it meanwhile
+                raise
 
-    def _spawn(self, program: str, arguments: list[str], fds: list[int]) -> None:
-        """Start one of the two programs: no environment, no descriptors of ours but `fds`, its last arguments, and the
-        log.
+    async def _run(self, program: Run, fds: list[int]) -> None:
+        """Have the launcher start one of the two programs; a launcher that is lost meanwhile is asked once more.
+
+        Raises OSError.
         """
-        actions: list[tuple[int, int] | tuple[int, int, str, int, int]] = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        ]
-        for name in os.listdir("/proc/self/fd"):
-            number = int(name)
-            with suppress(OSError):
-                if number > 2 and number not in fds and os.get_inheritable(number):
-                    actions.append((os.POSIX_SPAWN_CLOSE, number))
-        argv = [sys.executable, "-I", "-S", "-B", f"{_EGRESS}/{program}", *arguments, *map(str, fds)]
-        for fd in fds:
-            os.set_inheritable(fd, True)
         try:
-            pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True, setsigmask=())
-        finally:
-            for fd in fds:
-                os.set_inheritable(fd, False)
+            answer, _ = await LAUNCHER.ask(program, fds)
+        except LauncherLost:
+            answer, _ = await LAUNCHER.ask(program, fds)  # what the first may have begun ends with its descriptors
+        if "error" in answer:
+            raise OSError(0, answer["error"])
+        pid = int(answer["pid"])
         pidfd = os.pidfd_open(pid)
         self._pidfds[pid] = pidfd
         self._loop.add_reader(pidfd, self._reap, pid)

@@ -20,11 +20,15 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, staging
-from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch
+from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 64
 FAILED: Final = 125
+#: Where the descriptors of a program of ours begin.
+_FIRST_PLACE: Final = 3
+_EGRESS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "egress")
+_PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen.py"}
 
 
 def main(fd: int) -> NoReturn:
@@ -44,7 +48,11 @@ def main(fd: int) -> NoReturn:
             with suppress(OSError):  # then the launch that needs it says why
                 namespaces.get(*request["prepare"])
             continue
-        answer, counter = _launch(request, fds, namespaces)
+        counter: list[int] = []
+        if "program" in request:
+            answer = _run(request, fds)
+        else:
+            answer, counter = _launch(request, fds, namespaces)
         socket.send_fds(channel, [json.dumps(answer).encode()], counter)
         for given in [*fds, *counter]:
             os.close(given)
@@ -92,6 +100,37 @@ def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces)
     return {"pid": pid}, counter
 
 
+def _run(request: Run, fds: list[int]) -> dict[str, Any]:
+    """Start a program of ours, as who we are: it gives up by itself what it does not need."""
+    file = _PROGRAMS[request["program"]]
+    places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
+    try:
+        pid = calls.sibling()
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    if pid == 0:
+        output = _moved(2)
+        try:
+            os.setsid()
+            calls.fresh_session_keyring()
+            high = [_moved(fd) for fd in fds]
+            _restore_signals()
+            for place, fd in zip(places, high, strict=True):
+                os.dup2(fd, place)
+            _close_others({0, 1, 2, *places})
+            argv = [sys.executable, "-I", "-S", "-B", file, *request["arguments"], *map(str, places)]
+            os.execve(argv[0], argv, {})
+        except BaseException as error:
+            _fail(output, f"{type(error).__name__}: {error}")
+    return {"pid": pid}
+
+
+def _restore_signals() -> None:
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
     """Everything between fork and exec."""
     for path in request["joins"]:
@@ -113,9 +152,7 @@ def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
     if request["folder"] is not None:
         os.chdir(request["folder"])
         calls.die_with_parent()
-    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _restore_signals()
     for place, fd in zip(request["places"], high, strict=True):
         os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
     _close_others(set(request["places"]))

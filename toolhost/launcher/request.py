@@ -2,10 +2,11 @@
 
     launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "joins", "niceness", "counted"}
               -> {"pid"} or {"error"}
+    run:      {"program": "proxy" | "listen", "arguments"}          -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
 The descriptors of a launch are those of `places`, in its order, then those of `stages`. With its answer comes one, the
-counter of processor time, if it was asked for and could be had.
+counter of processor time, if it was asked for and could be had. Those of a run become its descriptors from 3 on.
 """
 
 from __future__ import annotations
@@ -56,3 +57,12 @@ class Launch(TypedDict):
     joins: list[str]
     niceness: int
     counted: bool
+
+
+class Run(TypedDict):
+    """Start one of the two programs of the egress folder: its options are ours, then come `arguments`, then the numbers
+    of the descriptors that it is given.
+    """
+
+    program: Literal["proxy", "listen"]
+    arguments: list[str]
