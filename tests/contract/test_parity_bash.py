@@ -13,11 +13,10 @@ import pytest
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.launch import ToolSpec
-from tests.contract.recorded import cases, deviations, differences, fill, set_up
+from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 
 CASES = cases("bash")
-DEVIATIONS = deviations()
 
 
 def spec(open_catalog: bool) -> ToolSpec:
@@ -51,16 +50,11 @@ async def answer(made: Bench, case: dict[str, Any], workdir: Path) -> list[str]:
 async def test_recorded(case: dict[str, Any], place: Path) -> None:
     async with bench(spec(case.get("catalog") == "open"), environment=case.get("setup", {}).get("env", {})) as made:
         found = await answer(made, case, place)
-    if case["id"] in DEVIATIONS:
-        assert found, f"{case['id']} passes now: take it out of parity_deviations.yaml"
-    else:
-        assert not found, "\n".join(found)
+    check(case, found)
 
 
-def test_deviations_are_of_recorded_cases_and_have_reasons() -> None:
-    known = {case["id"] for case in CASES}
-    assert not [name for name in DEVIATIONS if name.startswith("bash__") and name not in known]
-    assert all(len(reason) > 20 for reason in DEVIATIONS.values())
+def test_few_cases_deviate() -> None:
+    check_deviations("bash")
 
 
 async def test_the_calls_of_one_instance_share_a_warm_jail(place: Path) -> None:

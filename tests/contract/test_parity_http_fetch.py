@@ -18,13 +18,11 @@ from msgspec.structs import replace
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.launch import ToolSpec
-from tests.contract.recorded import cases, deviations, differences, fill
-from tests.contract.test_parity_tools import CANDIDATES, MAX_DEVIATIONS
+from tests.contract.recorded import cases, check, check_deviations, differences, fill
 from tests.service_fixture import MockApi, mock_api
 from tests.toolhost_fixture import Bench, bench
 
 CASES = cases("http-fetch")
-DEVIATIONS = deviations()
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +73,11 @@ async def test_recorded(case: dict[str, Any], api: MockApi, host: Bench, open_ho
     # A redirect loop and a timeout are recorded without requests: how many come in time is nobody's promise.
     if case.get("requests") and (asked := api.requests()) != case["requests"]:
         found.append(f"asked {asked} instead of {case['requests']}")
-    if case["id"] in DEVIATIONS:
-        assert found, f"{case['id']} passes now: take it out of parity_deviations.yaml"
-    else:
-        assert not found, "\n".join(found)
+    check(case, found)
 
 
 def test_few_cases_deviate() -> None:
-    deviating = [c["id"] for c in CASES if c["id"] in DEVIATIONS and not CANDIDATES & set(c.get("tags", []))]
-    assert len(deviating) <= MAX_DEVIATIONS * len(CASES)
-    known = {case["id"] for case in CASES}
-    assert not [name for name in DEVIATIONS if name.startswith("http-fetch__") and name not in known]
+    check_deviations("http-fetch")
 
 
 @pytest.mark.requirement("HTTP-01", "BASE-01", "BASE-04")

@@ -20,15 +20,13 @@ from msgspec.structs import replace
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.launch import ToolSpec
-from tests.contract.recorded import cases, deviations, differences, fill, set_up
+from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.contract.test_parity_refusals import SCHEMAS
-from tests.contract.test_parity_tools import CANDIDATES, MAX_DEVIATIONS
 from tests.service_fixture import MockApi, mock_api
 from tests.toolhost_fixture import Bench, bench
 
 TOOLS = ("telegram", "slack")
 CASES = cases(*TOOLS)
-DEVIATIONS = deviations()
 #: Nobody listens there; cases about servers that cannot be reached ask for it.
 NOBODY = "127.0.0.1:1"
 
@@ -88,19 +86,12 @@ async def test_recorded(
     found = differences(case, result, place, (time.monotonic() - began) * 1000)
     if "requests" in case and (asked := api.requests()) != case["requests"]:
         found.append(f"asked {asked} instead of {case['requests']}")
-    if case["id"] in DEVIATIONS:
-        assert found, f"{case['id']} passes now: take it out of parity_deviations.yaml"
-    else:
-        assert not found, "\n".join(found)
+    check(case, found)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_few_cases_deviate(tool: str) -> None:
-    of_tool = cases(tool)
-    deviating = [c["id"] for c in of_tool if c["id"] in DEVIATIONS and not CANDIDATES & set(c.get("tags", []))]
-    assert len(deviating) <= MAX_DEVIATIONS * len(of_tool)
-    known = {case["id"] for case in of_tool}
-    assert not [name for name in DEVIATIONS if name.startswith(f"{tool}__") and name not in known]
+    check_deviations(tool)
 
 
 @pytest.mark.requirement("TELEGRAM-01", "SLACK-01", "BASE-01", "BASE-04")

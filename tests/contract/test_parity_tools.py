@@ -17,16 +17,12 @@ from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
 from schemas.codec import replace_surrogates
 from schemas.launch import ToolSpec
-from tests.contract.recorded import cases, deviations, differences, fill, set_up
+from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 
 TOOLS = ("file-system", "json-query", "text-transform", "wait")
 #: Cases about catalogs and registries are replayed where those are: test_parity_refusals.py.
 CASES = [case for case in cases(*TOOLS) if not (isinstance(case.get("catalog"), list) or "registry" in case)]
-DEVIATIONS = deviations()
-#: Of the cases that no tag makes a candidate, at most this share may deviate (design section 12a).
-MAX_DEVIATIONS = 0.05
-CANDIDATES = {"quirk", "doc-deviation", "security"}
 
 
 def specs(*, open_catalog: bool = False, message_limit: int | None = None) -> list[ToolSpec]:
@@ -69,19 +65,12 @@ async def test_recorded(case: dict[str, Any], benches: Callable[..., Awaitable[B
     began = time.monotonic()
     result = await made.call(case["tool"], args, workdir=place)
     found = differences(case, result, place, (time.monotonic() - began) * 1000)
-    if case["id"] in DEVIATIONS:
-        assert found, f"{case['id']} passes now: take it out of parity_deviations.yaml"
-    else:
-        assert not found, "\n".join(found)
+    check(case, found)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_few_cases_deviate(tool: str) -> None:
-    of_tool = cases(tool)
-    deviating = [c["id"] for c in of_tool if c["id"] in DEVIATIONS and not CANDIDATES & set(c.get("tags", []))]
-    assert len(deviating) <= MAX_DEVIATIONS * len(of_tool)
-    known = {case["id"] for case in of_tool}
-    assert not [name for name in DEVIATIONS if name.startswith(f"{tool}__") and name not in known]
+    check_deviations(tool)
 
 
 @pytest.mark.requirement("BASE-01", "BASE-04", "ERROR-09", "FS-15")
