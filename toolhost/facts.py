@@ -29,7 +29,7 @@ from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.bytecode import compile_sources
 from toolhost.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.limits.groups import own_tree
-from toolhost.policy import HostFacts, Place, Request, guard_candidates
+from toolhost.policy import SYSTEM, TOP, HostFacts, Place, Request, guard_candidates
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
@@ -304,12 +304,18 @@ def _everything(path: str) -> list[Place]:
 def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     """A path that was granted; a relative one is meant from the tool's folder.
 
+    A link on the way is refused where a jail could have put it: whoever can write beside a granted place could
+    otherwise send the next jail elsewhere.
+
     What an agent's narrowing of `tool` cut out of a granted folder must lie there without links: a tool that can write
     to the folder could otherwise plant one, and with it send the next jail elsewhere.
     """
     folder = os.path.dirname(root) if os.path.isfile(root) else root
     name = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
     real = os.path.realpath(name)
+    if (link := _replaceable_link(name)) is not None:
+        text = f"the granted path {path} leads through the link {link}, which a tool could have put there"
+        raise fail("E_SANDBOX_DENIED", text, suggestion="Name the place itself, without links.")
     for outer in _cut_from(name, tool):
         if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
             raise fail("E_SANDBOX_DENIED", f"{path} leads out of {outer}, which was granted, through a link")
@@ -318,6 +324,19 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     if os.path.isfile(real):
         return Place(real, "file", name)
     raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
+
+
+def _replaceable_link(path: str) -> str | None:
+    """The first link on the way to `path` that does not stand in a folder which is closed to every jail."""
+    here = "/"
+    for name in path.split("/")[1:]:
+        above, here = here, os.path.join(here, name)
+        if os.path.islink(here):
+            closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
+            # As an ordinary user a jail is that user, and can do no more.
+            if not closed and (os.geteuid() == 0 or os.access(above, os.W_OK)):
+                return here
+    return None
 
 
 def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:

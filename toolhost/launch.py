@@ -187,7 +187,25 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
         for number, value in plan.limits
     ]
     text = plan.filter.hex() if plan.tier == "reduced" else None  # msgpack of jails has no bytes
-    return msgspec.msgpack.encode({"landlock": plan.landlock, "limits": limits, "filter": text, "calls": plan.calls})
+    return msgspec.msgpack.encode(
+        {
+            "landlock": plan.landlock,
+            "limits": limits,
+            "filter": text,
+            "calls": plan.calls,
+            "seen": {at: _identity(path) for at, path in plan.seen},
+        }
+    )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Device and inode of what is at that very path. Raises E_SANDBOX_DENIED when it is, or goes through, a link."""
+    fd = _open_place(path)
+    try:
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(fd)
 
 
 def _own_tasks() -> int:
@@ -239,7 +257,7 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _open_place(path: str, kind: str) -> int:
+def _open_place(path: str, kind: str = "file") -> int:
     """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
     try:

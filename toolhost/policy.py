@@ -17,7 +17,7 @@ Source: sandbox.md sections 1 to 3; design section 12a.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -173,6 +173,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
     inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
+    `seen` says which path of the host each place of the jail must be: (path there, path here). Between the look at the
+    host and the mounts another jail could exchange a folder for a link; the boot stage sees that, and ends the jail.
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
     its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets
@@ -193,6 +195,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     stage: str | None = None
     stages: list[Stage] = []
     instance: str | None = None
+    seen: list[tuple[str, str]] = []
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
     mechanisms: dict[str, Mechanism] = {}
@@ -276,9 +279,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     serves = forks(tool, host)
     trusted = OWN_PROCESSES if serves else 0
     options = [*_walls(host, serves), *_system(host, sources, layout), *_private(), *_interpreter(host, sources)]
-    mounts = sorted(_mounts(request, host, sources), key=lambda item: (item[0], item[1]))
-    for _, _, mount in mounts:
-        options += mount
+    mounts = sorted(_mounts(request, host, sources), key=lambda mount: (mount.path, mount.rank))
+    for mount in mounts:
+        options += mount.options
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
     network = tool.sandbox.network != "none"
@@ -307,6 +310,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
+        seen=_seen_places(mounts),
         instance=request.workdir_real if request.own_workdir else None,
         walls=walls(host),
         mechanisms=mechanisms(host.groups),
@@ -320,7 +324,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         trusted=trusted,
         calls=call_walls(
             {place: f"size={size},mode={mode}" for place, size, mode in _PRIVATE},
-            ["/".join(path) for path, _, _ in mounts],
+            ["/".join(mount.path) for mount in mounts],
             cwd,
             program(host.machine, sockets=network),
         )
@@ -442,43 +446,58 @@ def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
     return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
 
 
-# A mount sorts by its path, as a list of names so that what is inside comes later, then by rank.
-_Mount = tuple[list[str], int, list[str]]
+class _Mount(NamedTuple):
+    """It sorts by its path, as a list of names so that what is inside comes later, then by rank. `source` is the path
+    of the host that shows there, None for what is of the jail's own.
+    """
+
+    path: list[str]
+    rank: int
+    options: list[str]
+    source: str | None
+
+
 _SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
 
 
 def _mounts(request: Request, host: HostFacts, sources: Sources) -> list[_Mount]:
-    mounts: dict[tuple[str, int], list[str]] = {}
+    mounts: dict[tuple[str, int], _Mount] = {}
 
-    def mount(path: str, rank: int, *options: str) -> None:
-        mounts.setdefault((path, rank), list(options))
+    def mount(path: str, rank: int, source: str | None, *options: str) -> None:
+        mounts.setdefault((path, rank), _Mount(path.split("/"), rank, list(options), source))
 
     writable = _writable(request)
     for place in _shown(request):
         if not any(within(place.path, real) for real, _ in writable):
-            mount(place.shown, _SHOWN, "--ro-bind", sources.of(place.path, place.path), place.shown)
+            mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
     for real, shown in writable:
         if shown == request.workdir and host.stage is None:
-            mount(shown, _WRITABLE, "--bind-fd", str(WORKDIR_FD), shown)
+            mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
         else:
-            mount(shown, _WRITABLE, "--bind", sources.of(real, real), shown)
+            mount(shown, _WRITABLE, real, "--bind", sources.of(real, real), shown)
         guarded = [place for place in _outermost(request.guarded) if place.path != real and within(place.path, real)]
         hidden = [path for path in host.hidden if path != real and within(path, real)]
         for kept in [*(place.path for place in guarded), *hidden]:
             for above in _between(real, kept):
                 if not any(within(above, place.path) for place in guarded):
                     at = shown + above[len(real) :]
-                    mount(at, _WRITABLE, "--bind", sources.of(above, real), at)
+                    mount(at, _WRITABLE, above, "--bind", sources.of(above, real), at)
         for place in guarded:
             at = shown + place.path[len(real) :]
-            mount(at, _GUARDED, "--ro-bind", sources.of(place.path, real), at)
+            mount(at, _GUARDED, place.path, "--ro-bind", sources.of(place.path, real), at)
     for place in request.masked:
         at = _seen(place.path, writable)
         if place.kind == "file":
-            mount(at, _MASKED, "--ro-bind", "/dev/null", at)
+            mount(at, _MASKED, None, "--ro-bind", "/dev/null", at)
     for at in _emptied(request, host):
-        mount(at, _MASKED, "--perms", "0555", "--tmpfs", at)
-    return [(path.split("/"), rank, options) for (path, rank), options in mounts.items()]
+        mount(at, _MASKED, None, "--perms", "0555", "--tmpfs", at)
+    return list(mounts.values())
+
+
+def _seen_places(mounts: list[_Mount]) -> list[tuple[str, str]]:
+    """LaunchPlan.seen of these mounts, which are in their order: of several at one place the last one shows."""
+    shows = {"/".join(mount.path): mount.source for mount in mounts}
+    return [(at, source) for at, source in shows.items() if source is not None]
 
 
 def _rights(request: Request, host: HostFacts) -> list[tuple[str, int]]:

@@ -68,6 +68,8 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     venv = [Place(request.venv, "dir")] if request.venv else []
     rules += [(p.path, RUN if p.kind == "dir" else for_file(RUN)) for p in [root, *request.read, *venv]]
     rules += [(p.path, WRITE if p.kind == "dir" else for_file(WRITE)) for p in request.write]
+    named_places = [root, *request.read, *venv, *request.write]
+    seen = [*(p.path for p in named_places), *([request.workdir_real] if request.workdir_real else [])]
     folder = tool.entry.rpartition("/")[0]
     paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
     return LaunchPlan(
@@ -84,6 +86,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         open_workdir=None,
         workdir=request.workdir_real or home,
         import_paths=[*paths, *([request.venv_site] if request.venv_site else [])],
+        seen=[(path, path) for path in dict.fromkeys(seen)],
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
         mechanisms=mechanisms(host.groups),

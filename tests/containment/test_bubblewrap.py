@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import toolhost.launch
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, Limits, SandboxSpec, ToolHostSpec
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
@@ -292,6 +293,28 @@ async def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: 
         await launch(lambda: made)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("place_", ["work/.git", "work/sub", "work/sub/deep/.git", "work", "given", "shown", "tool-t"])
+async def test_a_jail_with_another_place_than_was_looked_at_runs_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, place_: str
+) -> None:
+    """Another jail in the same folder can exchange one for a link to the operator's keys, and back, just while it is
+    being mounted (seen in 4 of 60 tries). Here it was looked at while it was something else.
+    """
+    work = place / "work"
+    for folder in (work / ".git", work / "sub" / "deep" / ".git", place / "given", place / "shown"):
+        folder.mkdir(parents=True)
+    identity = toolhost.launch._identity
+    monkeypatch.setattr(
+        toolhost.launch, "_identity", lambda path: identity("/usr" if path == str(place / place_) else path)
+    )
+    sandbox = SandboxSpec(filesystem=Filesystem(read=[str(place / "shown")], write=[str(place / "given")]))
+    async with bench(make_tool(place, "open('ran', 'w')", "f", sandbox=sandbox)) as made:
+        result = await made.call("t__f", workdir=work)
+    assert result["error"]["code"] == "E_SANDBOX_UNAVAILABLE", result
+    assert f"{place / place_} was replaced while the jail was being made" in result["error"]["message"]
+    assert not (work / "ran").exists()
 
 
 async def test_memory_file_systems_are_private_and_sized(place: Path) -> None:

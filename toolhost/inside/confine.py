@@ -40,16 +40,21 @@ def confine() -> dict[str, Any]:
 
     Landlock lets nobody mount anything, and mounts are what the fork server gives each call. The limit of open files is
     the tool's, and the server needs some of its own.
+
+    First of all it looks whether the places of the jail are those that it was planned with: who can write to a folder
+    of the host could have exchanged one for a link before it was mounted.
     """
     try:
         plan = _read_plan()
+        for path, (device, inode) in plan["seen"].items():
+            _check(path, posix.lstat(path), device, inode)
         for number, value in plan["limits"]:
             if number != RLIMIT_NOFILE or plan["calls"] is None:
                 limit(number, value)
         if plan["filter"] is not None:
             call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # where bubblewrap has not seen to it
         if plan["landlock"] is not None and plan["calls"] is None:
-            landlock(plan["landlock"], open_places(plan["landlock"]["rules"]))
+            landlock(plan["landlock"], open_places(plan["landlock"]["rules"], plan["seen"]))
         if plan["filter"] is not None:
             Filter(bytes.fromhex(plan["filter"])).install()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -77,15 +82,26 @@ def limit(number: int, value: int) -> None:
         pass  # it would have been raised
 
 
-def open_places(rules: list[tuple[str, int]]) -> list[tuple[int, int]]:
-    """The places of rules as descriptors, with the rights that they get; one that is not there gets none."""
+def _check(path: str, status: posix.stat_result, device: int, inode: int) -> None:
+    if (status.st_dev, status.st_ino) != (device, inode):
+        raise ValueError(f"{path} was replaced while the jail was being made")
+
+
+def open_places(rules: list[tuple[str, int]], seen: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
+    """The places of rules as descriptors, with the rights that they get; one that is not there gets none.
+
+    `seen` are the device and inode that some must have. Raises ValueError.
+    """
     places = []
     for path, rights in rules:
         try:
             place = posix.open(path, _O_PATH | posix.O_CLOEXEC)
         except FileNotFoundError:
             continue
-        if posix.fstat(place).st_mode & _S_IFMT != _S_IFDIR:
+        status = posix.fstat(place)
+        if path in seen:  # without mounts it could have been replaced since
+            _check(path, status, *seen[path])
+        if status.st_mode & _S_IFMT != _S_IFDIR:
             rights &= _FOR_FILES  # the kernel refuses a rule that gives a file what only folders have
         places.append((place, rights))
     return places

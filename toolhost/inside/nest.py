@@ -48,7 +48,7 @@ class Walls:
         # fresh must be opened by each. Theirs are the lowest numbers, so that they can be kept in one go.
         rules = [] if self.landlock is None else self.landlock["rules"]
         self.own = [(path, rights) for path, rights in rules if self._is_fresh(path.encode("utf-8", "surrogateescape"))]
-        self.places = open_places([rule for rule in rules if rule not in self.own])
+        self.places = open_places([rule for rule in rules if rule not in self.own], plan["seen"])
         self.last_place = max((place for place, _ in self.places), default=FD)
         self.workdir = calls["workdir"]
         self.drop = calls["drop"]
@@ -81,7 +81,7 @@ def enter(walls: Walls, channel: int, output: int) -> None:
             _wait(worker)
         if walls.landlock is not None:
             # Not on process 1, which must stay out of the worker's reach.
-            landlock(walls.landlock, walls.places + open_places(walls.own))
+            landlock(walls.landlock, walls.places + open_places(walls.own, {}))
         for number, value in walls.limits:
             limit(number, value)
         call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # what the server hides, this process has none of

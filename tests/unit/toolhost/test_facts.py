@@ -113,13 +113,9 @@ def test_shared_tools_have_no_workdir(tmp_path: Path) -> None:
 
 def test_grants_must_exist(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "link").symlink_to("data")
-    granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "link"), "h.py"])))
+    granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "data"), "h.py"])))
     request = look_up(granted, None, spec(), HOST)
-    assert [(p.path, p.kind, p.shown) for p in request.read] == [
-        (str(tmp_path / "data"), "dir", str(tmp_path / "link")),
-        (granted.entry, "file", granted.entry),
-    ]
+    assert [(p.path, p.kind) for p in request.read] == [(str(tmp_path / "data"), "dir"), (granted.entry, "file")]
     absent = ToolSpec(
         name="t", entry=granted.entry, root=granted.root, exports=[],
         sandbox=SandboxSpec(filesystem=Filesystem(write=["/nonexistent/x"])),
@@ -127,6 +123,35 @@ def test_grants_must_exist(tmp_path: Path) -> None:
     with pytest.raises(GoondanError) as caught:
         look_up(absent, None, spec(), HOST)
     assert "/nonexistent/x" in caught.value.info.message
+
+
+@pytest.mark.parametrize("granted", ["link", "link/inner", "plain/link/inner"])
+@pytest.mark.parametrize("kind", ["read", "write", "venv"])
+def test_a_grant_leads_through_no_link_that_a_tool_could_have_put_there(
+    tmp_path: Path, granted: str, kind: str
+) -> None:
+    """A tool that can write beside a granted place would send the next jail to the operator's keys."""
+    (tmp_path / "keys" / "inner").mkdir(parents=True)
+    for link in (tmp_path / "link", tmp_path / "plain" / "link"):
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(tmp_path / "keys")
+    path = str(tmp_path / granted)
+    sandbox = {
+        "read": SandboxSpec(filesystem=Filesystem(read=[path])),
+        "write": SandboxSpec(filesystem=Filesystem(write=[path])),
+        "venv": SandboxSpec(python=PythonSpec(venv=path)),
+    }[kind]
+    with pytest.raises(GoondanError, match="leads through the link") as caught:
+        look_up(make(tmp_path, sandbox), None, spec(), HOST)
+    assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
+def test_links_where_no_jail_can_write_are_followed(tmp_path: Path) -> None:
+    links = [path for path in ("/bin", "/lib", "/sbin") if os.path.islink(path)]
+    if not links:
+        pytest.skip("this system has no merged /usr")
+    (place,) = look_up(make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[links[0]]))), None, spec(), HOST).read
+    assert (place.path, place.shown) == (os.path.realpath(links[0]), links[0])
 
 
 def test_an_environment_of_another_python_is_refused(tmp_path: Path) -> None:

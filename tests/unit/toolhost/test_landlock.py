@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from toolhost.inside.confine import open_places
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file, ruleset
 
 RULES = [("/", LIST), ("/usr", RUN), ("/dev", DEVICES), ("/w", WRITE)]
@@ -27,6 +31,20 @@ def test_all_rights_that_the_kernel_knows_are_taken_away(abi: int, bits: int) ->
 def test_tcp_is_left_to_a_grant() -> None:
     made = ruleset(6, RULES, network=True)
     assert made is not None and made.net == 0 and made.scopes == 3
+
+
+def test_a_rule_is_for_the_place_that_was_looked_at(tmp_path: Path) -> None:
+    """Without mounts nothing else tells that a folder was exchanged for a link."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    at, status = str(tmp_path / "one"), (tmp_path / "one").stat()
+    ((place, rights),) = open_places([(at, WRITE)], {at: (status.st_dev, status.st_ino)})
+    assert (os.fstat(place).st_ino, rights) == (status.st_ino, WRITE)
+    os.close(place)
+    (tmp_path / "one").rename(tmp_path / "was")
+    (tmp_path / "one").symlink_to(tmp_path / "other")
+    with pytest.raises(ValueError, match="was replaced while the jail was being made"):
+        open_places([(at, WRITE)], {at: (status.st_dev, status.st_ino)})
 
 
 def test_what_the_rights_are() -> None:

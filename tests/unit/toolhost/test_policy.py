@@ -387,6 +387,27 @@ def test_as_root_everything_is_staged_that_a_jails_user_could_not_reach() -> Non
     assert hidden == {}
 
 
+def test_what_every_place_of_a_jail_must_be() -> None:
+    request = Request(
+        tool=msgspec.structs.replace(TOOL, root="/w/t", entry="/w/t/h.py"),
+        workdir="/link/w",
+        workdir_real="/w",
+        guarded=[Place("/w/a/b/.git", "dir"), Place("/w/t", "dir")],
+        masked=[Place("/w/t/.env", "file")],
+        read=[Place("/data", "dir", "/shown"), Place("/out/in", "dir")],
+        write=[Place("/out", "dir")],
+        venv="/venv",
+        venv_site="/venv/s",
+    )
+    for host in (HOST, msgspec.structs.replace(HOST, stage="/run"), msgspec.structs.replace(HOST, hidden=["/w/h/i"])):
+        seen = dict(plan(request, host).seen)
+        assert seen.pop("/link/w/h", "/w/h") == "/w/h"
+        assert seen == {
+            "/link/w": "/w", "/link/w/a": "/w/a", "/link/w/a/b": "/w/a/b", "/link/w/a/b/.git": "/w/a/b/.git",
+            "/link/w/t": "/w/t", "/shown": "/data", "/out": "/out", "/venv": "/venv",
+        }  # fmt: skip
+
+
 def test_what_is_not_around_its_program_is_not_taken_from_there() -> None:
     host = msgspec.structs.replace(HOST, stage="/run", bwrap="/elsewhere/bwrap", bwrap_root="/opt/venv/site")
     assert plan(Request(tool=TOOL), host).bwrap == "/elsewhere/bwrap"

@@ -34,6 +34,7 @@ def test_the_plan() -> None:
         "/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp", "/w", "/out",
     }  # fmt: skip
     assert rights["/log"] == for_file(WRITE)
+    assert dict(made.seen) == {path: path for path in ("/b/tools/t", "/data", "/out", "/log", "/w")}
     assert rights["/usr"] == rights["/data"] == rights["/b/tools/t"] == RUN
     assert rights["/proc/self"] == READ
     assert not {"/", "/proc", "/dev", "/etc", "/tmp", "/tmp/gdn-jail-1"} & set(rights)
