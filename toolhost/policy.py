@@ -282,6 +282,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     mounts = sorted(_mounts(request, host, sources), key=lambda mount: (mount.path, mount.rank))
     for mount in mounts:
         options += mount.options
+    options = _with_parents(options)
     for path in ["/proc", "/dev", *_emptied(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
     network = tool.sandbox.network != "none"
@@ -435,7 +436,7 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
 
 
 def _private() -> list[str]:
-    options = ["--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/goondan"]  # else as closed as HOME
+    options: list[str] = []
     for place, size, mode in _PRIVATE:
         options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
     return options
@@ -444,6 +445,43 @@ def _private() -> list[str]:
 def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
     prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
     return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
+
+
+#: Options that put something at a place, and how many words they have: the place is the last one.
+_PLACING: Final = {
+    "--ro-bind": 3, "--bind": 3, "--bind-fd": 3, "--ro-bind-data": 3, "--symlink": 3,
+    "--tmpfs": 2, "--proc": 2, "--dev": 2,
+}  # fmt: skip
+
+
+def _with_parents(options: list[str]) -> list[str]:
+    """The options with the folders above each place, open to everybody: those that bubblewrap makes itself are closed
+    to all but their owner.
+    """
+    made = {"/"}
+    done: list[str] = []
+    waiting: list[str] = []  # --perms and --size are for the option that comes next
+    at = 0
+    while at < len(options):
+        words = _PLACING.get(options[at], 1)
+        option = options[at : at + words]
+        at += words
+        if words == 1:
+            if option[0] in ("--perms", "--size"):
+                waiting += [option[0], options[at]]
+                at += 1
+            else:
+                done += option
+            continue
+        place = option[-1]
+        for above in _between("", place):
+            if above not in made:
+                made.add(above)
+                done += ["--perms", "0755", "--dir", above]
+        made.add(place)
+        done += [*waiting, *option]
+        waiting = []
+    return done
 
 
 class _Mount(NamedTuple):

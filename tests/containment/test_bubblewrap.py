@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import toolhost.launch
 from schemas.errors import GoondanError
-from schemas.launch import Filesystem, Limits, SandboxSpec, ToolHostSpec
+from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import bench, bwrap, make_tool
 from toolhost.facts import host_facts, look_up
@@ -30,6 +31,7 @@ def attempt(action):
 
 def read(ctx, input): return {path: attempt(lambda: open(path, "rb").read(20).hex()) for path in input["paths"]}
 def listing(ctx, input): return {path: attempt(lambda: sorted(os.listdir(path))) for path in input["paths"]}
+def modes(ctx, input): return {path: oct(os.stat(path).st_mode & 0o7777) for path in input["paths"]}
 def write(ctx, input): return {path: attempt(lambda: os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)))[0]
                                for path in input["paths"]}
 def change(ctx, input):
@@ -98,7 +100,8 @@ def fill(ctx, input):
 handlers = {name: value for name, value in list(globals().items()) if callable(value) and name != "attempt"}
 """
 NAMES = [
-    "read", "listing", "write", "change", "connect", "processes", "who", "privileges", "symlinks", "private", "fill",
+    "read", "listing", "modes", "write", "change", "connect", "processes", "who", "privileges", "symlinks", "private",
+    "fill",
 ]  # fmt: skip
 
 
@@ -135,6 +138,16 @@ async def test_no_files_of_the_host(place: Path) -> None:
     }  # fmt: skip
     assert set(roots[str(place)][1]) == {"work", "tool-t"}
     assert set(roots["/run/goondan"][1]) == {"goondan_tool", "home"}
+
+
+async def test_folders_that_are_made_for_others_to_stand_in_are_open_to_all_users(place: Path) -> None:
+    """A program of the jail that is another user of it, or none, must get to what stands there."""
+    deep = place / "x" / "y"
+    deep.mkdir(parents=True)
+    above = ["/run", "/run/goondan", *map(str, [deep.parent, place, *place.parents][:-1])]
+    private = {"/run/goondan/home": "0o700", "/tmp": "0o1777", "/dev/shm": "0o1777"}
+    found = await ask(place, "modes", {"paths": [*above, *private]}, workdir=deep)
+    assert found == dict.fromkeys(above, "0o755") | private
 
 
 async def test_only_the_workdir_can_be_written_to(place: Path) -> None:
@@ -315,6 +328,65 @@ async def test_a_jail_with_another_place_than_was_looked_at_runs_nothing(
     assert result["error"]["code"] == "E_SANDBOX_UNAVAILABLE", result
     assert f"{place / place_} was replaced while the jail was being made" in result["error"]["message"]
     assert not (work / "ran").exists()
+
+
+IMPORTS = """
+import os, sys
+import packaged
+def look(ctx, input):
+    try: import planted
+    except ImportError: planted = None
+    flags = [sys.flags.isolated, sys.flags.no_site, sys.flags.dont_write_bytecode]
+    return [packaged.NAME, planted is None, flags, [p for p in sys.path if not p.startswith(sys.base_prefix)],
+            "site" in sys.modules, os.path.exists("/tmp/ran"), os.environ.get("PYTHONPATH")]
+handlers = {"look": look}
+"""
+
+
+async def test_a_tool_imports_from_its_folder_and_the_declared_environment_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No site, so no .pth and no sitecustomize of the environment runs; nothing in the workdir is a module."""
+    monkeypatch.setenv("PYTHONPATH", str(place / "work"))
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = place / "env" / "lib" / version / "site-packages"
+    site.mkdir(parents=True)
+    (site / "packaged.py").write_text("NAME = 'here'\n")
+    (site / "run.pth").write_text("import os; open('/tmp/ran', 'w').close()\n")
+    (site / "sitecustomize.py").write_text("open('/tmp/ran', 'w').close()\n")
+    (place / "work" / "planted.py").write_text("")
+    sandbox = SandboxSpec(python=PythonSpec(venv=str(place / "env")))
+    async with bench(make_tool(place, IMPORTS, "look", sandbox=sandbox)) as made:
+        result = await made.call("t__look", workdir=place / "work")
+    assert result.get("output") == [
+        "here", True, [1, 1, 1], [str(place / "tool-t"), str(site), "/run/goondan"], False, False, None,
+    ], result  # fmt: skip
+
+
+LEAKS = """
+import array, os, socket
+def give(ctx, input):
+    body = b"\\x83\\xa4type\\xa3log\\xa5level\\xa4info\\xa7message\\xa1x"
+    data = len(body).to_bytes(4, "little") + body
+    ours = socket.socket(fileno=os.dup(3))
+    for _ in range(50):
+        fds = [os.open("/dev/null", os.O_RDONLY), *os.pipe()]
+        ours.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        for fd in fds: os.close(fd)
+    return "given"
+handlers = {"give": give}
+"""
+
+
+@pytest.mark.parametrize("isolation", ["instance", "call"])
+async def test_descriptors_that_a_jail_sends_are_dropped(place: Path, isolation: Any) -> None:
+    tool = make_tool(place, LEAKS, "give", sandbox=SandboxSpec(isolation=isolation, limits=Limits(open_files=250)))
+    async with bench(tool) as made:
+        await made.call("t__give", workdir=place / "work")
+        before = len(os.listdir("/proc/self/fd"))
+        assert (await made.call("t__give", workdir=place / "work"))["output"] == "given"
+        assert len([line for line in made.logs if line.message == "x"]) == 100  # its frames have all been read
+        assert len(os.listdir("/proc/self/fd")) <= before + 4  # a cell that is made ahead
 
 
 async def test_memory_file_systems_are_private_and_sized(place: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -23,7 +26,7 @@ from toolhost import launcher_link, offload
 from toolhost.jail import process_status
 from toolhost.launch import UIDS
 from toolhost.launcher import calls, staging
-from toolhost.launcher.request import Stage
+from toolhost.launcher.request import Launch, Stage
 from toolhost.launcher_link import LAUNCHER
 from toolhost.limits.plan import processes_of_a_namespace
 from toolhost.uids import Uids, instance_uid
@@ -155,6 +158,59 @@ async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> N
         assert all("_ses: empty" in line for line in text.splitlines())  # none of whoever started us
         assert session in (0, 1)  # begun outside of the jail's pid namespace, or by its first process
         assert (await made.call("t__leave", workdir=place / "work"))["output"] == 0
+
+
+SEARCH = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+found = libc.syscall(ctypes.c_long(int(sys.argv[1])), 10, -3, b"user", sys.argv[2].encode(), 0)  # KEYCTL_SEARCH
+print("found" if found > 0 else ctypes.get_errno())
+"""
+
+
+async def test_what_the_launcher_starts_has_none_of_our_keys() -> None:
+    """A jail's own /proc/keys does not show keys of users that it does not know: this one looks for itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    keyctl, add_key = calls._OLD[platform.machine()]["keyctl"], {"x86_64": 248, "aarch64": 217}[platform.machine()]
+    name = f"gdn-test-{os.getpid()}"
+    libc.syscall(ctypes.c_long(keyctl), 1, None)  # KEYCTL_JOIN_SESSION_KEYRING: not that of whoever runs the tests
+    key = libc.syscall(ctypes.c_long(add_key), b"user", name.encode(), b"secret", ctypes.c_size_t(6), -3)
+    if key < 0:
+        pytest.skip(f"no key can be made here: {os.strerror(ctypes.get_errno())}")
+    argv = [sys.executable, "-I", "-S", "-c", SEARCH, str(keyctl), name]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "found\n"
+    request: Launch = {
+        "argv": argv, "env": {}, "folder": "/", "places": [0, 1, 2], "stage": None, "stages": [], "uid": None,
+        "heir": None, "joins": [], "niceness": 0, "counted": False,
+    }  # fmt: skip
+    LAUNCHER.close()  # the next one inherits our session's keyring
+    reading, writing = os.pipe()
+    with open(os.devnull, "rb") as null, open(reading, encoding="ascii") as output:
+        answer, _ = await LAUNCHER.ask(request, [null.fileno(), writing, writing])
+        os.close(writing)
+        said = output.read()
+    os.waitpid(answer["pid"], 0)
+    libc.syscall(ctypes.c_long(keyctl), 3, key)  # KEYCTL_REVOKE
+    assert said == f"{errno.ENOKEY}\n"
+
+
+async def test_the_launcher_is_one_thread_with_one_socket(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no link to the bus, and nothing of who started it."""
+    monkeypatch.setenv("HOST_SECRET", "x")
+    leak = os.open("/etc/passwd", os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    LAUNCHER.close()
+    try:
+        async with bench(make_tool(place, SOURCE, *NAMES)) as made:
+            assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
+    finally:
+        os.close(leak)
+    proc = Path(f"/proc/{LAUNCHER.pid}")
+    assert process_status(LAUNCHER.pid)["Threads"] == "1"
+    assert (proc / "environ").read_bytes() == b""
+    beside_the_log = {os.readlink(entry) for entry in (proc / "fd").iterdir() if entry.name != "2"}
+    kept = [target for target in beside_the_log if not target.startswith(("user:[", "/dev/null"))]  # for idmaps
+    assert len(kept) == 1 and kept[0].startswith("socket:"), kept
 
 
 async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:

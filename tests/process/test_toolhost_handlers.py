@@ -591,6 +591,11 @@ async def test_granted_variables_join_the_environment(short_tmp: Path, workdir: 
         output = (await made.call("t__environment", workdir=workdir))["output"]
         assert output.pop("SHOP_KEY") == "s3cret"
         assert set(output) - {"PWD"} == {"PATH", "HOME", "TMPDIR", "LANG"}
+        (slot,) = made.host.jails.pool.slots()
+        # They come in a frame: whoever can read a process's arguments or first environment finds none of them.
+        for pid in (slot.jail.jail.pid, *slot.jail.jail.processes()):
+            for name in ("cmdline", "environ"):
+                assert b"s3cret" not in Path(f"/proc/{pid}/{name}").read_bytes()
 
 
 async def until(condition: Any, within_s: float = 5.0) -> None:
