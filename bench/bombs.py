@@ -95,6 +95,13 @@ def verdict(bomb: Bomb, code: str, limit: str | None) -> str:
     return "WRONG"
 
 
+async def last_write(made: Bench, folder: Path) -> None:
+    """Wait for the end of jails that are being ended there: until then they write."""
+    for slot in made.host.jails.pool.slots():
+        if slot.jail is not None and slot.jail.jail.dying and slot.jail.jail.plan.workdir == str(folder):
+            await slot.jail.gone.wait()
+
+
 class Cleaner:
     """A process that removes folders and says how much they held, and yields to everything measured here."""
 
@@ -158,6 +165,7 @@ class Run:
             result = await self.made.call(f"bomb__{bomb.name}", bomb.args, workdir=folder, **options)
             code, limit = ending(result)
             self.told[bomb.name, f"{verdict(bomb, code, limit):5}  {code} {limit or ''}"] += 1
+            await last_write(self.made, folder)
             self.left.append(await self.cleaner.clear(folder))
 
     async def neighbour(self, folder: Path) -> list[float]:

@@ -254,6 +254,7 @@ class Jail:
         with suppress(ProcessLookupError):
             if self._init_pidfd >= 0:
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+                self.account.hasten()
             elif self._status < 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,18 @@ if pid == 0:
 os.waitpid(pid, 0)
 assert 0.15 < group.cpu_s() < 2, group.cpu_s()
 assert not group.refused() and not group.out_of_memory()
+pid = os.fork()
+if pid == 0:
+    for path in group.joins: Path(path).write_text("0")
+    while True: x += 1
+while group.processes() != [pid]: pass
+assert group.freeze()
+while "frozen 1" not in Path(f"{tree.freezer}/1/cgroup.events").read_text(): pass
+used = group.cpu_s()
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+assert group.cpu_s() - used < 0.02
+group.thaw()
 group.remove()
 remove_tree(tree)
 assert not os.path.exists(tree.cpuacct)
@@ -123,6 +136,45 @@ def test_what_a_killed_tool_host_left_behind_is_removed() -> None:
     assert again == tree
     assert not os.path.exists(left)
     assert not os.path.exists(beside)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="groups of version 1 are root's")
+def test_a_frozen_group_runs_nothing_and_one_that_a_killed_tool_host_left_can_end() -> None:
+    """What was killed while it was frozen runs nothing more of its own when it is let go."""
+    tree = find_tree()
+    if tree is None or tree.version != 1 or tree.freezer is None:
+        pytest.skip("no freezer of version 1 here")
+    group = Group(GroupPlan(tree, []))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        for path in group.joins:
+            Path(path).write_text(str(busy.pid), encoding="ascii")
+        assert group.processes() == [busy.pid]
+        assert group.freeze()
+        state = Path(tree.freezer, group.name, "freezer.state")
+        while state.read_text(encoding="ascii") != "FROZEN\n":
+            time.sleep(0.001)
+        used = group.cpu_s()
+        time.sleep(0.05)
+        assert group.cpu_s() == used
+        group.thaw()
+        while group.cpu_s() == used:
+            time.sleep(0.001)
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        left = f"{os.path.dirname(tree.freezer)}/goondan.{gone.pid}"
+        os.makedirs(f"{left}/1")
+        Path(left, "1", "tasks").write_text(str(busy.pid), encoding="ascii")
+        state = Path(left, "1", "freezer.state")
+        state.write_text("FROZEN", encoding="ascii")
+        while state.read_text(encoding="ascii") != "FROZEN\n":
+            time.sleep(0.001)
+        os.kill(busy.pid, signal.SIGKILL)
+        assert busy.poll() is None, "it ends when it is let go"
+        find_tree()
+        assert busy.wait(10) == -signal.SIGKILL
+    find_tree()
+    assert not os.path.exists(left)
+    group.remove()
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:

@@ -120,6 +120,31 @@ async def test_what_a_jail_writes_while_it_is_ended_is_not_the_next_ones(
 
 @both_mechanisms
 @a_busy_machine_is_no_failure
+async def test_who_writes_little_goes_on_beside_those_that_fill_the_disk(place: Path, grouped: bool) -> None:
+    """Walked each time that the file system has lost enough, and frozen meanwhile where there are groups."""
+    limits = Limits(disk_mb=60, file_mb=48, processes=24, memory_mb=256)
+    source = (Path(__file__).parent / "writers.py").read_text(encoding="utf-8")
+    tool = make_tool(place, source, "fill", "little", sandbox=SandboxSpec(limits=limits))
+    async with bench(tool, grouped=grouped) as made:
+        folders = {name: place / name for name in ("little", "mapped", "direct", "at_once")}
+        for folder in folders.values():
+            folder.mkdir()
+        _, little = made.start("t__little", workdir=folders.pop("little"), agent="little")
+        for _ in range(2):
+            results = await asyncio.gather(
+                *(
+                    made.call("t__fill", {"kind": kind, "writers": 2}, workdir=folder, agent=kind)
+                    for kind, folder in folders.items()
+                )
+            )
+            for result in results:
+                assert result["error"]["message"] == "the limit diskMb was reached: 60 MiB on disk", result
+        result = await little
+        assert result["status"] == "ok", result
+
+
+@both_mechanisms
+@a_busy_machine_is_no_failure
 @pytest.mark.parametrize("name", ["relay", "spin"])
 async def test_processor_time_is_counted_for_all_descendants(place: Path, grouped: bool, name: str) -> None:
     """A relay of children that nobody waits for is counted like a loop."""

@@ -6,6 +6,7 @@ Source: sandbox.md section 4.
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import threading
 import time
@@ -59,7 +60,9 @@ class Account:
         self.disks: dict[int, DiskMeter] = {}
         self.walk_again_at = 0.0  # on the monotonic clock (seconds)
         self.closed = False
-        self.met: str | None = None  # the limit that the kernel had met when the jail ended
+        self.met: str | None = None  # the limit that ended the jail, as far as the kernel or the watch did
+        self.ending = False
+        self._frozen = False
         self.session = 0  # a process of its session here, whose group for the scheduler can be asked to yield
         self.answered = False  # one of its calls has come to its end
         self._pace = Pace()
@@ -129,15 +132,77 @@ class Account:
 
     def stand(self, niceness: int) -> None:
         """Have the weight of a process of that niceness while processors are short; a step more or less is the same."""
-        if niceness == self._niceness or (niceness and abs(niceness - self._niceness) < 2):
+        if self.ending or niceness == self._niceness or (niceness and abs(niceness - self._niceness) < 2):
             return
+        if self._frozen:
+            self._niceness = niceness  # from `thaw` on
+        else:
+            self._stand(niceness)
+
+    def _stand(self, niceness: int) -> None:
         with suppress(OSError):  # the kernel takes ten changes a second from a user; the next look tries again
-            if self._group is not None and self._group.tree.cpu is not None:
-                self._group.stand(niceness)
-            elif self.session:
-                with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as file:
-                    file.write(str(niceness))
+            self._weigh(niceness)
             self._niceness = niceness
+
+    def _weigh(self, niceness: int) -> None:
+        if self._group is not None and self._group.tree.cpu is not None:
+            self._group.stand(niceness)
+        elif self.session:
+            with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as file:
+                file.write(str(niceness))
+
+    def freeze(self) -> bool:
+        """Have all of its processes stop, until `thaw`: whether they do.
+
+        One that is in a system call ends that first, and gets the processor that it needs: it may hold a lock, of a
+        folder for instance, that the walk waits for.
+        """
+        if self.closed or self._group is None or not self._group.freeze():
+            return False
+        self._frozen = True
+        if self._niceness:
+            with suppress(OSError):
+                self._weigh(0)
+        return True
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._frozen = False
+        if self._group is None:
+            return
+        if self._niceness and not self.ending:
+            with suppress(OSError):
+                self._weigh(self._niceness)
+        self._group.thaw()
+
+    def hasten(self) -> None:
+        """It is being ended: its processes are killed one by one, as far as that takes no time to find them, and
+        get the processor that they need to die.
+
+        The kernel does so for the first of them, when that is killed and has come to its turn; until then all others
+        go on, which among many that stand back took a second.
+        """
+        if self.ending:
+            return
+        self.ending = True
+        if self._niceness:
+            self._stand(0)
+        if self._group is not None:
+            self._kill(self._group.processes())
+            self._group.thaw()
+
+    def end(self, limit: str) -> None:
+        """It has reached that limit: end all of its processes, in the watch's thread."""
+        self.met = limit
+        self.hasten()
+        if self._group is None and self.view is not None:
+            self._kill(look.outer_processes(self.view.init_pid) if self.view.members is None else self.view.members())
+
+    def _kill(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            if pid != self.session:  # bubblewrap's own outside of the jail ends with it, and says how
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     @property
     def counts_processes(self) -> bool:
@@ -176,7 +241,7 @@ class Account:
         """The last process is gone: nothing of it is read from now on."""
         if self.closed:
             return
-        self.met = self.limit_met()
+        self.met = self.met or self.limit_met()
         self.seen()
         with self._lock:
             self.closed = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import log
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -184,32 +184,58 @@ class Growth(Struct, frozen=True):
     entries: int
 
 
-class DiskMeter:
-    """What one jail has at most written to one file system. `fallen` and `taken` are what that file system has lost in
-    all since we look at it: bytes and entries (0 for file systems that do not count them).
+#: The part of the time that walks over a jail's folders may take.
+WALK_PART: Final = 0.25
+
+
+def walk_again_at(began: float, done: float) -> float:
+    """When a jail whose walk found too little may be walked again, on the clock of these two (seconds)."""
+    return done + (done - began) * (1 / WALK_PART - 1)
+
+
+def walked_before(frozen: bool, quick: bool) -> int:
+    """The place of a jail among those that are to be walked, the lowest first.
+
+    One that is frozen writes nothing however long it waits: first come those that others wait for. Of those that are
+    not, the ones that have the processor are more likely to be the writer.
     """
+    return (0 if quick else 1) if frozen else (3 if quick else 2)
 
-    __slots__ = ("_entries", "_fallen", "_size", "_taken")
 
-    def __init__(self, fallen: int, taken: int) -> None:
-        self._fallen, self._taken = fallen, taken
+class Lost(NamedTuple):
+    """What a file system has lost in all since we look at it: bytes, and entries (0 where it does not count them)."""
+
+    fallen: int
+    taken: int
+
+
+class DiskMeter:
+    """What one jail has at most written to one file system, which has `lost` so much when the jail begins."""
+
+    __slots__ = ("_entries", "_lost", "_size")
+
+    def __init__(self, lost: Lost) -> None:
+        self._lost = lost
         self._size = self._entries = 0
 
-    def suspects(self, fallen: int, taken: int, limits: Limits) -> bool:
+    def _most(self, lost: Lost) -> Growth:
+        return Growth(self._size + lost.fallen - self._lost.fallen, self._entries + lost.taken - self._lost.taken)
+
+    def suspects(self, lost: Lost, limits: Limits) -> bool:
         """Whether the jail may have reached a limit, so that its folders must be walked."""
-        size = self._size + fallen - self._fallen
-        entries = self._entries + taken - self._taken
-        return size >= limits.disk_mb * MIB * DISK_PART or entries >= limits.files * DISK_PART
+        most = self._most(lost)
+        return most.size >= limits.disk_mb * MIB * DISK_PART or most.entries >= limits.files * DISK_PART
 
-    def walked(self, growth: Growth, fallen: int, taken: int, limits: Limits) -> str | None:
-        """A walk that began when the file system had lost `fallen` and `taken` has found this: the limit reached.
+    def walked(self, growth: Growth, began: Lost, done: Lost, limits: Limits) -> str | None:
+        """A walk has found this; the file system had lost `began` before it, and `done` after it: the limit reached.
 
-        What the file system has not lost the jail cannot have taken, however large the files are that it touched.
+        What the file system has not lost the jail cannot have taken, however large the files are that it touched. What
+        was lost during the walk may be in what it found, or not: that counts towards the next one.
         """
-        self._size = min(growth.size, self._size + fallen - self._fallen)
-        entries = self._entries + taken - self._taken
-        self._entries = min(growth.entries, entries) if taken else growth.entries
-        self._fallen, self._taken = fallen, taken
+        most = self._most(done)
+        self._size = min(growth.size, most.size)
+        self._entries = min(growth.entries, most.entries) if done.taken else growth.entries
+        self._lost = began
         if self._size >= limits.disk_mb * MIB * DISK_PART:
             return "diskMb"
         if self._entries >= limits.files * DISK_PART:

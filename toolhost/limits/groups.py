@@ -25,6 +25,8 @@ PREFIX: Final = "goondan."
 _BESIDE: Final = "goondan-jail."
 #: Where the processes of a delegated group are put.
 _LEAF: Final = "goondan-host"
+#: What freezes a group of version 1.
+_STATE: Final = "freezer.state"
 #: A file of a group holds one line, or a few (bytes).
 _MAX_FILE: Final = 4096
 
@@ -77,7 +79,7 @@ def _own() -> dict[str, str]:
 def _version_1(mounts: dict[str, str]) -> Tree | None:
     own = _own()
     folders: dict[str, str] = {}
-    for name in ("memory", "pids", "cpu", "cpuacct"):
+    for name in ("memory", "pids", "cpu", "cpuacct", "freezer"):
         if name in mounts:
             # Below our own group, so that whatever limits us limits jails; where that is not to be seen, at the top.
             for base in (mounts[name] + own.get(name, "/").rstrip("/"), mounts[name]):
@@ -110,7 +112,7 @@ def _version_2(mount: str, controllers: tuple[str, ...]) -> Tree | None:
     except OSError:
         return None
     found = {name: made if name in there else None for name in ("memory", "pids", "cpu")}
-    return Tree(version=2, cpuacct=made, **found)
+    return Tree(version=2, cpuacct=made, freezer=made, **found)
 
 
 def _delegated(folder: str) -> bool:
@@ -137,7 +139,12 @@ def _host_group(base: str) -> str | None:
 
 
 def _remove(folder: str) -> None:
-    """A group and those in it, as far as no process is left in them."""
+    """A group and those in it, as far as no process is left in them. One that was left frozen goes on, so that what was
+    killed in it can end: in version 1 that waits.
+    """
+    with suppress(OSError):
+        if os.path.exists(f"{folder}/{_STATE}"):
+            _write(f"{folder}/{_STATE}", "THAWED")
     with suppress(OSError):
         for name in os.listdir(folder):
             if os.path.isdir(f"{folder}/{name}"):
@@ -163,7 +170,7 @@ class Group:
     def __init__(self, plan: GroupPlan, niceness: int = 0) -> None:
         """Make them. Raises OSError; then none are left. `niceness`: see `stand`."""
         self.tree = plan.tree
-        self._name = str(next(self._numbers))
+        self.name = str(next(self._numbers))
         self._events = -1
         self._usage = -1
         try:
@@ -193,8 +200,8 @@ class Group:
         """
         alone = self.tree.version == 1 and folder == self.tree.cpu
         if alone:
-            return f"{os.path.dirname(folder)}/{_BESIDE}{os.getpid()}.{self._name}"
-        return f"{folder}/{self._name}"
+            return f"{os.path.dirname(folder)}/{_BESIDE}{os.getpid()}.{self.name}"
+        return f"{folder}/{self.name}"
 
     @property
     def joins(self) -> list[str]:
@@ -225,6 +232,32 @@ class Group:
         if self.tree.cpu is not None:
             name, value = weight(self.tree, niceness)
             _write(f"{self._at(self.tree.cpu)}/{name}", value)
+
+    def freeze(self) -> bool:
+        """Have all of its processes stop before they run another instruction of theirs: whether that can be done.
+
+        One that is in a system call stops after that. They do not see it, and nothing of theirs can end it. In version
+        1 those that are killed meanwhile end after `thaw`.
+        """
+        return self._set_frozen(("FROZEN", "1"))
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._set_frozen(("THAWED", "0"))
+
+    def _set_frozen(self, values: tuple[str, str]) -> bool:
+        if self.tree.freezer is None:
+            return False
+        name, value = (_STATE, values[0]) if self.tree.version == 1 else ("cgroup.freeze", values[1])
+        try:
+            _write(f"{self._at(self.tree.freezer)}/{name}", value)
+        except OSError:  # gone, or a kernel that cannot
+            return False
+        return True
+
+    def processes(self) -> list[int]:
+        """Those that are in it, bubblewrap's own outside of the jail among them."""
+        return [int(pid) for pid in _read(f"{self._at(self.tree.folders[-1])}/cgroup.procs").split()]
 
     def refused(self) -> bool:
         """Whether a process was refused for their number."""

@@ -206,10 +206,11 @@ class Nameless(NamedTuple):
     size: int
 
 
-def nameless(view: View) -> set[Nameless]:
-    """Regular files without a name that processes of the jail have open or mapped."""
+def nameless(view: View, meanwhile: Callable[[], None] = lambda: None) -> set[Nameless]:
+    """Regular files without a name that processes of the jail have open or mapped. `meanwhile` is called with each."""
     found: set[Nameless] = set()
     for process in processes(view):
+        meanwhile()
         folder = f"{view.proc}/{process.pid}"
         with suppress(OSError):
             for name in os.listdir(f"{folder}/fd"):

@@ -3,9 +3,9 @@
 Why a thread: a look at a jail with many processes takes milliseconds of system calls, during which other agents' calls
 must go on. It only reads; what it finds is handed to the loop, which ends jails.
 
-How often. The file systems that jails write to are asked for their free space every DISK_S; processor time, processes
-and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks, nor into walks over a jail's
-folders. While no jail runs anything the thread sleeps.
+How often. The file systems that jails write to are asked for their free space every disks.DISK_S, whatever else goes
+on; processor time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
+nor into walks over a jail's folders. While no jail runs anything the thread sleeps.
 
 Source: sandbox.md section 4; docs/decisions/028 and 029.
 """
@@ -13,7 +13,6 @@ Source: sandbox.md section 4; docs/decisions/028 and 029.
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 import threading
 import time
@@ -21,44 +20,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from toolhost.limits import look
 from toolhost.limits.account import Account
-from toolhost.limits.decide import DISK_PART, MIB, DiskMeter, Growth, exceeded, niceness_of_slow
-from toolhost.limits.growth import walk
+from toolhost.limits.decide import exceeded, niceness_of_slow
+from toolhost.limits.disks import Disks
 
-#: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
-DISK_S: Final = 0.005
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05
 #: The part of the time that looks may take.
 _PART: Final = 0.25
-#: Between two walks over folders of a file system that does not count its entries (seconds).
-WALK_S: Final = 1.0
 
 #: Says that a jail has reached a limit: the limit, and the calls that did, None for all of the jail's.
 Report = Callable[[Account, str, list[str] | None], None]
-
-
-class _Device:
-    """A file system, and what it has lost since we look at it."""
-
-    __slots__ = ("_entries", "_free", "counts_entries", "fallen", "taken", "walked_at")
-
-    def __init__(self) -> None:
-        self.fallen = self.taken = 0
-        self.walked_at = 0.0
-        self.counts_entries = True
-        self._free = self._entries = -1
-
-    def look(self, place: str) -> None:
-        """Add up falls only: what others give back must not hide what a jail takes. Raises OSError."""
-        at = os.statvfs(place)
-        free, entries = at.f_bfree * at.f_frsize, at.f_ffree
-        self.counts_entries = at.f_files > 0
-        if self._free >= 0:
-            self.fallen += max(0, self._free - free)
-            self.taken += max(0, self._entries - entries)
-        self._free, self._entries = free, entries
 
 
 class Watch:
@@ -69,21 +41,22 @@ class Watch:
         self._loop = loop
         self._report = report
         self._jails: list[Account] = []
-        self._devices: dict[int, _Device] = {}
+        self._disks = Disks()
         self._awake = threading.Event()
         self._asleep = True
         self._thread: threading.Thread | None = None
         self._closing = False
         self._slow: set[Account] = set()  # of the jails that ran calls at the last look, those that are not quick
-        self._looked_at = self._cost_s = 0.0  # when all were looked at, and how long that took (seconds)
+        # A look at all of them goes on: those that are to come, that were looked at, that were slow; what it has taken.
+        self._to_look_at: list[Account] = []
+        self._looked_at: list[Account] = []
+        self._found_slow: set[Account] = set()
+        self._cost_s = self._look_again_at = 0.0
+        self._look_next = False  # walks and looks take turns
 
     def add(self, jail: Account) -> None:
         """Watch this jail from now on."""
-        for number, places in jail.devices.items():
-            device = self._devices.setdefault(number, _Device())
-            with suppress(OSError):
-                device.look(places[0])
-            jail.disks[number] = DiskMeter(device.fallen, device.taken)
+        self._disks.enter(jail)
         self._jails = [*self._jails, jail]
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
@@ -114,87 +87,71 @@ class Watch:
 
     def _run(self) -> None:
         while not self._closing:
-            time.sleep(DISK_S)
             try:
-                self._round()
+                self._step()
             except Exception as error:  # a bug of ours must be seen, and must not end the watch
+                self._disks.let_go()
                 with suppress(RuntimeError):
                     told = {"message": "the watch of limits failed", "exception": error}
                     self._loop.call_soon_threadsafe(self._loop.call_exception_handler, told)
                 time.sleep(LOOK_S)
+        self._disks.let_go()
 
-    def _round(self) -> None:
-        busy = [jail for jail in self._jails if jail.running() is not None]
-        if not busy:
-            self._sleep()
-            return
-        self._look_at_disks(busy)
-        now = time.monotonic()
-        if now - self._looked_at >= max(LOOK_S, self._cost_s / _PART):
-            self._slow.clear()
-            for jail in busy:
-                self._guarded(jail, self._look_at)
+    def _step(self) -> None:
+        """A look at free space if it is due, and one walk, or a look at one jail, or a pause; none waits for many."""
+        if self._disks.due_in() <= 0:
+            busy = [jail for jail in self._jails if jail.running() is not None]
+            if not busy:
+                self._sleep()
+                return
+            self._disks.look(busy)
+            if not self._to_look_at and time.monotonic() >= self._look_again_at:
+                self._to_look_at, self._looked_at, self._found_slow, self._cost_s = busy, [], set(), 0.0
+        if self._disks.suspects and (self._look_next is False or not self._to_look_at):
+            self._look_next = True
+            found = self._disks.walk_one(lambda jail: jail not in self._slow)
+            if found is not None:
+                self._tell(*found, None)
+        elif self._to_look_at:
+            self._look_next = False
+            self._look_at_one()
+        else:
+            time.sleep(max(0.0, self._disks.due_in()))
+
+    def _look_at_one(self) -> None:
+        began = time.monotonic()
+        jail, *self._to_look_at = self._to_look_at
+        self._looked_at.append(jail)
+        with suppress(OSError, ValueError, IndexError, struct.error):  # it may end at any moment
+            if not jail.closed:
+                self._look_at(jail)
+        done = time.monotonic()
+        self._cost_s += done - began
+        if not self._to_look_at:  # that was the last of them
+            self._slow = self._found_slow
             niceness = niceness_of_slow(len(self._slow))
-            for jail in busy:
-                jail.stand(niceness if jail in self._slow else 0)
-            self._looked_at = time.monotonic()
-            self._cost_s = self._looked_at - now
+            for each in self._looked_at:
+                each.stand(niceness if each in self._slow else 0)
+            self._look_again_at = done + max(LOOK_S - self._cost_s, self._cost_s * (1 / _PART - 1))
 
     def _sleep(self) -> None:
+        self._disks.let_go()
+        self._to_look_at = []
         self._awake.clear()
         self._asleep = True
         if not self._closing and all(jail.running() is None for jail in self._jails):
             self._awake.wait()
         self._asleep = False
 
-    def _guarded(self, jail: Account, action: Callable[[Account], None]) -> None:
-        """A jail may end at any moment, and what we read of it with it."""
-        with suppress(OSError, ValueError, IndexError, struct.error):
-            if not jail.closed:
-                action(jail)
-
     def _look_at(self, jail: Account) -> None:
         there = jail.processes()
         total_s = jail.charge(there)
         if not jail.is_quick(total_s, time.monotonic()):
-            self._slow.add(jail)
+            self._found_slow.add(jail)
         over = jail.cpu.over(jail.limits.cpu_seconds)
         if over:
             self._tell(jail, "cpuSeconds", over)
         limit = exceeded(jail.usage(there), jail.limits)
-        if limit is not None:
-            self._tell(jail, limit, None)
-
-    def _look_at_disks(self, busy: list[Account]) -> None:
-        for number in {number for jail in busy for number in jail.devices}:
-            device = self._devices[number]
-            for place in (place for jail in busy for place in jail.devices.get(number, ())):
-                with suppress(OSError):  # that folder is gone; another one may be there
-                    device.look(place)
-                    break
-            now = time.monotonic()
-            blind = not device.counts_entries and now - device.walked_at >= WALK_S
-            for jail in busy:
-                meter = jail.disks.get(number)
-                if meter is None or now < jail.walk_again_at:
-                    continue
-                if blind or meter.suspects(device.fallen, device.taken, jail.limits):
-                    self._guarded(jail, lambda jail, number=number: self._walk(jail, number))  # type: ignore[misc]
-
-    def _walk(self, jail: Account, number: int) -> None:
-        device, meter = self._devices[number], jail.disks[number]
-        fallen, taken = device.fallen, device.taken
-        device.walked_at = time.monotonic()
-        enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
-        size = entries = 0
-        for place in jail.devices[number]:
-            found = walk(place, jail.since, enough)
-            size, entries = size + found.size, entries + found.entries
-        if jail.view is not None:
-            size += sum(file.size for file in look.nameless(jail.view) if file.device == number)
-        done = time.monotonic()
-        jail.walk_again_at = done + (done - device.walked_at) / _PART
-        limit = meter.walked(Growth(size, entries), fallen, taken, jail.limits)
         if limit is not None:
             self._tell(jail, limit, None)
 

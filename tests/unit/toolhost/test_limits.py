@@ -15,6 +15,7 @@ from toolhost.limits.decide import (
     CpuMeter,
     DiskMeter,
     Growth,
+    Lost,
     Pace,
     Usage,
     exceeded,
@@ -150,28 +151,42 @@ def test_no_more_is_charged_than_was_used(steps: list[tuple[float, set[str]]]) -
     assert meter.total_s == total
 
 
+def walked(meter: DiskMeter, found: Growth, lost: Lost) -> str | None:
+    """A walk during which nothing was written."""
+    return meter.walked(found, lost, lost, LIMITS)
+
+
 def test_a_disk_is_walked_when_the_file_system_has_lost_enough() -> None:
-    meter = DiskMeter(fallen=1000 * MIB, taken=0)
-    assert not meter.suspects(1089 * MIB, 0, LIMITS)
-    assert meter.suspects(1090 * MIB, 0, LIMITS)
-    assert meter.walked(Growth(10 * MIB, 5), 1090 * MIB, 5, LIMITS) is None  # somebody else's
-    assert not meter.suspects(1169 * MIB, 5, LIMITS)
-    assert meter.suspects(1170 * MIB, 5, LIMITS)
-    assert meter.walked(Growth(90 * MIB, 5), 1170 * MIB, 5, LIMITS) == "diskMb"
+    meter = DiskMeter(Lost(1000 * MIB, 0))
+    assert not meter.suspects(Lost(1089 * MIB, 0), LIMITS)
+    assert meter.suspects(Lost(1090 * MIB, 0), LIMITS)
+    assert walked(meter, Growth(10 * MIB, 5), Lost(1090 * MIB, 5)) is None  # somebody else's
+    assert not meter.suspects(Lost(1169 * MIB, 5), LIMITS)
+    assert meter.suspects(Lost(1170 * MIB, 5), LIMITS)
+    assert walked(meter, Growth(90 * MIB, 5), Lost(1170 * MIB, 5)) == "diskMb"
+
+
+def test_what_is_lost_during_a_walk_may_be_in_it_and_counts_towards_the_next() -> None:
+    meter = DiskMeter(Lost(0, 0))
+    assert meter.walked(Growth(95 * MIB, 5), Lost(80 * MIB, 0), Lost(95 * MIB, 0), LIMITS) == "diskMb"
+    meter = DiskMeter(Lost(0, 0))
+    assert meter.walked(Growth(50 * MIB, 5), Lost(80 * MIB, 0), Lost(95 * MIB, 0), LIMITS) is None
+    assert not meter.suspects(Lost(119 * MIB, 0), LIMITS)
+    assert meter.suspects(Lost(120 * MIB, 0), LIMITS)
 
 
 def test_a_large_file_that_was_touched_is_not_what_was_written() -> None:
-    meter = DiskMeter(fallen=0, taken=0)
-    assert meter.walked(Growth(5000 * MIB, 1), 20 * MIB, 1, LIMITS) is None
-    assert meter.walked(Growth(5000 * MIB, 1), 91 * MIB, 1, LIMITS) == "diskMb"
+    meter = DiskMeter(Lost(0, 0))
+    assert walked(meter, Growth(5000 * MIB, 1), Lost(20 * MIB, 1)) is None
+    assert walked(meter, Growth(5000 * MIB, 1), Lost(91 * MIB, 1)) == "diskMb"
 
 
 def test_entries_count_where_the_file_system_counts_them_and_where_not() -> None:
-    meter = DiskMeter(fallen=0, taken=0)
-    assert meter.suspects(0, 900, LIMITS)
-    assert meter.walked(Growth(0, 5000), 0, 800, LIMITS) is None  # a tree that was touched, not made
-    assert meter.walked(Growth(0, 5000), 0, 901, LIMITS) == "files"
-    assert DiskMeter(fallen=0, taken=0).walked(Growth(0, 900), 0, 0, LIMITS) == "files"
+    meter = DiskMeter(Lost(0, 0))
+    assert meter.suspects(Lost(0, 900), LIMITS)
+    assert walked(meter, Growth(0, 5000), Lost(0, 800)) is None  # a tree that was touched, not made
+    assert walked(meter, Growth(0, 5000), Lost(0, 901)) == "files"
+    assert walked(DiskMeter(Lost(0, 0)), Growth(0, 900), Lost(0, 0)) == "files"
 
 
 V1 = Tree(version=1, memory="/m/g", pids="/p/g", cpu="/c/g", cpuacct="/a/g")

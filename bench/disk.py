@@ -1,0 +1,127 @@
+"""`python -m bench.disk [--watched] [--rounds N] [--jails N] [--writers N,N]`: how far a jail gets past its `diskMb`.
+
+So many jails at once fill their workdirs in the ways of tests/containment/writers.py, each with several processes,
+while one more writes a little and rests: that one must never be ended. Each way is measured once a round for each
+number of processes. Printed: what was left on disk (of nameless files nothing is), and how the calls ended. Status 1
+when a call ended by anything but `diskMb`. Not part of `make bench`: nothing else should run meanwhile.
+
+Source: sandbox.md section 4; docs/decisions/029.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from bench.bombs import Cleaner, ending, last_write
+from schemas.launch import Limits, SandboxSpec
+from tests.containment.writers import KINDS
+from tests.toolhost_fixture import Bench, bench, make_tool
+
+LIMITS: Final = Limits(
+    memory_mb=512, processes=32, file_mb=64, disk_mb=256, files=20_000, cpu_seconds=30, wall_seconds=60, output_mb=1
+)
+#: What a call may take (milliseconds).
+DEADLINE_MS: Final = 30_000
+
+
+class Run:
+    """What is collected."""
+
+    def __init__(self, made: Bench, cleaner: Cleaner, place: Path) -> None:
+        self.made = made
+        self.cleaner = cleaner
+        self.place = place
+        self.left: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.told: Counter[str] = Counter()
+        self.innocent: Counter[str] = Counter()
+        self.work: list[tuple[str, int]] = []
+        self.over = False
+
+    async def jail(self, number: int) -> None:
+        """One agent that fills its workdir in one way after another."""
+        while self.work:
+            kind, writers = self.work.pop()
+            folder = self.place / f"w{number}"
+            folder.mkdir(exist_ok=True)
+            args: dict[str, Any] = {"kind": kind, "writers": writers}
+            result = await self.made.call(
+                "disk__fill", args, workdir=folder, agent=f"a{number}", deadline_ms=DEADLINE_MS, within_s=60.0
+            )
+            code, limit = ending(result)
+            right = (code, limit) == ("E_TOOL_LIMIT", "diskMb")
+            self.told["right" if right else f"WRONG {kind}: {result.get('error')}"] += 1
+            await last_write(self.made, folder)
+            self.left[kind, writers].append(await self.cleaner.clear(folder) >> 20)
+
+    async def innocent_one(self) -> None:
+        """Another agent, whose jail writes 20 MiB over and over."""
+        folder = self.place / "innocent"
+        folder.mkdir()
+        while not self.over:
+            result = await self.made.call("little__little", workdir=folder, agent="innocent", deadline_ms=DEADLINE_MS)
+            self.innocent[ending(result)[0]] += 1
+
+
+async def run(options: argparse.Namespace, place: Path) -> int:
+    """Measure and print: how many calls ended in a way that is wrong."""
+    source = (Path(__file__).parents[1] / "tests" / "containment" / "writers.py").read_text(encoding="utf-8")
+    disk = make_tool(place, source, "fill", name="disk", sandbox=SandboxSpec(limits=LIMITS))
+    little = make_tool(place, source, "little", name="little", sandbox=SandboxSpec(limits=LIMITS))
+    busy = os.getloadavg()[0]
+    cleaner = await Cleaner.start()
+    async with bench(disk, little, max_jails=options.jails * 2 + 2, grouped=not options.watched) as made:
+        measured = Run(made, cleaner, place)
+        kinds = options.kinds.split(",") if options.kinds else list(KINDS)
+        numbers = [int(number) for number in options.writers.split(",")]
+        measured.work = [(kind, number) for _ in range(options.rounds) for number in numbers for kind in kinds]
+        innocent = asyncio.ensure_future(measured.innocent_one())
+        began = time.monotonic()
+        await asyncio.gather(*(measured.jail(number) for number in range(options.jails)))
+        took = time.monotonic() - began
+        measured.over = True
+        await innocent
+        kept = "control groups" if made.facts.groups is not None else "watched"
+    await cleaner.close()
+    head = f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs"
+    print(f"{head}, load before {busy:.1f}, {took:.0f} s; MiB left of {LIMITS.disk_mb}, the middle and the most")
+    for kind in kinds:
+        shown = []
+        for number in numbers:
+            left = sorted(measured.left[kind, number])
+            shown.append(f"{number} writers: {left[len(left) // 2]:4} {left[-1]:4}")
+        print(f"  {kind:10} {'   '.join(shown)}")
+    every = sorted(each for (kind, _), left in measured.left.items() for each in left if kind != "nameless")
+    within = sum(each <= LIMITS.disk_mb for each in every)
+    print(f"  all: {every[len(every) // 2]} {every[-1]}; {within} of {len(every)} stayed within the limit")
+    print(f"  ended: {dict(measured.told)}; the one that writes little: {dict(measured.innocent)}")
+    return sum(count for how, count in measured.told.items() if how != "right") + sum(
+        count for how, count in measured.innocent.items() if how != "ok"
+    )
+
+
+def main() -> int:
+    """Run it in a temporary folder."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--watched", action="store_true", help="without control groups")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--jails", type=int, default=8)
+    parser.add_argument("--writers", default="2,8", help="numbers of processes that write in one jail")
+    parser.add_argument("--kinds", default="", help="those of tests/containment/writers.py; default all")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        return 1 if uvloop.run(run(options, Path(folder))) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
