@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from schemas.codec import DECODE_ERRORS
+from schemas.trees import remove_tree
 from schemas.worker_frames import WorkerFrame
 from toolhost import offload
 from toolhost.channel import Violation
@@ -33,7 +34,7 @@ from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.policy import LaunchPlan
 from toolhost.receipts import Usage
-from toolhost.remains import end_session, members, remove_tree
+from toolhost.remains import end_session, members
 from toolhost.stream import FrameStream, StrayOutput
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).

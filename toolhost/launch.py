@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.errors import fail
+from schemas.trees import remove_tree
 from schemas.worker_frames import WORKER_FD
 from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.launcher_link import LAUNCHER, LauncherLost
 from toolhost.limits.groups import Group
 from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
-from toolhost.remains import remove_tree
 from toolhost.uids import Uids, instance_uid
 
 UIDS: Final = Uids(os.getpid())

@@ -239,6 +239,7 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A fresh folder with the files that the tool's examples expect; gone afterwards."""
     from schemas.errors import fail
+    from schemas.trees import remove_tree
 
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
     try:
@@ -250,7 +251,7 @@ def workdir(tool: CheckedTool) -> Iterator[str]:
     except shutil.Error as error:
         raise fail("E_STATE", f"the files of the examples cannot be copied: {error}"[:400]) from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)  # the tool has worked in it
 
 
 def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:

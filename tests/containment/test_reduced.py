@@ -47,7 +47,14 @@ def leave(ctx, input):
     os.chdir(deep)
     for _ in range(300): os.mkdir("d"); os.chdir("d")
     return [os.environ["HOME"], os.getsid(0)]
-def ok(ctx, input): open("kept", "w").write("x"); return sorted(os.environ)
+def ok(ctx, input):
+    open("kept", "w").write("x")
+    fds = {}
+    for name in os.listdir("/proc/self/fd"):
+        try: fds[name] = os.readlink("/proc/self/fd/" + name)
+        except OSError: pass
+    import resource
+    return [sorted(os.environ), fds, resource.getrlimit(resource.RLIMIT_NPROC)]
 def sleeps(ctx, input): time.sleep(30)
 handlers = {"leave": leave, "ok": ok, "sleeps": sleeps}
 '''
@@ -78,7 +85,12 @@ async def main():
         out = {"high": refusal(await made.call("high__ok", workdir=plain)),
                "net": refusal(await made.call("net__ok", workdir=plain)),
                "git": refusal(await made.call("low__ok", workdir=repository))}
-        out["ok"] = (await made.call("low__ok", workdir=plain))["output"]
+        there = sum(len(os.listdir(f"/proc/{n}/task")) for n in os.listdir("/proc") if n.isdigit() and os.path.exists(
+            f"/proc/{n}/task") and os.stat(f"/proc/{n}").st_uid == os.getuid())
+        leak = os.open("/etc/passwd", os.O_RDONLY)
+        os.set_inheritable(leak, True)
+        out["ok"], out["fds"], out["processes"] = (await made.call("low__ok", workdir=plain))["output"]
+        out["there"] = there
         out["receipt"] = list(made.receipts.values())[-1]["jail"]
         home, session = (await made.call("low__leave", workdir=plain))["output"]
         out["slow"] = refusal(await made.call("low__sleeps", workdir=plain, deadline_ms=300))
@@ -120,6 +132,13 @@ def test_what_the_reduced_tier_holds(short_tmp: Path) -> None:
     assert str(short_tmp / "repository" / ".git") in found["git"][1]
     assert set(found["ok"]) == {"HOME", "LANG", "PATH", "TMPDIR"}
     assert (short_tmp / "plain" / "kept").exists()
+    # As in the full tier: the channel, and what is of no use to anybody.
+    beside = {name: target for name, target in found["fds"].items() if int(name) > 2}
+    assert len([target for target in beside.values() if target.startswith("socket:")]) == 1, beside
+    assert not [target for target in beside.values() if target.startswith("/") and target != "/proc/loadavg"], beside
+    # The limit of processes counts all of this user's, so it stands on top of those: 1024 and at least the two of us.
+    soft, hard = found["processes"]
+    assert soft == hard and 1024 < soft <= 1024 + 4 * max(found["there"], 8), (soft, found["there"])
     assert (found["receipt"]["tier"], found["receipt"]["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])
     assert found["slow"][0] == "E_TOOL_TIMEOUT"
     assert found["left"] == [False, []]  # neither its folder nor a process of its session

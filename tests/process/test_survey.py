@@ -9,8 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+import toolhost.survey
+from kernel.doctor.facts import Survey
+from kernel.doctor.findings import _jail
+from toolhost.diagnosis import Signs
 from toolhost.reduced import MINIMUM_LANDLOCK
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +72,22 @@ def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) ->
     (finding,) = found["findings"]
     assert finding["what"] == what
     assert finding["fix"]
+
+
+async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
+    monkeypatch.setattr(toolhost.survey, "read_signs", lambda: Signs(release="5.10.0", lsm="capability,yama"))
+    monkeypatch.setattr(toolhost.survey, "find_bwrap", lambda: pytest.fail("a jail was tried"))
+    found = await toolhost.survey.survey()
+    assert (found.tier, found.walls, found.facts) == (None, [], None)
+    (finding,) = found.findings
+    assert finding.what == "landlock" and "5.13" in finding.fix
+    assert found.error is not None
+    assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
+    told = msgspec.to_builtins(toolhost.survey.Report(
+        tier=found.tier, walls=[], notes=[], findings=found.findings, kernel="", machine="", root=False, bwrap=None,
+        bwrap_version=None, landlock=0,
+    ))  # fmt: skip
+    lines = list(_jail(msgspec.convert(told, Survey)))
+    assert [(line.level, line.fix) for line in lines] == [("problem", finding.fix)]
+    assert "no tool can run, landlock" in lines[0].message

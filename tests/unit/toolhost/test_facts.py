@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import toolhost.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from toolhost.facts import dotfiles, hidden_folders, host_facts, look_up, version_problem
+from toolhost.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
 from toolhost.policy import HostFacts
 from toolhost.probe import CAPABILITIES, judge, judge_processes
 
@@ -33,6 +34,24 @@ def test_versions() -> None:
     assert version_problem("bubblewrap 1.0\n") is None
     assert "0.8, needed 0.11" in (version_problem("bubblewrap 0.8.0\n") or "")
     assert "does not say" in (version_problem("") or "")
+
+
+def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(name: str, version: str, mode: int) -> str:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\necho bubblewrap {version}\n")
+        path.chmod(mode)
+        return str(path)
+
+    bad = [program("setuid", "0.11.0", 0o4755), program("setgid", "0.11.0", 0o2755), program("old", "0.8.0", 0o755)]
+    good = program("good", "0.12.1", 0o755)
+    monkeypatch.setattr(toolhost.facts, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
+    assert find_bwrap() == good
+    monkeypatch.setattr(toolhost.facts, "_bwrap_candidates", lambda: bad)
+    with pytest.raises(GoondanError) as caught:
+        find_bwrap()
+    message = caught.value.info.message
+    assert message.count("is setuid") == 2 and "version 0.8, needed 0.11" in message
 
 
 def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> None:

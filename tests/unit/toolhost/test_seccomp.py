@@ -103,6 +103,11 @@ def test_extended_attributes_are_not_supported(machine: Machine) -> None:
     assert {ask(machine, name) for name in NO_ATTRIBUTES} == {errno.EOPNOTSUPP}
 
 
+def test_room_on_disk_is_taken_by_writing_alone(machine: Machine) -> None:
+    """posix_fallocate writes where the file system says so; whatever mode is asked for."""
+    assert {ask(machine, "fallocate", 3, mode) for mode in (0, 1, 0x10)} == {errno.EOPNOTSUPP}
+
+
 @pytest.mark.parametrize(("name", "at"), [("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("creat", 1)])
 def test_set_id_bits_are_refused(machine: Machine, name: str, at: int) -> None:
     if not has(machine, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from kernel.grants.merge import (
     widen,
     without_grants,
 )
+from schemas import resources
 from schemas.hosts import network, parse_rule, write_network
 from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
 
@@ -184,3 +186,26 @@ def test_a_request_in_words() -> None:
         "network: a.example:1", "read: /", "write: /out", "env: API_KEY", "permission: agents", "python.venv: /v",
         "limits.memoryMb: 1024", "minTier: reduced",
     ]  # fmt: skip
+
+
+def test_what_asks_for_nothing_gets_these_defaults() -> None:
+    """As sandbox.md section 1 writes them, for the manifest and for the tool host."""
+    wanted = {
+        "isolation": "instance", "network": "none", "filesystem": {"read": [], "write": []}, "env": [],
+        "permissions": [], "python": {"venv": None}, "minTier": "full",
+        "limits": {
+            "memoryMb": 512, "processes": 64, "openFiles": 256, "fileMb": 256, "diskMb": 1024, "files": 20000,
+            "cpuSeconds": 60, "wallSeconds": 120, "outputMb": 4,
+        },
+    }  # fmt: skip
+    for spec in (SandboxSpec(), resources.Sandbox()):
+        assert _said(spec) == wanted
+
+
+def _said(value: object) -> object:
+    if not isinstance(value, msgspec.Struct):
+        return value
+    return {
+        key: _said(getattr(value, name))
+        for name, key in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+    }
