@@ -152,7 +152,9 @@ def landlock_abi() -> int:
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
 
 
-def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True) -> HostFacts:
+def host_facts(
+    bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True, user_namespaces: bool = True
+) -> HostFacts:
     """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
 
     Sees to it that our own sources for jails are compiled.
@@ -194,6 +196,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True
         home=os.path.realpath(os.path.expanduser("~")),
         hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
+        user_namespaces=user_namespaces,
         groups=own_tree(),
     )
 

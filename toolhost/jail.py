@@ -93,6 +93,7 @@ class Jail:
         self._reduced = plan.tier == "reduced"
         self.pid = launched.pid
         self.uid = launched.uid
+        self.unmapped = launched.unmapped
         self.account = Account(
             plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, plan.trusted
         )

@@ -36,7 +36,8 @@ class Launched(NamedTuple):
 
     `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
     yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
-    jail's user on this host, None when that is our own. `group` are its control groups, `counter` a descriptor that
+    jail's user on this host, None when that is our own; `unmapped` says why owners of files could not be shown as that
+    user, None when all could. `group` are its control groups, `counter` a descriptor that
     counts its processor time: None where there is none.
     """
 
@@ -50,6 +51,7 @@ class Launched(NamedTuple):
     group: Group | None
     niceness: int
     counter: int | None
+    unmapped: str | None = None
 
 
 class _Parts(NamedTuple):
@@ -106,7 +108,7 @@ async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launche
                 for fd in counters:
                     undo.callback(os.close, fd)
                 if "error" in answer:
-                    raise OSError(answer["error"])
+                    raise _Failed(answer["error"], answer["fix"])
                 pid = int(answer["pid"])
                 pidfd = os.pidfd_open(pid)
             except LauncherLost:
@@ -119,12 +121,23 @@ async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launche
     if uid is not None and (following := UIDS.next()) is not None:
         LAUNCHER.prepare(os.geteuid(), os.getegid(), following)
     counter = counters[0] if counters else None
-    plan, group = parts.plan, parts.group
-    return Launched(plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, group, niceness, counter)
+    plan, group, unmapped = parts.plan, parts.group, answer["unmapped"]
+    return Launched(
+        plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, group, niceness, counter, unmapped
+    )
+
+
+class _Failed(OSError):
+    """The launcher's own words, and what would help, if it knows."""
+
+    def __init__(self, problem: str, fix: str | None) -> None:
+        super().__init__(problem)
+        self.fix = fix
 
 
 def _no_start(error: OSError) -> Exception:
-    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}")
+    fix = error.fix if isinstance(error, _Failed) else None
+    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}", suggestion=fix)
 
 
 def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
@@ -193,6 +206,8 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
             "limits": limits,
             "filter": text,
             "calls": plan.calls,
+            "drops": plan.enclosure is not None,
+            "folder": plan.workdir,
             "seen": {at: _identity(path) for at, path in plan.seen},
         }
     )
@@ -231,14 +246,15 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
             {
                 "at": stage.at,
                 "readOnly": stage.read_only,
-                "owned": True,
+                "owned": stage.mapped,
                 "folder": stage.kind == "dir",
                 "unmapped": stage.unmapped,
             }
             for stage in plan.stages
         ],
         "uid": uid,
-        "heir": None if plan.instance is None else instance_uid(plan.instance),
+        "heir": None if plan.heir is None else instance_uid(plan.heir),
+        "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
         "joins": [] if group is None else group.joins,
         "niceness": parts.niceness,
         "counted": group is None or not group.counts_cpu,

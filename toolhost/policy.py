@@ -28,6 +28,8 @@ from schemas.launch import Limits, ToolSpec
 from schemas.receipts import Mechanism, Wall
 from schemas.worker_frames import WORKER_FD
 from toolhost.egress.rules import RESOLVER, Layout, lay_out
+from toolhost.enclosure import CAPABILITIES as TO_DROP_WITH
+from toolhost.enclosure import Enclosure, account, enclosure
 from toolhost.landlock import DEVICES, LIST, READ, RUN, WRITE, Ruleset, for_file, ruleset
 from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace
 from toolhost.nested import CAPABILITIES, OWN_PROCESSES, CallWalls, call_walls
@@ -98,7 +100,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
     `groups` is where control groups can be made. On a host of the `tier` reduced `lack` says why it has not the full
     one, and `fix` what would give it. `nests`: the walls around one call have been shown to hold inside of a jail, so
-    that calls with `isolation: call` share one; else each has its own.
+    that calls with `isolation: call` share one; else each has its own. Without `user_namespaces`, which only root can
+    do without, a jail begins as root and drops that itself (enclosure.py).
     """
 
     bwrap: str
@@ -115,6 +118,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     hidden: list[str] = []
     home: str = ""
     disable_userns: bool = True
+    user_namespaces: bool = True
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
     fix: str | None = None
@@ -148,24 +152,31 @@ class Request(Struct, frozen=True, kw_only=True):
     made: list[str] = []
 
 
+Unmapped = Literal["shown", "copied", "given", "refused"]
+
+
 class Stage(Struct, frozen=True):
     """A place that the launcher mounts at `at` before bubblewrap starts, its owner shown as the jail's user.
 
-    `unmapped` is for a file system on which owners cannot be shown as others: what is only read is shown as it is, a
-    workdir of ours is given to the instance's user, and what is somebody's own is refused.
+    `unmapped` is for a file system, or a host, on which owners cannot be shown as others. What is only read is `shown`
+    as it is, or in a copy where not everybody may read it and it is small (`copied`); a workdir of ours is `given` to
+    the instance's user, and what is somebody's own is `refused`. Without `mapped` this counts everywhere: root reads
+    it before it drops its powers, and the jail's user afterwards.
     """
 
     source: str
     at: str
     kind: Literal["dir", "file"]
     read_only: bool
-    unmapped: Literal["shown", "given", "refused"] = "refused"
+    unmapped: Unmapped = "refused"
+    mapped: bool = True
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
 
-    `instance` is the workdir that we made for an instance, None for others. `open_workdir` and the sources of `stages`
+    `heir` is the folder whose user (uids.instance_uid) the jail becomes where its own cannot be shown as its owner: the
+    workdir, or what was granted for writing last. `open_workdir` and the sources of `stages`
     are opened by us and must still be those very paths. Without a `stage` the former is handed over as WORKDIR_FD; with
     one, the jail has a user of its own, whichever is free. `filter` is the system call filter (FILTER_FD): bubblewrap
     puts it on every process of the jail, its own first one included.
@@ -177,8 +188,9 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     host and the mounts another jail could exchange a folder for a link; the boot stage sees that, and ends the jail.
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
-    its control groups, `mechanisms` what keeps each limit. `calls`: the jail is a fork server's, and each call gets
-    those walls; `trusted` is how many processes of ours that takes. `alone`: it is for one call, for want of walls.
+    its control groups, `mechanisms` what keeps each limit. `enclosure` is there when the jail drops root itself.
+    `calls`: the jail is a fork server's, and each call gets those walls; `trusted` is how many processes of ours that
+    takes. `alone`: it is for one call, for want of walls.
     """
 
     bwrap: str
@@ -194,7 +206,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     layout: Layout | None = None
     stage: str | None = None
     stages: list[Stage] = []
-    instance: str | None = None
+    heir: str | None = None
+    enclosure: Enclosure | None = None
     seen: list[tuple[str, str]] = []
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
@@ -278,8 +291,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     sources = Sources(request, host)
     serves = forks(tool, host)
     trusted = OWN_PROCESSES if serves else 0
-    options = [*_walls(host, serves), *_system(host, sources, layout), *_private(), *_interpreter(host, sources)]
     mounts = sorted(_mounts(request, host, sources), key=lambda mount: (mount.path, mount.rank))
+    options = [*_walls(host, serves), *_system(host, sources, layout), *_private(host), *_interpreter(host, sources)]
     for mount in mounts:
         options += mount.options
     options = _with_parents(options)
@@ -291,16 +304,16 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     environment = {"PATH": path, "HOME": JAIL_HOME, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     for name, value in environment.items():
         options += ["--setenv", name, value]
-    options += ["--chdir", cwd]
+    options += ["--chdir", cwd if host.user_namespaces else "/"]
     folder = tool.entry.rpartition("/")[0]
     # A folder of which only the entry shows may be the workdir, where any tool puts modules.
     import_paths = [] if request.entry_only else list(dict.fromkeys([folder, tool.root]))
     if request.venv_site is not None:
         import_paths.append(request.venv_site)
     return LaunchPlan(
-        bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root else host.bwrap,
+        bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=options,
-        filter=program(host.machine, sockets=network, server=serves),
+        filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
         limits=resource_limits(tool.sandbox.limits, host.groups, trusted),
         landlock=ruleset(host.landlock, _rights(request, host), network=network),
         command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
@@ -312,7 +325,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stage=host.stage,
         stages=sources.stages,
         seen=_seen_places(mounts),
-        instance=request.workdir_real if request.own_workdir else None,
+        heir=next((real for real, _ in reversed(_writable(request))), None),
+        enclosure=_enclosure(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups),
         totals=tool.sandbox.limits,
@@ -336,7 +350,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
-    return tool.sandbox.isolation == "call" and host.nests and host.tier == "full"
+    return tool.sandbox.isolation == "call" and host.nests and host.tier == "full" and host.user_namespaces
 
 
 class Sources:
@@ -351,16 +365,22 @@ class Sources:
             kind: Literal["dir", "file"] = "file" if _is_file(request.write, path) else "dir"
             ours = request.own_workdir and path == request.workdir_real
             self._add(host.stage, Place(path, kind), "given" if ours else "refused")
-        for folder in (host.prefix, host.inside, host.bwrap_root):
-            if folder is not None:
-                self._add(host.stage, Place(folder, "dir"), "shown")
-        for place in _shown(request):
+        rooted = not host.user_namespaces
+        if host.prefix is not None:
+            self._add(host.stage, Place(host.prefix, "dir"), "shown", mapped=not rooted)
+        self._add(host.stage, Place(host.inside, "dir"), "copied", mapped=not rooted)
+        if host.bwrap_root is not None and not rooted:
+            self._add(host.stage, Place(host.bwrap_root, "dir"), "shown")
+        own, *granted = _shown(request)
+        self._add(host.stage, own, "copied")
+        for place in granted:
             self._add(host.stage, place, "shown")
 
-    def _add(self, stage: str, place: Place, unmapped: Literal["shown", "given", "refused"]) -> None:
+    def _add(self, stage: str, place: Place, unmapped: Unmapped, *, mapped: bool = True) -> None:
         if place.path not in self._at and not within(place.path, "/usr"):
             at = self._at[place.path] = f"{stage}/{len(self.stages)}"
-            self.stages.append(Stage(place.path, at, place.kind, unmapped == "shown", unmapped))
+            read_only = unmapped in ("shown", "copied")
+            self.stages.append(Stage(place.path, at, place.kind, read_only, unmapped, mapped))
 
     def of(self, path: str, root: str) -> str:
         """Where `path`, which is or lies in the staged place `root`, can be taken from."""
@@ -408,15 +428,24 @@ def _layout(tool: ToolSpec) -> Layout | None:
 
 
 def _walls(host: HostFacts, serves: bool) -> list[str]:
-    options = [
-        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-        "--hostname", JAIL_HOSTNAME, "--uid", str(JAIL_UID), "--gid", str(JAIL_GID),
-        "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
+    options = (
+        ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)] if host.user_namespaces else ["--as-pid-1"]
+    )
+    options += [
+        "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+        "--hostname", JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
-    for name in CAPABILITIES if serves else ():
+    for name in TO_DROP_WITH if not host.user_namespaces else CAPABILITIES if serves else ():
         options += ["--cap-add", name]
-    return [*options, "--disable-userns"] if host.disable_userns else options
+    return [*options, "--disable-userns"] if host.disable_userns and host.user_namespaces else options
+
+
+def _enclosure(host: HostFacts) -> Enclosure | None:
+    if host.stage is None or host.user_namespaces:
+        return None
+    shown = ["/usr", *host.dirs, *host.etc, *([host.bwrap_root] if host.bwrap_root else [])]
+    return enclosure(host.stage, shown, host.links, JAIL_HOME, HOME_BYTES)
 
 
 def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
@@ -426,7 +455,10 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
     for folder in host.dirs:
         options += ["--ro-bind", folder, folder]
     for name in ("passwd", "group", *(() if layout else ("hosts",)), "nsswitch.conf"):
-        options += ["--ro-bind", sources.of(f"{host.inside}/etc/{name}", host.inside), f"/etc/{name}"]
+        ours = sources.of(f"{host.inside}/etc/{name}", host.inside)
+        if name in ("passwd", "group") and host.stage and not host.user_namespaces:
+            ours = account(host.stage, name)
+        options += ["--ro-bind", ours, f"/etc/{name}"]
     for index, name in enumerate(("hosts", "resolv.conf") if layout else ()):
         options += ["--perms", "0444", "--ro-bind-data", str(FILES_FD + index), f"/etc/{name}"]
     for path in host.etc:
@@ -435,10 +467,14 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
     return [*options, "--proc", "/proc", "--dev", "/dev"]
 
 
-def _private() -> list[str]:
+def _private(host: HostFacts) -> list[str]:
     options: list[str] = []
+    made = _enclosure(host)
     for place, size, mode in _PRIVATE:
-        options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
+        if place == JAIL_HOME and made is not None:
+            options += ["--bind", made.home, place]  # bubblewrap can give its own to nobody but itself
+        else:
+            options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
     return options
 
 

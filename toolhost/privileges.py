@@ -17,11 +17,11 @@ from typing import Final
 #: What it keeps: to make and remove what stands for `.git` in a workdir and to give it the workdir's owner; to reach
 #: what lies in closed folders; to end jails; to look at their memory and their file systems through /proc.
 KEPT: Final = {"CHOWN": 0, "DAC_OVERRIDE": 1, "DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}
-#: What its children can have besides: users, namespaces, mounts and idmaps, the addresses inside a jail's network,
-#: limits, the counter of processor time.
+#: What its children can have besides: users, namespaces, mounts and idmaps, the addresses inside a jail's network and
+#: the connections that it refused, limits, the counter of processor time.
 FOR_CHILDREN: Final = {
-    "SETGID": 6, "SETUID": 7, "SETPCAP": 8, "NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "SYS_ADMIN": 21, "SYS_NICE": 23,
-    "SYS_RESOURCE": 24, "SETFCAP": 31, "PERFMON": 38,
+    "SETGID": 6, "SETUID": 7, "SETPCAP": 8, "NET_BIND_SERVICE": 10, "NET_ADMIN": 12, "NET_RAW": 13, "SYS_ADMIN": 21,
+    "SYS_NICE": 23, "SYS_RESOURCE": 24, "SETFCAP": 31, "PERFMON": 38,
 }  # fmt: skip
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 23, 24, 47, 4
 #: More than any kernel has; the last one is found by asking.

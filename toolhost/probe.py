@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -32,17 +32,26 @@ _BOUNDING: Final = 3
 PROBE_S: Final = 15.0
 
 
-async def probe(facts: HostFacts, spec: ToolHostSpec) -> str | None:
-    """None when the jail that these facts give is one; else what is wrong, in the words of whoever found it."""
+class Probed(NamedTuple):
+    """What is wrong with a jail, in the words of whoever found it, None when it is one; and why the owners of what it
+    was made from could not be shown as its user, None when they could or need not be.
+    """
+
+    problem: str | None
+    unmapped: str | None = None
+
+
+async def probe(facts: HostFacts, spec: ToolHostSpec) -> Probed:
+    """Make the jail that these facts give, and look at it."""
     return await _visit(facts, spec, SandboxSpec(isolation="shared", min_tier="reduced"))
 
 
 async def probe_call(facts: HostFacts, spec: ToolHostSpec) -> str | None:
     """None when a call that is forked in a jail is behind all of its walls there; else what is wrong."""
-    return await _visit(msgspec.structs.replace(facts, nests=True), spec, SandboxSpec(isolation="call"))
+    return (await _visit(msgspec.structs.replace(facts, nests=True), spec, SandboxSpec(isolation="call"))).problem
 
 
-async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> str | None:
+async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> Probed:
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     folder = f"{facts.inside}/probe"
@@ -56,7 +65,7 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
             lambda: plan(look_up(tool, None, spec, facts), facts), visit, output_limit=65536, name="probe"
         )
     except GoondanError as error:
-        return error.info.message
+        return Probed(error.info.message)
     init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
     call = Call(
         call_id="1",
@@ -84,16 +93,19 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
         jail.kill("the probe is over")
         await visit.over
     if isinstance(told, str):
-        return told
+        return Probed(told)
     uid = os.geteuid() if jail.uid is None else jail.uid
     reduced = facts.tier == "reduced"
-    problems = judge(told, uid if reduced else JAIL_UID, reduced=reduced)
+    rooted = not reduced and not facts.user_namespaces
+    problems = judge(told, uid if reduced or rooted else JAIL_UID, reduced=reduced, rooted=rooted)
     problems += judge_processes(visit.processes, uid, reduced=reduced, forked=jail.plan.calls is not None)
-    return "the probe jail is none: " + "; ".join(problems) if problems else None
+    return Probed("the probe jail is none: " + "; ".join(problems) if problems else None, jail.unmapped)
 
 
-def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False) -> list[str]:
-    """What is wrong with what a probe saw from inside. A reduced jail shares the host's namespaces."""
+def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, rooted: bool = False) -> list[str]:
+    """What is wrong with what a probe saw from inside. A reduced jail shares the host's namespaces, one that was
+    `rooted` (HostFacts.user_namespaces) its user namespace.
+    """
     problems: list[str] = []
     if seen.get("uid") != [uid] * 3:
         problems.append(f"its user ids are {seen.get('uid')}")
@@ -112,7 +124,7 @@ def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False) -
         problems.append(f"it has the descriptors {seen.get('descriptors')}")
     namespaces: dict[str, str] = seen.get("namespaces", {})
     ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
-    if ours and not reduced:
+    if ours != (["user"] if rooted else []) and not reduced:
         problems.append(f"it shares our namespaces {ours}")
     if len(namespaces) < 7 and not reduced:
         problems.append("it does not know its namespaces")

@@ -49,6 +49,8 @@ async def calls_can_be_forked(facts: HostFacts) -> str | None:
     """None when they can, as `isolation: call` wants it; else what is in the way, and each has a jail of its own."""
     if facts.tier != "full":
         return "the reduced sandbox has no namespaces"
+    if not facts.user_namespaces:
+        return "a jail without a user namespace can make no others"
     return await probe_call(facts, _NOTHING)
 
 
@@ -80,11 +82,15 @@ async def survey() -> Survey:
     cause: str | None = None
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
     # refuses new namespaces as well.
-    for disable_userns in (True, False):
-        facts = host_facts(bwrap, [], disable_userns=disable_userns)
-        problem = await probe(facts, _NOTHING)
+    # Root can do without any: the jail is made with root's powers, and drops them itself.
+    kinds = [(True, True), (False, True), *([(False, False)] if signs.root else [])]
+    for disable_userns, user_namespaces in kinds:
+        facts = host_facts(bwrap, [], disable_userns=disable_userns, user_namespaces=user_namespaces)
+        problem, unmapped = await probe(facts, _NOTHING)
         if problem is None:
-            return Survey(tier="full", walls=walls(facts), notes=_notes(facts, signs), facts=facts)
+            lack = cause if not user_namespaces else None
+            notes = _notes(facts, signs, lack=lack, unmapped=unmapped)
+            return Survey(tier="full", walls=walls(facts), notes=notes, facts=facts)
         cause = cause or problem
     return await _reduced(explain(cause or "no probe was made", signs), signs)
 
@@ -96,7 +102,7 @@ async def _reduced(finding: Finding, signs: Signs) -> Survey:
         return _none(finding)
     facts = msgspec.structs.replace(host_facts("", []), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix)
     facts = msgspec.structs.replace(facts, lack=finding.problem)
-    if await probe(facts, _NOTHING) is not None:
+    if (await probe(facts, _NOTHING)).problem is not None:
         return _none(finding)
     return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[finding], facts=facts)
 
@@ -107,8 +113,19 @@ def _none(finding: Finding) -> Survey:
     return Survey(tier=None, findings=[finding], error=error)
 
 
-def _notes(facts: HostFacts, signs: Signs) -> list[str]:
+def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | None) -> list[str]:
     notes = []
+    if lack is not None:
+        notes.append(
+            "Jails have no user namespace here: bubblewrap runs as root, in a root directory that holds nothing of "
+            f"this host but what jails are made from, and each jail drops root before any tool code. The cause: {lack}"
+        )
+    if unmapped is not None:
+        notes.append(
+            f"Owners of files cannot be shown as others here ({unmapped}). An instance's own workspace belongs to a "
+            "user of its own; a --workdir or a write grant is refused until you give it to the user that the message "
+            "names."
+        )
     if not signs.root:
         notes.append(
             "All jails run under your own user id: their namespaces and Landlock separate them from each other."

@@ -26,7 +26,7 @@ import asyncio, json, os, sys
 from pathlib import Path
 from tests.containment.tried import every_attempt
 os.environ["HOST_SECRET"] = "x"
-print(json.dumps(asyncio.run(every_attempt(Path(sys.argv[1]), forked_only=True))))
+print(json.dumps(asyncio.run(every_attempt(Path(sys.argv[1]), only="call"))))
 """
 
 

@@ -427,8 +427,8 @@ from toolhost.probe import probe
 
 async def main():
     place = Path(sys.argv[1])
-    problem = await probe(host_facts(bwrap(), []), ToolHostSpec(tools=[], state_dir="/nonexistent", revision=""))
-    assert problem is None, problem
+    found = await probe(host_facts(bwrap(), []), ToolHostSpec(tools=[], state_dir="/nonexistent", revision=""))
+    assert found.problem is None, found
     source = "import os\\ndef f(ctx, input): open('made', 'w').close(); return os.getuid()\\nhandlers = {'f': f}"
     async with bench(make_tool(place, source, "f")) as made:
         print(os.getuid(), await made.call("t__f", workdir=place))

@@ -181,7 +181,7 @@ async def test_what_the_launcher_starts_has_none_of_our_keys() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "found\n"
     request: Launch = {
         "argv": argv, "env": {}, "folder": "/", "places": [0, 1, 2], "stage": None, "stages": [], "uid": None,
-        "heir": None, "joins": [], "niceness": 0, "counted": False,
+        "heir": None, "enclosure": None, "joins": [], "niceness": 0, "counted": False,
     }  # fmt: skip
     LAUNCHER.close()  # the next one inherits our session's keyring
     reading, writing = os.pipe()
@@ -261,7 +261,9 @@ async def test_without_idmaps_an_instance_has_a_user_and_its_workdir_is_given_to
         assert users == {"\t".join([str(instance_uid(str(own)))] * 4)}
         refused = await made.call("a__write", {"read": "/etc/passwd"}, workdir=unmappable / "named")
         assert refused["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
-        assert f"{unmappable / 'named'}: mount_setattr" in refused["error"]["message"]
+        assert f"{unmappable / 'named'} belongs to user 0" in refused["error"]["message"]
+        assert "an idmapped mount (mount_setattr: " in refused["error"]["message"]
+        assert f"chown -R {instance_uid(str(unmappable / 'named'))}:" in refused["error"]["suggestion"]
     owners = {path.lstat().st_uid for path in [own, *own.rglob("*")]}
     assert owners == {instance_uid(str(own))}
     assert os.stat("/etc/passwd").st_uid == 0
@@ -281,7 +283,7 @@ def test_a_place_that_cannot_be_mapped_is_named() -> None:
     """/proc cannot have its owners mapped, like some network file systems."""
     fd = os.open("/proc/sys", os.O_PATH)
     stage: Stage = {"at": "/run/0", "readOnly": True, "owned": True, "folder": True, "unmapped": "refused"}
-    with pytest.raises(OSError, match="/proc/sys: mount_setattr"):
+    with pytest.raises(OSError, match=r"/proc/sys belongs to user 0, .*mount_setattr"):
         staging.copy([stage], [fd], 0x70000000, None, staging.UserNamespaces())
     os.close(fd)
 

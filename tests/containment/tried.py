@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment import attempts
 from tests.toolhost_fixture import bench, make_tool
+from toolhost.policy import HostFacts
 
 #: What the jails are tried as: a worker that runs all calls, and a call that was forked.
 TOOLS: dict[Literal["instance", "call"], str] = {"instance": "t", "call": "c"}
 
 
-async def every_attempt(place: Path, *, forked_only: bool = False) -> dict[str, Any]:
-    """{isolation: {attempt: [group, "done" or "refused", detail]}}. `place` is an empty folder. Checks what is left."""
-    wanted = {how: name for how, name in TOOLS.items() if how == "call" or not forked_only}
+async def every_attempt(
+    place: Path,
+    *,
+    only: Literal["instance", "call"] | None = None,
+    ours: bool = False,
+    facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
+) -> dict[str, Any]:
+    """{isolation: {attempt: [group, "done" or "refused", detail]}}. `place` is an empty folder. Checks what is left.
+
+    `ours`: the workdir is one that the tool host has made. `facts` changes what it knows of this machine.
+    """
+    wanted = {how: name for how, name in TOOLS.items() if only in (None, how)}
     work = place / "work"
     for folder in (".git/hooks", ".venv/lib"):
         (work / folder).mkdir(parents=True)
@@ -51,7 +62,8 @@ async def every_attempt(place: Path, *, forked_only: bool = False) -> dict[str, 
             "socket": str(work / "stream.sock"),
         }
         before = len(os.listdir("/proc/self/fd"))
-        async with bench(*tools, protected=[str(work / "goondan.yaml")]) as made:
+        documents, state = [str(work / "goondan.yaml")], place if ours else "/nonexistent/state"
+        async with bench(*tools, protected=documents, state_dir=state, facts=facts) as made:
             for how, name in wanted.items():  # one after the other: they write the same files
                 result = await made.call(f"{name}__run", told, workdir=work, deadline_ms=100_000, within_s=110)
                 assert result["status"] == "ok", result

@@ -12,6 +12,7 @@ Source: sandbox.md section 3, items 5 and 6; toolhost/landlock.py and policy.py 
 from __future__ import annotations
 
 import posix
+import sys
 
 from . import wire
 from .system import PR_SET_NO_NEW_PRIVS, Filter, call
@@ -36,7 +37,9 @@ _FOR_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 
 
 def confine() -> dict[str, Any]:
-    """Put up what the plan says, and return the plan. With `calls` in it, some is left to each call.
+    """Put up what the plan says, and return the plan. With `calls` in it, some is left to each call. With `drops` this
+    process is still root and becomes somebody else before anything: whom, its first argument says; the others are
+    places of which the launcher made copies.
 
     Landlock lets nobody mount anything, and mounts are what the fork server gives each call. The limit of open files is
     the tool's, and the server needs some of its own.
@@ -46,6 +49,12 @@ def confine() -> dict[str, Any]:
     """
     try:
         plan = _read_plan()
+        if plan["drops"]:
+            from .dropping import drop
+
+            drop(int(sys.argv[1]), plan["folder"])
+        for path in sys.argv[2:]:
+            plan["seen"].pop(path, None)  # a copy, made where no jail can write
         for path, (device, inode) in plan["seen"].items():
             _check(path, posix.lstat(path), device, inode)
         for number, value in plan["limits"]:

@@ -13,12 +13,22 @@ from __future__ import annotations
 
 import posix
 
-from .confine import FAILED, RLIMIT_NOFILE, fail, landlock, limit, open_places
-from .system import PR_CAP_AMBIENT, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Filter, call
+from .confine import RLIMIT_NOFILE, fail, landlock, limit, open_places
+from .first import wait
+from .system import (
+    NO_CAPABILITY,
+    NOBODY,
+    PR_CAP_AMBIENT,
+    PR_CAP_AMBIENT_CLEAR_ALL,
+    PR_CAPBSET_DROP,
+    PR_SET_DUMPABLE,
+    Filter,
+    call,
+)
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
 #: Where a worker finds its socket, and whatever else it has open: standard input, output and error below it.
 FD = 3
@@ -26,9 +36,6 @@ _READ_ONLY, _BIND, _RECURSIVE = 1, 4096, 16384
 _O_PATH, _O_NOFOLLOW = 0o10000000, posix.O_NOFOLLOW
 _S_IFMT, _S_IFDIR = 0o170000, 0o040000
 _ALL = 0xFFFFFFFF
-_AMBIENT_CLEAR_ALL = 4
-#: struct __user_cap_header_struct: _LINUX_CAPABILITY_VERSION_3, this thread; then no capability in any set.
-_NOBODY, _NO_CAPABILITY = (0x20080522).to_bytes(8, "little"), bytes(24)
 
 
 class Walls:
@@ -73,12 +80,12 @@ def enter(walls: Walls, channel: int, output: int) -> None:
         posix.chdir(walls.workdir)  # the old one leads to what is covered now
         for number in walls.drop:
             call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
-        call("prctl", PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
-        call("capset", _NOBODY, _NO_CAPABILITY)
+        call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+        call("capset", NOBODY, NO_CAPABILITY)
         walls.filter.install()
         worker = posix.fork()
         if worker:
-            _wait(worker)
+            wait(worker)
         if walls.landlock is not None:
             # Not on process 1, which must stay out of the worker's reach.
             landlock(walls.landlock, walls.places + open_places(walls.own, {}))
@@ -122,16 +129,3 @@ def _make(path: bytes, is_folder: bool) -> None:
             pass
     if not is_folder:
         posix.close(posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC, 0o644))
-
-
-def _wait(worker: int) -> NoReturn:
-    """Process 1: reap until the worker has ended, and end like it, in bubblewrap's words."""
-    try:
-        call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
-        while True:
-            pid, status = posix.waitpid(-1, 0)
-            if pid == worker:
-                code = posix.waitstatus_to_exitcode(status)
-                posix._exit(128 - code if code < 0 else code)
-    finally:
-        posix._exit(FAILED)

@@ -9,16 +9,16 @@ import signal
 from typing import Final
 
 # The same numbers on every machine from 424 on; the older ones differ.
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _OLD: Final = {
-    "x86_64": {"clone": 56, "keyctl": 250, "perf_event_open": 298},
-    "aarch64": {"clone": 220, "keyctl": 219, "perf_event_open": 241},
+    "x86_64": {"clone": 56, "pivot_root": 155, "keyctl": 250, "perf_event_open": 298},
+    "aarch64": {"clone": 220, "pivot_root": 41, "keyctl": 219, "perf_event_open": 241},
 }
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
 _CLONE_PARENT: Final = 0x00008000
-_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_PDEATHSIG, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 1, 23, 24
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _AT_FDCWD: Final = -100
@@ -36,6 +36,10 @@ _PERF_TYPE_SOFTWARE, _PERF_COUNT_SW_TASK_CLOCK, _PERF_ATTR_SIZE = 1, 1, 128
 _PERF_INHERIT, _PERF_EXCLUDE_KERNEL, _PERF_EXCLUDE_HV = 1 << 1, 1 << 5, 1 << 6
 _PERF_FLAG_FD_CLOEXEC: Final = 8
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
+_MNT_DETACH: Final = 2
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CREATE = 1, 1, 1, 6
+#: More than any kernel has; the last one is found by asking.
+_CAPABILITIES: Final = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -78,6 +82,18 @@ def mount_tmpfs(at: str, options: str) -> None:
     _check(_libc.mount(b"tmpfs", os.fsencode(at), b"tmpfs", _MS_NOSUID | _MS_NODEV, options.encode()), f"mount {at}")
 
 
+def detached_tmpfs(options: dict[str, str]) -> int:
+    """A file system in memory that is mounted nowhere, as a descriptor of its top folder."""
+    context = _call("fsopen", _FSOPEN, b"tmpfs", _FSOPEN_CLOEXEC)
+    try:
+        for name, value in options.items():
+            _call("fsconfig", _FSCONFIG, context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+        _call("fsconfig", _FSCONFIG, context, _FSCONFIG_CREATE, None, None, 0)
+        return _call("fsmount", _FSMOUNT, context, _FSMOUNT_CLOEXEC, _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV)
+    finally:
+        os.close(context)
+
+
 def copy_tree(fd: int, *, recursive: bool) -> int:
     """A detached copy of the mount at `fd` (O_PATH) from there downwards, as a descriptor."""
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
@@ -99,6 +115,21 @@ def set_attributes(tree: int, *, read_only: bool, user_namespace: int | None, re
 def attach(tree: int, at: str) -> None:
     """Put a detached mount in its place."""
     _call("move_mount", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(at), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def change_root(folder: str) -> None:
+    """A mount of this namespace becomes its root, and what was the root is out of reach."""
+    os.chdir(folder)
+    _call("pivot_root", _OLD[platform.machine()]["pivot_root"], b".", b".")  # the old one lies on top of the new one
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def bound_capabilities(kept: tuple[int, ...]) -> None:
+    """What is executed as root from now on has these capabilities at most."""
+    for number in range(_CAPABILITIES):
+        if number not in kept and _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+            _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "prctl")
 
 
 def die_with_parent() -> None:

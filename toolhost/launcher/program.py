@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import calls, staging
+from toolhost.launcher import calls, enclosure, staging
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
@@ -73,31 +73,34 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
-    trees: list[int] = []
+    staged = staging.Staged([], 0)
     counter: list[int] = []
     gate, opened = os.pipe()  # it goes through when its counter is there, or could not be made
     try:
         if uid is not None:
-            trees, uid = staging.copy(request["stages"], fds[len(places) :], uid, request["heir"], namespaces)
-            request["uid"] = uid
+            staged = staging.copy(request["stages"], fds[len(places) :], uid, request["heir"], namespaces)
+            request["uid"] = staged.uid
+            if request["enclosure"] is not None or staged.copied:
+                request["argv"] += [str(staged.uid), *staged.copied]
         pid = calls.sibling()
         if pid == 0:
             output = _moved(fds[places.index(2)])  # where it stays, whatever is moved around below
             try:
                 os.close(opened)
                 os.read(gate, 1)
-                _become(request, fds[: len(places)], trees)
+                _become(request, fds[: len(places)], staged)
             except BaseException as error:
                 _fail(output, f"{type(error).__name__}: {error}")
         if request["counted"]:
             with suppress(OSError):  # refused to users on some hosts: then it is sampled
                 counter.append(calls.clock_of(pid))
     except OSError as error:
-        return {"error": error.strerror or str(error)}, counter
+        return {"error": error.strerror or str(error), "fix": getattr(error, "fix", None)}, counter
     finally:
-        for fd in (gate, opened, *trees):
+        for fd in (gate, opened):
             os.close(fd)
-    return {"pid": pid}, counter
+        staging.close(staged.trees)
+    return {"pid": pid, "unmapped": staged.unmapped}, counter
 
 
 def _run(request: Run, fds: list[int]) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def _restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
+def _become(request: Launch, fds: list[int], staged: staging.Staged) -> NoReturn:
     """Everything between fork and exec."""
     for path in request["joins"]:
         _join(path)
@@ -144,11 +147,14 @@ def _become(request: Launch, fds: list[int], trees: list[int]) -> NoReturn:
     high = [_moved(fd) for fd in fds]
     uid = request["uid"]
     if uid is not None:
-        if request["stage"] is not None:
-            staging.attach(request["stage"], request["stages"], trees)
         os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+        if request["enclosure"] is not None and request["stage"] is not None:
+            enclosure.enter(request["stage"], request["enclosure"], request["stages"], staged.trees, uid)
+        else:
+            if request["stage"] is not None:
+                staging.attach(request["stage"], request["stages"], staged.trees)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
     if request["folder"] is not None:
         os.chdir(request["folder"])
         calls.die_with_parent()

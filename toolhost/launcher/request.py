@@ -1,7 +1,7 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "joins", "niceness", "counted"}
-              -> {"pid"} or {"error"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "enclosure", "joins", "niceness",
+               "counted"}                                       -> {"pid", "unmapped"} or {"error", "fix"}
     run:      {"program": "proxy" | "listen", "arguments"}          -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
 
@@ -23,15 +23,26 @@ class Stage(TypedDict):
     """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor.
 
     `owned`: its owner on disk is shown as the jail's user, and what the jail's user makes there is the owner's. Where
-    the file system cannot do that, `unmapped` says what then: `shown` as it is, so that the jail can read what anybody
-    can; `given` to the heir, who becomes the jail's user; `refused`.
+    the file system cannot do that, and without `owned`, `unmapped` says what then: `shown` as it is, so that the jail
+    can read what anybody can; `copied` if it is small and not everybody can read it; `given` to the heir, who becomes
+    the jail's user; `refused`.
     """
 
     at: str
     readOnly: bool
     owned: bool
     folder: bool
-    unmapped: Literal["shown", "given", "refused"]
+    unmapped: Literal["shown", "copied", "given", "refused"]
+
+
+class Enclosure(TypedDict):
+    """A root directory of its own for what is run, which then stays root: see toolhost/enclosure.py."""
+
+    shown: list[str]
+    links: list[tuple[str, str]]
+    texts: list[tuple[str, str]]
+    home: str
+    homeBytes: int
 
 
 class Launch(TypedDict):
@@ -41,9 +52,12 @@ class Launch(TypedDict):
     to die with the tool host.
 
     `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
-    None to stay who we are; `heir` takes its place when something had to be given to it. `joins` are files of control
-    groups that let a process in when it writes "0" to them. `niceness` is what the new session has against others where
-    the scheduler groups by session. `counted`: attach a counter of the processor time of all that runs there.
+    None to stay who we are; `heir` takes its place when something had to be given to it, or is its own. With an
+    `enclosure` the user is not changed here. Its number is then added to `argv`, and behind it the places that were
+    copied; those alone, and the number, without an enclosure. `joins` are files of
+    control groups that let a process in when it writes "0" to them. `niceness` is what the new session has against
+    others where the scheduler groups by session. `counted`: attach a counter of the processor time of all that runs
+    there.
     """
 
     argv: list[str]
@@ -54,6 +68,7 @@ class Launch(TypedDict):
     stages: list[Stage]
     uid: int | None
     heir: int | None
+    enclosure: Enclosure | None
     joins: list[str]
     niceness: int
     counted: bool

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
-from typing import Final
+from typing import Final, NamedTuple
 
-from toolhost.launcher import calls
+from toolhost.launcher import calls, copying
 from toolhost.launcher.request import Stage
 
+#: Room for mount points, and for one file that is copied (bytes).
+_ROOM: Final = copying.MAX_BYTES + (1 << 20)
 #: Descriptors of user namespaces that are kept; each is some kilobytes of the kernel's.
 MAX_NAMESPACES: Final = 1024
 
@@ -56,42 +59,104 @@ def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
         os.waitpid(pid, 0)
 
 
-def copy(
-    stages: list[Stage], fds: list[int], uid: int, heir: int | None, namespaces: UserNamespaces
-) -> tuple[list[int], int]:
-    """Detached copies of the places, as descriptors, with their owners mapped; and the jail's user.
+#: A detached mount, or the content of a file that is not mounted but written.
+Tree = int | bytes
 
-    That is `heir` when a place had to be given to it. In the host's mount namespace. Raises OSError; then none is left.
+
+class Staged(NamedTuple):
+    """What is ready to be put in its places: `trees` in the order of the stages, the jail's user, and why some owner
+    could not be shown as that user, None when all could. `copied` are the paths of those that were copied.
+    """
+
+    trees: list[Tree]
+    uid: int
+    unmapped: str | None = None
+    copied: tuple[str, ...] = ()
+
+
+class Refused(OSError):
+    """A place that the jail's user cannot be given; `fix` is what its owner can do."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(errno.EPERM, problem)
+        self.fix = fix
+
+
+def copy(stages: list[Stage], fds: list[int], uid: int, heir: int | None, namespaces: UserNamespaces) -> Staged:
+    """Detached copies of the places, with their owners mapped.
+
+    The jail's user is `heir` when a place had to be given to it, or is its own already. In the host's mount namespace.
+    Raises OSError; then none is left.
     """
     if heir is not None and any(
-        stage["unmapped"] == "given" and os.stat(fd).st_uid == heir for stage, fd in zip(stages, fds, strict=True)
+        not stage["readOnly"] and os.stat(fd).st_uid == heir for stage, fd in zip(stages, fds, strict=True)
     ):
         uid = heir  # given before, and perhaps in use
-    trees: list[int] = []
+    trees: list[Tree] = []
+    unmapped: str | None = None
+    copied: list[str] = []
     try:
         for stage, fd in zip(stages, fds, strict=True):
             try:
-                trees.append(_copy(stage, fd, uid, namespaces))
-            except OSError:
-                if not stage["owned"] or stage["unmapped"] == "refused":
-                    raise
-                if stage["unmapped"] == "given":
-                    if heir is None:
-                        raise
+                if stage["owned"]:
+                    trees.append(_mapped(stage, fd, uid, namespaces))
+                    continue
+            except OSError as error:
+                unmapped = unmapped or error.strerror
+                if stage["unmapped"] == "given" and heir is not None:
                     give(fd, heir)
                     if uid != heir:
-                        _close(trees)
-                        return copy(stages, fds, heir, heir, namespaces)
-                trees.append(_tree(stage, fd, None, recursive=False))
+                        close(trees)
+                        return copy(stages, fds, heir, heir, namespaces)._replace(unmapped=unmapped)
+                elif stage["unmapped"] in ("given", "refused"):
+                    raise _not_shown(stage, fd, heir, error) from None
+            trees.append(_readable(stage, fd, uid, copied))
     except OSError:
-        _close(trees)
+        close(trees)
         raise
-    return trees, uid
+    return Staged(trees, uid, unmapped, tuple(copied))
 
 
-def _close(trees: list[int]) -> None:
+def close(trees: list[Tree]) -> None:
+    """Close what is a descriptor."""
     while trees:
-        os.close(trees.pop())
+        tree = trees.pop()
+        if isinstance(tree, int):
+            os.close(tree)
+
+
+def _not_shown(stage: Stage, fd: int, heir: int | None, why: OSError) -> Refused:
+    path, owner = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd).st_uid
+    fix = "Leave it out, so that tools work in the instance's own workspace"
+    if heir is not None:
+        fix += f"; or give it to the user of this workdir's jails: `chown -R {heir}:{heir} {shlex.quote(path)}`"
+    return Refused(
+        f"{path} belongs to user {owner}, and this host cannot show it to a jail as the jail's own, which takes a user "
+        f"namespace and an idmapped mount ({why.strerror})",
+        f"{fix}.",
+    )
+
+
+def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
+    """The place as it is, for a user who is not its owner, or a copy, whose path is then added to `copied`.
+
+    Raises Refused for one that the user cannot read.
+    """
+    closed = None if stage["unmapped"] == "given" else copying.closed(fd, uid, deep=stage["unmapped"] == "copied")
+    if closed is None:
+        return _tree(stage, fd, None)
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    name = path if closed == "." else os.path.normpath(os.path.join(path, closed))
+    if stage["unmapped"] == "copied" and (made := copying.copied(fd)) is not None:
+        copied.append(path)
+        return made
+    too_much = ""
+    if stage["unmapped"] == "copied":
+        too_much = f", and {path} is too large to be copied for each jail"
+    raise Refused(
+        f"{name} cannot be read by everybody, and here jails read as a user of their own{too_much}",
+        f"Let others read it: `chmod -R o+rX {shlex.quote(name)}`.",
+    )
 
 
 def give(fd: int, uid: int) -> None:
@@ -113,36 +178,62 @@ def give(fd: int, uid: int) -> None:
         os.close(top)
 
 
-def _copy(stage: Stage, fd: int, uid: int, namespaces: UserNamespaces) -> int:
-    namespace: int | None = None
+def _mapped(stage: Stage, fd: int, uid: int, namespaces: UserNamespaces) -> int:
     status = os.stat(fd)
-    if stage["owned"] and status.st_uid != uid:
-        namespace = namespaces.get(status.st_uid, status.st_gid, uid)
+    if status.st_uid == uid:
+        return _tree(stage, fd, None)
+    return _tree(stage, fd, namespaces.get(status.st_uid, status.st_gid, uid))
+
+
+def _tree(stage: Stage, fd: int, namespace: int | None) -> int:
     try:
-        return _tree(stage, fd, namespace, recursive=True)
+        return _detached(stage, fd, namespace, recursive=True)
     except OSError:
         # Something is mounted below that cannot be mapped; without it the place itself can still be shown.
-        return _tree(stage, fd, namespace, recursive=False)
+        return _detached(stage, fd, namespace, recursive=False)
 
 
-def _tree(stage: Stage, fd: int, namespace: int | None, *, recursive: bool) -> int:
+def _detached(stage: Stage, fd: int, namespace: int | None, *, recursive: bool) -> int:
     tree = calls.copy_tree(fd, recursive=recursive)
     try:
         calls.set_attributes(tree, read_only=stage["readOnly"], user_namespace=namespace, recursive=recursive)
-    except OSError as error:
+    except OSError:
         os.close(tree)
-        raise OSError(error.errno, f"{os.readlink(f'/proc/self/fd/{fd}')}: {error.strerror}") from None
+        raise
     return tree
 
 
-def attach(folder: str, stages: list[Stage], trees: list[int]) -> None:
+def attach(folder: str, stages: list[Stage], trees: list[Tree]) -> None:
     """In a new mount namespace: an empty folder, and every copy in its place there."""
     calls.leave_mount_namespace()
-    calls.mount_tmpfs(folder, "mode=0755,size=1m,nr_inodes=1k")
+    calls.mount_tmpfs(folder, f"mode=0755,size={_ROOM},nr_inodes=1k")
+    place("", stages, trees)
+
+
+def place(top: str, stages: list[Stage], trees: list[Tree]) -> None:
+    """Put the copies in their places, as seen from the folder `top`."""
     for stage, tree in zip(stages, trees, strict=True):
-        if stage["folder"]:
-            os.mkdir(stage["at"], 0o755)
-        else:
-            os.close(os.open(stage["at"], os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        calls.attach(tree, stage["at"])
-        os.close(tree)
+        at = top + stage["at"]
+        if isinstance(tree, bytes):
+            write(at, tree)
+            continue
+        put(at, stage["folder"], tree)
+
+
+def put(at: str, is_folder: bool, tree: int) -> None:
+    """Mount a copy at a new place, and close it."""
+    os.makedirs(at if is_folder else os.path.dirname(at), 0o755, exist_ok=True)
+    if not is_folder:
+        write(at, b"")
+    calls.attach(tree, at)
+    os.close(tree)
+
+
+def write(at: str, content: bytes) -> None:
+    """A new file that everybody may read."""
+    fd = os.open(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    try:
+        while content:
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)

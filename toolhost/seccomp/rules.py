@@ -196,11 +196,17 @@ _OF_A_SERVER: Final[dict[str, Rule]] = {
 }
 
 
-def rules(*, sockets: bool, server: bool = False) -> dict[str, Rule]:
+# --- a jail that drops root itself ------------------------------------------------------------------------------------
+
+#: PR_CAPBSET_DROP: whoever has no capability is refused by the kernel, and only the boot stage has one.
+_OF_ONE_THAT_DROPS: Final[dict[str, Rule]] = {"prctl": Rule((Case((Test(0, _ALL, (*_PRCTL, 24)),), ALLOW),), EINVAL)}
+
+
+def rules(*, sockets: bool, server: bool = False, drops: bool = False) -> dict[str, Rule]:
     """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network.
 
     `server`: for a jail's fork server, which puts the walls around each call and then the filter without `server` on
-    it. Filters add up, so this one lets through all that the other does.
+    it. Filters add up, so this one lets through all that the other does. `drops`: the jail begins as root.
     """
     made = {name: Rule((), ALLOW) for name in ALLOWED}
     made |= {name: Rule((), EPERM) for names in REFUSED.values() for name in names}
@@ -223,4 +229,4 @@ def rules(*, sockets: bool, server: bool = False) -> dict[str, Rule]:
         "socketpair": _ANY_LINKED if sockets else _LINKED,
     }
     made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
-    return made | _OF_A_SERVER if server else made
+    return made | (_OF_A_SERVER if server else _OF_ONE_THAT_DROPS if drops else {})

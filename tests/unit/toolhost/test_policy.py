@@ -54,8 +54,8 @@ def after_system(made: LaunchPlan) -> list[tuple[str, str]]:
 def test_the_whole_plan_of_a_plain_tool() -> None:
     made = plan(Request(tool=TOOL, workdir="/w", workdir_real="/w"), HOST)
     assert made.options == [
-        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
-        "--hostname", "tool", "--uid", "1000", "--gid", "1000",
+        "--unshare-user", "--uid", "1000", "--gid", "1000",
+        "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--hostname", "tool",
         "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", "4", "--seccomp", "7", "--disable-userns",
         "--ro-bind", "/usr", "/usr",
@@ -409,6 +409,58 @@ def test_what_every_place_of_a_jail_must_be() -> None:
             "/link/w": "/w", "/link/w/a": "/w/a", "/link/w/a/b": "/w/a/b", "/link/w/a/b/.git": "/w/a/b/.git",
             "/link/w/t": "/w/t", "/shown": "/data", "/out": "/out", "/venv": "/venv",
         }  # fmt: skip
+
+
+def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() -> None:
+    site = "/opt/venv/site"
+    host = msgspec.structs.replace(
+        HOST, stage="/run", user_namespaces=False, bwrap=f"{site}/b/_bin/bwrap", bwrap_root=site, nests=True
+    )
+    guarded = [Place("/data/w/sub/tools/x", "dir")]
+    request = Request(tool=TOOL, workdir="/data/w", workdir_real="/data/w", guarded=guarded, own_workdir=True)
+    made = plan(request, host)
+    assert made.options[:7] == ["--as-pid-1", *(f"--unshare-{kind}" for kind in ("pid", "net", "ipc", "uts", "cgroup")),
+                                "--hostname"]  # fmt: skip
+    kept = [made.options[at + 1] for at, option in enumerate(made.options) if option == "--cap-add"]
+    assert kept == ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
+    assert not {"--uid", "--gid", "--disable-userns"} & set(made.options)
+    assert made.options[-2:] == ["--chdir", "/"]  # its user goes to the workdir
+    assert (made.workdir, made.heir) == ("/data/w", "/data/w")
+    assert made.filter == program("x86_64", sockets=False, drops=True) != plan(Request(tool=TOOL), HOST).filter
+    assert {stage.source: (stage.unmapped, stage.mapped) for stage in made.stages} == {
+        "/data/w": ("given", True),
+        "/root/py": ("shown", False),
+        "/opt/app/toolhost/inside": ("copied", False),
+        "/b/tools/t": ("copied", True),
+    }
+    assert made.enclosure is not None
+    assert made.enclosure.shown[:4] == ["/usr", "/lib32", "/etc/alternatives", site]
+    assert made.enclosure.shown[-1] == "/proc"
+    assert made.enclosure.links == host.links
+    assert made.bwrap == f"{site}/b/_bin/bwrap"
+    binds = bind_sources(made)
+    assert binds["/etc/passwd"] == made.enclosure.texts[0][0] == "/run/passwd"
+    assert "tool:x:{uid}:{uid}:tool:/run/goondan/home:" in made.enclosure.texts[0][1]
+    assert binds["/run/goondan/home"] == made.enclosure.home
+    # Nothing comes from where bubblewrap could not find it.
+    there = (*made.enclosure.shown, *(stage.at for stage in made.stages), "/run/passwd", "/run/group", "/run/home")
+    assert [source for source in binds.values() if not any(within(source, place) for place in there)] == []
+    assert plan(request, msgspec.structs.replace(host, user_namespaces=True)).enclosure is None
+
+
+def test_a_call_has_a_jail_of_its_own_where_jails_can_make_no_namespaces() -> None:
+    tool = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call"))
+    host = msgspec.structs.replace(HOST, stage="/run", nests=True)
+    assert (plan(Request(tool=tool), host).alone, plan(Request(tool=tool), host).calls is None) == (False, False)
+    rooted = plan(Request(tool=tool), msgspec.structs.replace(host, user_namespaces=False))
+    assert (rooted.alone, rooted.calls) == (True, None)
+
+
+def test_a_jails_heir_is_of_its_workdir_or_of_what_it_may_write() -> None:
+    assert plan(Request(tool=TOOL), HOST).heir is None
+    grants = [Place("/out", "dir"), Place("/log", "file")]
+    assert plan(Request(tool=TOOL, write=grants), HOST).heir == "/log"
+    assert plan(Request(tool=TOOL, write=grants, workdir="/w", workdir_real="/w"), HOST).heir == "/w"
 
 
 def test_what_is_not_around_its_program_is_not_taken_from_there() -> None:

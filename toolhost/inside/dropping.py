@@ -1,0 +1,57 @@
+"""How a jail without a user namespace stops being root: the first thing that its boot stage does.
+
+bubblewrap was root on the host, and so is this process, with three capabilities and nothing to use them on. It becomes
+the jail's user for good and splits in two: itself, the first process of the namespace, which only waits, and the
+process that goes on. No code of a tool is near yet.
+
+Source: sandbox.md section 3, item 2; toolhost/enclosure.py.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .first import wait
+from .system import (
+    NO_CAPABILITY,
+    NOBODY,
+    PR_CAP_AMBIENT,
+    PR_CAP_AMBIENT_CLEAR_ALL,
+    PR_CAPBSET_DROP,
+    PR_CAPBSET_READ,
+    PR_SET_DUMPABLE,
+    PR_SET_PDEATHSIG,
+    call,
+)
+
+#: More than any kernel has; the last one is found by asking.
+_CAPABILITIES = 64
+_SIGKILL = 9
+
+
+def drop(user: int, folder: str) -> None:
+    """Become that user (and group), and go on in `folder`, in a new process. Raises OSError."""
+    for number in range(_CAPABILITIES):
+        if _is_bounding(number):
+            call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
+    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    posix.setgroups([])
+    posix.setresgid(user, user, user)
+    posix.setresuid(user, user, user)
+    call("capset", NOBODY, NO_CAPABILITY)  # what could be inherited outlives the change of user
+    if user == 0 or posix.getresuid() != (user,) * 3 or posix.getresgid() != (user,) * 3 or posix.getgroups():
+        raise OSError(f"it is still {posix.getresuid()}")
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    call("prctl", PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # bubblewrap had asked for it; a change of user forgets it
+    posix.chdir(folder)  # which root without capabilities may not enter
+    child = posix.fork()
+    if child:
+        wait(child)
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or else its own /proc would be closed to it
+
+
+def _is_bounding(number: int) -> bool:
+    try:
+        return call("prctl", PR_CAPBSET_READ, number, 0, 0, 0) == 1
+    except OSError:  # there is none of that number
+        return False

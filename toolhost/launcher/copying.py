@@ -1,0 +1,145 @@
+"""Small folders whose files only their owner may read, copied into memory for a user who is somebody else.
+
+For hosts, or file systems, on which owners cannot be shown as others. Nothing is changed where they are, no link is
+followed, and what begins with a dot comes along empty: in a jail it is covered anyway.
+
+Source: sandbox.md section 3, item 2; docs/decisions/038.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from toolhost.launcher import calls
+
+#: What is copied for each jail at most: entries, bytes and nested folders. A tool is some files; what brings an
+#: environment along is more.
+MAX_ENTRIES: Final = 2048
+MAX_BYTES: Final = 16 << 20
+MAX_DEPTH: Final = 64
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _Entry(NamedTuple):
+    """`path` is below the folder that is walked, `folder` a descriptor of the one that `name` is in."""
+
+    path: str
+    folder: int
+    name: str
+    status: os.stat_result
+
+
+def closed(fd: int, uid: int, *, deep: bool) -> str | None:
+    """The first place at (".") or below `fd` (O_PATH) that the user may not read; None when there is none.
+
+    Looks at mode bits: of the first MAX_ENTRIES there, and without `deep` of the top alone. Raises OSError.
+    """
+    status = os.fstat(fd)
+    if not _may_read(status, uid):
+        return "."
+    if not deep or not stat.S_ISDIR(status.st_mode):
+        return None
+    top = _opened(fd)
+    try:
+        for entry in islice(_walk(top, "", 0), MAX_ENTRIES):
+            if not entry.name.startswith(".") and not _may_read(entry.status, uid):
+                return entry.path
+    finally:
+        os.close(top)
+    return None
+
+
+def copied(fd: int) -> int | bytes | None:
+    """A copy that everybody may read, of a folder as a detached mount, of a file as its content; None if it is too
+    large. Raises OSError.
+    """
+    source = _opened(fd)
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISDIR(status.st_mode):
+            return _content(source) if status.st_size <= MAX_BYTES else None
+        copy = calls.detached_tmpfs({"mode": "0755", "size": str(2 * MAX_BYTES), "nr_inodes": str(2 * MAX_ENTRIES)})
+        try:
+            fits = _fill(copy, source)
+            if fits:
+                calls.set_attributes(copy, read_only=True, user_namespace=None, recursive=False)
+                return copy
+        except BaseException:
+            os.close(copy)
+            raise
+        os.close(copy)
+        return None
+    finally:
+        os.close(source)
+
+
+def _fill(copy: int, source: int) -> bool:
+    """Copy what is in one folder to another one. False: it is too much."""
+    size = 0
+    for number, entry in enumerate(_walk(source, "", 0)):
+        mode = entry.status.st_mode
+        if number >= MAX_ENTRIES or entry.path.count("/") >= MAX_DEPTH:
+            return False
+        if stat.S_ISDIR(mode):
+            os.mkdir(entry.path, 0o755, dir_fd=copy)
+        elif stat.S_ISLNK(mode):
+            os.symlink(os.readlink(entry.name, dir_fd=entry.folder), entry.path, dir_fd=copy)
+        elif stat.S_ISREG(mode):
+            size += entry.status.st_size
+            if size > MAX_BYTES:
+                return False
+            _copy_file(entry, copy)
+    return True
+
+
+def _copy_file(entry: _Entry, copy: int) -> None:
+    run = 0o755 if entry.status.st_mode & 0o111 else 0o644
+    target = os.open(entry.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, run, dir_fd=copy)
+    try:
+        os.fchmod(target, run)  # whatever our umask
+        if not entry.name.startswith("."):
+            source = os.open(entry.name, _READ, dir_fd=entry.folder)
+            try:
+                content = _content(source)
+            finally:
+                os.close(source)
+            while content:
+                content = content[os.write(target, content) :]
+        # What is compiled names the source's time.
+        os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
+    finally:
+        os.close(target)
+
+
+def _content(source: int) -> bytes:
+    data = b""
+    while len(data) <= MAX_BYTES and (more := os.read(source, MAX_BYTES)):
+        data += more
+    return data
+
+
+def _opened(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _walk(folder: int, above: str, depth: int) -> Iterator[_Entry]:
+    """Everything below a folder, what is above before what is in it; not what a dotted folder holds."""
+    for name in sorted(os.listdir(folder)):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        yield _Entry(above + name, folder, name, status)
+        if stat.S_ISDIR(status.st_mode) and not name.startswith(".") and depth < MAX_DEPTH:
+            below = os.open(name, _READ | os.O_DIRECTORY, dir_fd=folder)
+            try:
+                yield from _walk(below, f"{above}{name}/", depth + 1)
+            finally:
+                os.close(below)
+
+
+def _may_read(status: os.stat_result, uid: int) -> bool:
+    wanted = 0o5 if stat.S_ISDIR(status.st_mode) else 0o4 if stat.S_ISREG(status.st_mode) else 0
+    bits = status.st_mode >> 6 if status.st_uid == uid else status.st_mode
+    return bits & wanted == wanted

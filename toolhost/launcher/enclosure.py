@@ -1,0 +1,55 @@
+"""The root directory of a bubblewrap that runs as root: what jails are made from, and nothing else of the host.
+
+It follows paths in folders that other jails may be changing at that moment. Whatever a link there leads to, it is in
+here. For the same reason bubblewrap gets no power over files: it may look everywhere and write where root could as an
+owner, which here is the memory that this directory is made of.
+
+Source: docs/decisions/038; toolhost/enclosure.py says what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from toolhost.launcher import calls, staging
+from toolhost.launcher.request import Enclosure, Stage
+
+#: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root), SETGID, SETUID, SETPCAP (for the jail, to drop
+#: them), NET_ADMIN (the loopback interface), SYS_ADMIN (mounts and namespaces).
+KEPT: Final = (2, 6, 7, 8, 12, 21)
+#: Room for mount points and accounts; inodes are what it takes most of.
+_OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
+
+
+def enter(top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int) -> None:
+    """In a new mount namespace: make that directory and go there. `top` is a folder that it may cover for that."""
+    shown = [_copied(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
+    calls.leave_mount_namespace()
+    calls.mount_tmpfs(top, _OPTIONS)
+    for path, is_folder, tree in shown:
+        staging.put(top + path, is_folder, tree)
+    for name, target in enclosure["links"]:
+        os.symlink(target, top + name)
+    for folder in ("/tmp", enclosure["home"]):  # bubblewrap begins in the first
+        os.makedirs(top + folder, 0o755, exist_ok=True)
+    staging.place(top, stages, trees)
+    calls.mount_tmpfs(top + enclosure["home"], f"mode=0700,size={enclosure['homeBytes']},uid={uid},gid={uid}")
+    for path, text in enclosure["texts"]:
+        staging.write(top + path, text.replace("{uid}", str(uid)).encode())
+    calls.change_root(top)
+    calls.bound_capabilities(KEPT)
+
+
+def _copied(path: str) -> tuple[str, bool, int]:
+    """A path, whether it is a folder, and a detached copy of what it leads to."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        tree = calls.copy_tree(fd, recursive=True)
+    finally:
+        os.close(fd)
+    if not stat.S_ISCHR(mode):
+        calls.set_attributes(tree, read_only=True, user_namespace=None, recursive=True)
+    return path, stat.S_ISDIR(mode), tree
