@@ -32,8 +32,17 @@ from schemas.launch import (
 _OPERATOR_MODEL: Final = ModelSpec(provider="embedded")
 
 
-def build_plan(checked: Checked, *, bundle: str, state_dir: str, revision: str, documents: Iterable[str]) -> KernelPlan:
-    """The plan of a bundle without errors. `documents` are its files; every path is absolute.
+def build_plan(
+    checked: Checked,
+    *,
+    bundle: str,
+    state_dir: str,
+    revision: str,
+    documents: Iterable[str],
+    sized_workdirs: bool = False,
+) -> KernelPlan:
+    """The plan of a bundle without errors. `documents` are its files; every path is absolute. `sized_workdirs`: see
+    ToolHostSpec.
 
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
@@ -63,7 +72,11 @@ def build_plan(checked: Checked, *, bundle: str, state_dir: str, revision: str, 
         entry_agent=checked.entry_agent,
         agents=agents,
         toolhost=ToolHostSpec(
-            tools=[tool_spec(tool) for tool in tools], state_dir=state_dir, revision=revision, protected=protected
+            tools=[tool_spec(tool) for tool in tools],
+            state_dir=state_dir,
+            revision=revision,
+            protected=protected,
+            sized_workdirs=sized_workdirs,
         ),
         protected=protected,
         max_live_agents=checked.policy.max_live_agents,

@@ -183,7 +183,8 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool host. `max_jails` live at once (the least recently used idle one goes first).
+    """One tool host. `max_jails` live at once (the least recently used idle one goes first). `sized_workdirs`: those
+    that are made for instances get file systems of their own, where that can be done (docs/sandbox.md).
 
     `protected` are absolute paths that stay read-only in every jail (KernelPlan.protected).
     """
@@ -194,6 +195,7 @@ class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     max_jails: int = 64
     jail_idle_s: float = 60.0
     protected: list[str] = []
+    sized_workdirs: bool = False
 
 
 class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

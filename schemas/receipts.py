@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from schemas.results import cut_message
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
-Mechanism = Literal["cgroup", "rlimit", "watched", "host"]
+Mechanism = Literal["cgroup", "rlimit", "sized", "watched", "host"]
 
 #: What is kept of a receipt for a trace: the last so many hosts of each list, and characters of why the jail ended. So
 #: one receipt takes at most some 5 KiB, whatever the jail tried.
@@ -27,7 +27,8 @@ KEPT_EXIT_CHARS: Final = 300
 
 class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The jail. `limits` says for each limit what keeps it: `cgroup` (the kernel, for all of the jail), `rlimit` (the
-    kernel, for each process or user namespace), `watched` (looks from outside while calls run), `host` (us).
+    kernel, for each process or user namespace), `sized` (the workdir's own file system, and a look from outside),
+    `watched` (looks from outside while calls run), `host` (us).
 
     `cpu_ms` and `peak_memory_kb` are the kernel's counts where a control group keeps both, files' pages included. Else
     they are samples, at most a second old; the latter is then the largest sum that was seen of the memory peaks of

@@ -23,6 +23,7 @@ from toolhost.asking import Speaker
 from toolhost.facts import find_bwrap, host_facts
 from toolhost.host import Host
 from toolhost.policy import HostFacts
+from toolhost.sized_workdirs import SizedWorkdirs
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -73,6 +74,7 @@ class Bench:
         grouped: bool = True,
         speaker: Speaker | None = None,
         stays: Stays | None = None,
+        sized: SizedWorkdirs | None = None,
     ):
         self.loop = asyncio.get_running_loop()
         self.logs: list[LogLine] = []
@@ -91,6 +93,7 @@ class Bench:
             environment=environment or {},
             speaker=speaker,
             stays=stays,
+            sized=sized,
         )
         self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or []), nests=True)
         if not grouped:
@@ -178,10 +181,11 @@ async def bench(
     stays: Stays | None = None,
     facts: Callable[[HostFacts], HostFacts] = lambda facts: facts,
     speaker: Speaker | None = None,
+    sized: SizedWorkdirs | None = None,
 ) -> AsyncIterator[Bench]:
     """A host that serves these tools; at the end all of its jails are gone.
 
-    `grouped`: with control groups. `facts` changes what is known of this machine.
+    `grouped`: with control groups. `facts` changes what is known of this machine. `sized`: with those.
     """
     spec = ToolHostSpec(
         tools=list(tools),
@@ -190,8 +194,11 @@ async def bench(
         max_jails=max_jails,
         jail_idle_s=jail_idle_s,
         protected=protected or [],
+        sized_workdirs=sized is not None,
     )
-    made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, stays=stays, speaker=speaker)
+    made = Bench(
+        spec, hidden=hidden, environment=environment, grouped=grouped, stays=stays, speaker=speaker, sized=sized
+    )
     made.facts = facts(made.facts)
     made.host.open(made.facts)
     try:

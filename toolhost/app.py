@@ -29,6 +29,7 @@ from toolhost.facts import hidden_folders, with_hidden
 from toolhost.host import Host
 from toolhost.policy import HostFacts
 from toolhost.promises import PROMISES, PromiseFile
+from toolhost.sized_workdirs import SizedWorkdirs
 from toolhost.state_folder import StateFolder
 from toolhost.stays import Stays
 from toolhost.survey import ALONE, calls_can_be_forked, survey
@@ -112,6 +113,7 @@ class App:
             remember=promises.write,
             speaker=self._link,
             stays=stays,
+            sized=SizedWorkdirs(state.file("sized-check"), lambda message: _say("warn", message)),
         )
         host.completions.give_up(promises.read())
         for orphan in state.orphans():

@@ -223,11 +223,13 @@ def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:
     return folders
 
 
-def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts) -> Request:
+def look_up(
+    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts, *, sized: bool = False
+) -> Request:
     """Find out what the policy must know for one jail.
 
-    A missing workdir below the state directory is made. Raises GoondanError E_SANDBOX_DENIED for paths that do not
-    exist or are of the wrong kind.
+    A missing workdir below the state directory is made; `sized`: it lies in a file system with a bound. Raises
+    GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
     root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
@@ -264,6 +266,7 @@ def look_up(tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostF
         venv=venv,
         venv_site=site,
         own_workdir=own_workdir,
+        sized=sized,
         made=made,
         private=f"{os.path.realpath(tempfile.gettempdir())}/gdn-jail-{secrets.token_hex(8)}"
         if host.tier == "reduced"

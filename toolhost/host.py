@@ -33,6 +33,7 @@ from toolhost.messages import MessageCache
 from toolhost.pending import Promise
 from toolhost.policy import HostFacts
 from toolhost.results import error_result, refusal
+from toolhost.sized_workdirs import SizedWorkdirs
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -57,6 +58,7 @@ class Host:
         unavailable: GoondanError | None = None,
         speaker: Speaker | None = None,
         stays: Stays | None = None,
+        sized: SizedWorkdirs | None = None,
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`.
 
@@ -81,6 +83,7 @@ class Host:
             on_worker=on_worker,
             environment=os.environ if environment is None else environment,
             stays=stays,
+            sized=sized,
         )
         self._book = self.answers.book
         self._tools: dict[str, ToolSpec] = {}

@@ -52,6 +52,7 @@ from toolhost.policy import HostFacts, forks
 from toolhost.pool import Action, Assign, Pool, Slot, Start, key_of
 from toolhost.reports import Reports
 from toolhost.results import error_result, output_limit, refusal
+from toolhost.sized_workdirs import Claim, SizedWorkdirs
 from toolhost.starting import start_jail
 from toolhost.stays import Stays
 from toolhost.tenancy import LogLine, Tenancy, WorkerNews, ending, receipt, sweep, under_way
@@ -93,6 +94,7 @@ class Jails:
         on_worker: Callable[[WorkerNews], None],
         environment: Mapping[str, str],
         stays: Stays | None,
+        sized: SizedWorkdirs | None,
     ) -> None:
         """`facts` None means that no jail can be made, for the reason `unavailable`. Calls wait until `open`."""
         self._loop = loop
@@ -106,6 +108,7 @@ class Jails:
         self._on_worker = on_worker
         self._environment = environment
         self._stays = Stays(None) if stays is None else stays
+        self._sized = SizedWorkdirs() if sized is None else sized
         self.pool = Pool(spec.max_jails)
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
@@ -144,6 +147,7 @@ class Jails:
     def configure(self, spec: ToolHostSpec, changed: Iterable[str]) -> None:
         """Jails of tools that changed (by name) finish what they run."""
         self._spec = spec
+        self._sized.configure(spec)
         self.pool.max_jails = max(1, spec.max_jails)
         names = frozenset(changed)
         for slot in self.pool.slots():
@@ -253,15 +257,19 @@ class Jails:
     async def _start(self, slot: Slot, call: Call) -> None:
         """Launch the jail of a slot, for this call and whoever else waits for it."""
         tool = call.tool
+        claim: Claim | None = None
         try:
             if self._facts is None:
                 raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
             await self._last_one_ended(call.workdir)
+            claim = await self._sized.claim(tool, call.workdir, self._spec)
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
             jail = await start_jail(
-                tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness
-            )
+                tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness,
+                sized=claim is not None and claim.sized,
+            )  # fmt: skip
         except (GoondanError, OSError) as error:
+            self._sized.release(claim)
             info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
             calls, actions = self.pool.failed(slot)
             if not self._closing:
@@ -272,6 +280,7 @@ class Jails:
             return
         permissions = [] if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
         tenancy = slot.jail = Tenancy(slot, jail, permissions)
+        tenancy.claim = claim
         jail.tenant = jail.account.tenant = tenancy
         jail.account.running = partial(under_way, tenancy)
         self._watch.add(jail.account)
@@ -414,6 +423,7 @@ class Jails:
         tenancy: Tenancy = jail.tenant
         slot = tenancy.slot
         tenancy.gone.set()
+        self._sized.release(tenancy.claim)
         self._watch.remove(jail.account)
         offload.soon(partial(self._stays.end, jail.plan.named))
         if tenancy.grace is not None:

@@ -171,8 +171,8 @@ def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
         for place, text in enumerate(plan.files, FILES_FD):
             places[place] = jails(_memory_file(text.encode()))
         if plan.open_workdir is not None:
-            places[WORKDIR_FD] = jails(_open_place(plan.open_workdir, "dir"))
-        staged = [jails(_open_place(stage.source, stage.kind)) for stage in plan.stages]
+            places[WORKDIR_FD] = jails(open_place(plan.open_workdir, "dir"))
+        staged = [jails(open_place(stage.source, stage.kind)) for stage in plan.stages]
         if plan.private is not None:
             undo.callback(remove_tree, plan.private)
             _make_private(plan.private, plan.code)
@@ -215,7 +215,7 @@ def _boot_plan(plan: LaunchPlan) -> bytes:
 
 def _identity(path: str) -> tuple[int, int]:
     """Device and inode of what is at that very path. Raises E_SANDBOX_DENIED when it is, or goes through, a link."""
-    fd = _open_place(path)
+    fd = open_place(path)
     try:
         status = os.fstat(fd)
         return status.st_dev, status.st_ino
@@ -273,7 +273,7 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _open_place(path: str, kind: str = "file") -> int:
+def open_place(path: str, kind: str = "file") -> int:
     """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
     try:

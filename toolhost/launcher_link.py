@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from toolhost import offload
-from toolhost.launcher.request import Launch, Run
+from toolhost.launcher.request import Check, Hold, Launch, Run
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -76,7 +76,7 @@ class LauncherLink:
         self._asked: deque[_Question] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, request: Launch | Run, fds: list[int]) -> Answer:
+    async def ask(self, request: Launch | Run | Hold | Check, fds: list[int]) -> Answer:
         """Its answer, and the descriptors that came with it. `fds` must stay open until then.
 
         Raises LauncherLost, or another OSError when the launcher cannot be started; then nothing was begun.

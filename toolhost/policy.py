@@ -133,8 +133,9 @@ class Request(Struct, frozen=True, kw_only=True):
     `workdir` is the path as the caller names it, `workdir_real` the same without symbolic links. `guarded` are the
     existing places inside the workdir or a write grant that stay read-only (candidates: `guard_candidates`), `masked`
     what is hidden in the tool's folder. `read` and `write` are the granted places. `own_workdir`: we made the workdir
-    for an instance; `made` is what was put into it so that it can be guarded. `entry_only`: the tool's folder is the
-    bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
+    for an instance, `sized`: and its file system keeps jails to `diskMb`; `made` is what was put into it so that it can
+    be guarded. `entry_only`: the tool's folder is the bundle's, so only its entry file shows. `venv` is the declared
+    environment, `venv_site` its package folder.
     """
 
     tool: ToolSpec
@@ -149,6 +150,7 @@ class Request(Struct, frozen=True, kw_only=True):
     venv_site: str | None = None
     private: str | None = None
     own_workdir: bool = False
+    sized: bool = False
     made: list[str] = []
 
 
@@ -328,7 +330,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         heir=next((real for real, _ in reversed(_writable(request))), None),
         enclosure=_enclosure(host),
         walls=walls(host),
-        mechanisms=mechanisms(host.groups),
+        mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
         totals=tool.sandbox.limits,
         writable=[real for real, _ in _writable(request)],
         named=named(request),

@@ -18,15 +18,15 @@ from toolhost.stays import Stays
 
 async def start_jail(
     tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, stays: Stays, *, owner: Owner,
-    niceness: int,
+    niceness: int, sized: bool = False,
 ) -> Jail:  # fmt: skip
     """Start it, and its stay, which is the caller's to end after the jail. Raises GoondanError and OSError: none is
-    left then. `niceness`: see launch.launch.
+    left then. `niceness`: see launch.launch. `sized`: the workdir lies in a file system with a bound.
     """
     begun: list[list[str]] = []
 
     def make_plan() -> LaunchPlan:
-        request = look_up(tool, workdir, spec, facts)
+        request = look_up(tool, workdir, spec, facts, sized=sized)
         try:
             made = plan(request, facts)
         except BaseException:

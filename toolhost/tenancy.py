@@ -27,6 +27,7 @@ from toolhost.network import JailNetwork
 from toolhost.pending import Work
 from toolhost.pool import Slot
 from toolhost.receipts import Ledger
+from toolhost.sized_workdirs import Claim
 
 #: A jail in which strays are still found after so many looks is ended.
 STRAY_LOOKS: Final = 3
@@ -66,7 +67,7 @@ class Tenancy:
     """
 
     __slots__ = (
-        "abandoned", "background", "cells", "clean", "ended", "gone", "grace", "jail", "ledger", "messages",
+        "abandoned", "background", "cells", "claim", "clean", "ended", "gone", "grace", "jail", "ledger", "messages",
         "network", "pending", "permissions", "reason", "rerun", "slot", "strays",
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ class Tenancy:
         self.ended: deque[str] = deque(maxlen=ENDED_KNOWN)
         self.ledger = Ledger(jail.plan)
         self.cells: Cells | None = None
+        self.claim: Claim | None = None  # None: its workdir has no file system of its own
         self.abandoned: set[str] = set()
         self.pending: dict[str, Work] = {}
         self.messages = SentMessages()
@@ -140,7 +142,8 @@ def explained(tenancy: Tenancy, error: WorkerError) -> WorkerError:
         error = without_network(error)
     account = tenancy.jail.account
     refused = lacks_processes(error) and account.refused()
-    return with_limit(error, account.limits, refused=refused, counted=account.counts_processes)
+    full = tenancy.claim.limit_met() if error.code == "ENOSPC" and tenancy.claim is not None else None
+    return with_limit(error, account.limits, refused=refused, counted=account.counts_processes, full=full)
 
 
 def receipt(tenancy: Tenancy, call: Call, now: float, cause: str | None = None) -> Raw:

@@ -41,7 +41,7 @@ class Rule(Struct, frozen=True):
 class Terms(Struct, frozen=True, kw_only=True):
     """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
     to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
-    around; `home` is the operator's home directory.
+    around; `home` is the operator's home directory. `sized_workdirs`: see ToolHostSpec.
     """
 
     rules: Sequence[Rule] = ()
@@ -50,6 +50,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     kept: Sequence[str] = ()
     home: str = ""
     bundle: str = ""
+    sized_workdirs: bool = False
 
 
 def status(tool: CheckedTool, terms: Terms) -> Status:

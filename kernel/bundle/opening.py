@@ -168,6 +168,7 @@ def load_plan(
             *(document for package in inspected.packages for document in package.documents),
             *([policy] if policy is not None else []),
         ],
+        sized_workdirs=inspected.terms.sized_workdirs,
     )
 
 

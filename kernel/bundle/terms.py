@@ -43,6 +43,7 @@ def gather(
         kept=[os.path.realpath(path) for path in (*([root] if root else []), *_ours())],
         home=os.path.realpath(os.path.expanduser("~")),
         bundle=_real(bundle) or "",
+        sized_workdirs=read.policy.disk.sized,
     )
 
 

@@ -6,6 +6,7 @@
         sandbox: {network: {allow: ["127.0.0.1:8080"]}}
     accepted:                   # written by `gdn grant accept`: requests of packaged tools, pinned to their code
       - {tool: "@acme/weather/forecast", digest: "sha256:…"}
+    disk: {sized: true}         # written by hand: workdirs of instances get file systems of their own (docs/sandbox.md)
 
 Whoever can write it decides what tools may do, so it must belong to the operator and be closed to changes by others.
 What is accepted stands at the end, behind a line of its own, so that the part written by hand keeps its comments.
@@ -50,11 +51,18 @@ class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     digest: Annotated[str, Meta(min_length=1)]
 
 
+class DiskPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """How the disk is kept. `sized`: the workdir of an instance gets a file system of its own, with a bound."""
+
+    sized: bool = False
+
+
 class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """Everything that operators have decided."""
 
     widen: list[Widening] = []
     accepted: list[Accepted] = []
+    disk: DiskPolicy = DiskPolicy()
 
 
 class Read(Struct, frozen=True):
@@ -72,6 +80,7 @@ def read_policies(paths: list[str], report: Report) -> Read:
     widen: list[Widening] = []
     accepted: list[Accepted] = []
     places: list[tuple[Document, int]] = []
+    sized = False
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
             continue
@@ -82,7 +91,8 @@ def read_policies(paths: list[str], report: Report) -> Read:
         places += [(document, number) for number in range(len(found.widen))]
         widen += found.widen
         accepted += found.accepted
-    return Read(Policy(widen, accepted), places)
+        sized = sized or found.disk.sized
+    return Read(Policy(widen, accepted, DiskPolicy(sized)), places)
 
 
 def _document(path: str, report: Report) -> Document | None:
@@ -103,7 +113,7 @@ def _document(path: str, report: Report) -> Document | None:
         return None
     node = composed.documents[0]
     if not isinstance(node, Mapping) or len(composed.documents) > 1:
-        message = "a policy is one document: a mapping with `widen` and `accepted`"
+        message = "a policy is one document: a mapping with `widen`, `accepted` and `disk`"
         report.error("E_CONFIG_INVALID_VALUE", message, Place(path, node.line, node.column))
         return None
     return Document(path, node)

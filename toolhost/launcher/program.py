@@ -19,8 +19,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import calls, enclosure, staging
-from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, Launch, Run
+from toolhost.launcher import calls, enclosure, sized, staging
+from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 64
@@ -51,8 +51,10 @@ def main(fd: int) -> NoReturn:
         counter: list[int] = []
         if "program" in request:
             answer = _run(request, fds)
-        else:
+        elif "argv" in request:
             answer, counter = _launch(request, fds, namespaces)
+        else:
+            answer = _workdir(request, fds, channel)
         socket.send_fds(channel, [json.dumps(answer).encode()], counter)
         for given in [*fds, *counter]:
             os.close(given)
@@ -132,6 +134,32 @@ def _restore_signals() -> None:
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # what is ignored stays ignored through exec
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) -> dict[str, Any]:
+    """What is asked about a workdir: at once, or by a process that takes its time while jails go on being launched."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:  # such processes are all that we are the parent of
+            pass
+    folder, answers = fds
+    try:
+        if "hold" in request and (held := sized.hold(folder, request["hold"], make=request["make"])) is not None:
+            return dict(held)
+        if os.fork():
+            return {"later": True}
+    except (OSError, ValueError) as error:
+        return {"state": "refused", "allowed": 0, "why": str(error)}
+    channel.close()
+    signal.alarm(PATIENCE_S)
+    try:
+        if "hold" in request:
+            answer = sized.mount(folder, request["hold"], make=request["make"])
+        else:
+            answer = sized.check(folder)
+        os.write(answers, json.dumps(answer).encode())
+    except BaseException as error:
+        _fail(2, f"{type(error).__name__}: {error}")
+    os._exit(0)
 
 
 def _become(request: Launch, fds: list[int], staged: staging.Staged) -> NoReturn:

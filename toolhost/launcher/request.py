@@ -4,9 +4,13 @@
                "counted"}                                       -> {"pid", "unmapped"} or {"error", "fix"}
     run:      {"program": "proxy" | "listen", "arguments"}          -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
+    hold:     {"hold", "make"}                                      -> {"state", "allowed", "why"}
+    check:    {"check": true}                                       -> {"state", "allowed", "why"}
 
 The descriptors of a launch are those of `places`, in its order, then those of `stages`. With its answer comes one, the
 counter of processor time, if it was asked for and could be had. Those of a run become its descriptors from 3 on.
+Those of `hold` and `check` are a folder and a pipe: what takes time is done by a process of its own, which writes the
+answer into the pipe; what comes at once is {"later": true} then.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from typing import Final, Literal, TypedDict
 MAX_REQUEST: Final = 1 << 17
 #: Descriptors in one message; the kernel's own limit is 253.
 MAX_DESCRIPTORS: Final = 200
+#: What a process may take that makes or mounts a file system (seconds): some ten milliseconds, and as long as a crash's
+#: journal or a damaged one takes to read.
+PATIENCE_S: Final = 60
 
 
 class Stage(TypedDict):
@@ -81,3 +88,28 @@ class Run(TypedDict):
 
     program: Literal["proxy", "listen"]
     arguments: list[str]
+
+
+class Hold(TypedDict):
+    """Have jails able to take `hold` bytes in the workdir of an instance, whose folder comes with it. `make`: an empty
+    workdir gets a file system of its own.
+    """
+
+    hold: int
+    make: bool
+
+
+class Check(TypedDict):
+    """Find out, in an empty folder that comes with it, whether such file systems can be made here."""
+
+    check: bool
+
+
+class Held(TypedDict):
+    """What became of it. `sized`: jails can take `allowed` bytes and no more. `watched`: the workdir has no file system
+    of its own, and `why`; `unable`: because this host cannot make one. `refused`: it has one that cannot be used.
+    """
+
+    state: Literal["sized", "watched", "unable", "refused"]
+    allowed: int
+    why: str

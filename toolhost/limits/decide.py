@@ -74,14 +74,16 @@ def lacks_processes(error: WorkerError) -> bool:
     return error.code == "EAGAIN" or (error.name == "RuntimeError" and error.message == "can't start new thread")
 
 
-def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True) -> WorkerError:
+def with_limit(
+    error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True, full: str | None = None
+) -> WorkerError:
     """A handler's error, which names the limit that it has met if it is one of those by which the kernel says so.
 
     `refused`: the jail has, or had, as many processes as it may. `counted`: the kernel would know; if it does not, an
-    error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). A jail can lie
-    here, about its own limits and to its own caller.
+    error that `lacks_processes` is taken at its word, though a full pipe says the same ("try again"). `full`: the limit
+    that its workdir's own file system has come to. A jail can lie here, about its own limits and to its own caller.
     """
-    limit = _SAID.get(error.code or "")
+    limit = full if error.code == "ENOSPC" else _SAID.get(error.code or "")
     if limit is None and error.name == "MemoryError" and error.code in (None, "E_TOOL"):
         limit = "memoryMb"
     if limit is None and lacks_processes(error):

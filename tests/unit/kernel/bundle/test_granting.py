@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kernel.bundle.granting import status
-from kernel.bundle.opening import Inspected, inspect_bundle
+from kernel.bundle.opening import Inspected, inspect_bundle, load_plan
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import MARK, Accepted, write_accepted
 from kernel.plan import tool_spec
-from schemas.launch import Filesystem, SandboxSpec
+from schemas.launch import Filesystem, KernelPlan, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]
@@ -274,6 +274,8 @@ def test_a_policy_of_the_command_line_comes_on_top(home: Home, tmp_path: Path) -
         ("widen:\n  - tool: words\n    sandbox:\n      filesystem: {write: [/]}\n", "E_CONFIG_DANGEROUS", 4),
         ("widen:\n  - {tool: words, sandbox: {isolation: shared}}\n", "E_CONFIG_INVALID_VALUE", 2),
         ("- a\n", "E_CONFIG_INVALID_VALUE", 1),
+        ("disk: {sized: 5}\n", "E_CONFIG_INVALID_VALUE", 1),
+        ("disk:\n  sizd: true\n", "E_CONFIG_UNKNOWN_FIELD", 2),
         ("widen: [\n", "E_CONFIG_SYNTAX", 2),
     ],
 )
@@ -281,6 +283,22 @@ def test_what_is_wrong_with_a_policy_has_its_place(home: Home, text: str, code: 
     home.policy(text)
     (error, *_) = home.look().errors
     assert (error.code, error.line, error.file) == (code, line, str(home.root / "policy.yaml"))
+
+
+def test_the_operator_chooses_how_the_disk_is_kept(home: Home, tmp_path: Path) -> None:
+    def plan(policy: str | None = None) -> KernelPlan:
+        home.look()
+        state = str(home.root / "workspaces" / "x")
+        return load_plan(str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False, policy=policy)
+
+    assert not plan().toolhost.sized_workdirs
+    more = tmp_path / "more.yaml"
+    more.write_text("disk: {sized: true}\n")
+    more.chmod(0o600)
+    assert plan(str(more)).toolhost.sized_workdirs
+    home.policy("disk: {sized: true}\n")
+    home.accept()
+    assert plan().toolhost.sized_workdirs, "what `gdn grant` writes leaves it"
 
 
 def test_a_policy_that_others_could_have_written_is_refused(home: Home) -> None:

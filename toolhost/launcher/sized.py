@@ -1,0 +1,285 @@
+"""A file system of its own for an instance's workdir, in a file beside it, with a bound on what jails may take of it.
+
+`folder` is always the instance's folder (a descriptor of it): `workspace` in it is the mount point, `workspace.ext4`
+the image. It is mounted in the namespace that we are in, the host's, so that everybody sees the files, and it stays so.
+
+Rules.
+- Nothing that is there is moved, covered or overwritten: a workdir with files gets no image, and an image is not
+  mounted over files.
+- Whoever mounts holds the lock of `folder`; a file has one loop device and one mount, whoever asks, however often.
+- An image that is there is used or the jail is refused: an empty folder in its place would look like lost work.
+
+Source: sandbox.md section 4; docs/decisions/040.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from toolhost.launcher import calls, loops, sizes
+from toolhost.launcher.request import Held
+from toolhost.launcher.sizes import IMAGE, POINT
+
+#: The image while it is being made, and what lies in the folder that the mount covers.
+UNFINISHED: Final = "workspace.ext4.new"
+NOTE: Final = "NOT-MOUNTED.txt"
+#: Where programs are: the launcher has no environment.
+PROGRAMS: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin")
+#: What is given back in the file system becomes a hole in the image; damage stops writing instead of spreading.
+_OPTIONS: Final = "discard,errors=remount-ro"
+#: Of what a program says about its failure (bytes).
+_MAX_WORDS: Final = 2000
+#: e2fsck's exit status: errors were left.
+_UNCORRECTED: Final = 4
+
+
+class Unable(OSError):
+    """This host cannot make such file systems; nothing is left of the try."""
+
+
+def hold(folder: int, wanted: int, *, make: bool) -> Held | None:
+    """Have jails able to take `wanted` bytes more in a workdir that is mounted; None when it is not. Takes no time."""
+    point, image = _point(folder), _open_image(folder)
+    try:
+        if point is None or point.st_dev == os.fstat(folder).st_dev:
+            return None if image >= 0 or make else _watched("it has no image")
+        name = None if image < 0 else loops.of(image, point.st_dev)
+        if name is not None:
+            return _allow(folder, image, name, wanted)
+        if image >= 0:
+            return _refused("something else is mounted there than its image")
+        return _watched("something is mounted there")
+    finally:
+        if image >= 0:
+            os.close(image)
+
+
+def mount(folder: int, wanted: int, *, make: bool) -> Held:
+    """Mount the workdir's image, and `hold` it. Without one, and with `make`, an empty workdir gets one."""
+    with _locked(folder):
+        held = hold(folder, wanted, make=make)  # somebody else may have been faster
+        if held is not None:
+            return held
+        image = _open_image(folder)
+        made = image < 0
+        try:
+            if made:
+                if not set(os.listdir(_at(folder, POINT))) <= {NOTE}:
+                    return _watched("it has files already")
+                image = _make(folder)
+            _mount(folder, image)
+        except Unable as error:
+            for name in (IMAGE, f"{POINT}/{NOTE}") if made else ():
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+            return _watched(_words(error), unable=True) if made else _refused(_words(error))
+        except (OSError, ValueError) as error:
+            return _refused(_words(error))
+        finally:
+            if image >= 0:
+                os.close(image)
+        held = hold(folder, wanted, make=False)
+        return _refused("it is not mounted") if held is None else held
+
+
+def unmount(folder: int) -> None:
+    """Unmount the workdir, if its image is mounted there; the loop device goes with it. Raises OSError when in use."""
+    with _locked(folder):
+        point, image = _point(folder), _open_image(folder)
+        try:
+            if point is not None and image >= 0 and loops.of(image, point.st_dev) is not None:
+                calls.unmount(_at(folder, POINT))
+        finally:
+            if image >= 0:
+                os.close(image)
+
+
+def check(folder: int) -> Held:
+    """Make one in the empty folder, use it, and remove it: `sized` when this host can. Raises OSError."""
+    if os.geteuid() != 0:
+        return _watched("only root can mount one", unable=True)
+    os.mkdir(POINT, 0o700, dir_fd=folder)
+    try:
+        return mount(folder, sizes.MIB, make=True)
+    finally:
+        with suppress(OSError):
+            unmount(folder)
+        for name in (f"{POINT}/{NOTE}", IMAGE):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+        with suppress(OSError):
+            os.rmdir(POINT, dir_fd=folder)
+
+
+def _watched(why: str, *, unable: bool = False) -> Held:
+    return {"state": "unable" if unable else "watched", "allowed": 0, "why": why}
+
+
+def _refused(why: str) -> Held:
+    return {"state": "refused", "allowed": 0, "why": why}
+
+
+def _words(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _at(folder: int, name: str) -> str:
+    return f"/proc/self/fd/{folder}/{name}"
+
+
+def _point(folder: int) -> os.stat_result | None:
+    try:
+        status = os.stat(POINT, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status if stat.S_ISDIR(status.st_mode) else None
+
+
+def _open_image(folder: int) -> int:
+    """-1 without one. Raises OSError for something else in its place."""
+    try:
+        image = os.open(IMAGE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return -1
+    status = os.fstat(image)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        os.close(image)
+        raise OSError(errno.EPERM, "its image is not a file that only we can write to")
+    return image
+
+
+@contextmanager
+def _opened(folder: int) -> Iterator[int]:
+    fd = os.open(f"/proc/self/fd/{folder}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _locked(folder: int) -> Iterator[None]:
+    with _opened(folder) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(folder: int) -> None:
+    with _opened(folder) as fd:
+        os.fsync(fd)
+
+
+def _allow(folder: int, image: int, name: str, wanted: int) -> Held:
+    at, disk = os.statvfs(_at(folder, POINT)), os.fstatvfs(folder)
+    if at.f_flag & os.ST_RDONLY:
+        return _refused("its file system was damaged, or its disk was full, and it cannot be written to any more")
+    may_take = sizes.allowed(wanted, disk.f_bavail * disk.f_frsize)
+    spare = sizes.spare_blocks(_superblock(image))
+    with open(f"/sys/fs/ext4/{name}/reserved_clusters", "w", encoding="ascii") as kept_back:
+        kept_back.write(str(sizes.kept_back(at.f_bfree, spare, may_take)))
+    if at.f_bfree - spare < may_take // sizes.BLOCK:
+        return _refused("its file system has not room enough any more")
+    return {"state": "sized", "allowed": may_take, "why": ""}
+
+
+def _superblock(image: int) -> bytes:
+    return os.pread(image, sizes.SUPERBLOCK_BYTES, sizes.SUPERBLOCK)
+
+
+def _make(folder: int) -> int:
+    program = _program("mkfs.ext4")
+    point, disk = os.stat(POINT, dir_fd=folder, follow_symlinks=False), os.fstatvfs(folder)
+    size = sizes.image_size(disk.f_blocks * disk.f_frsize)
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        image = os.open(UNFINISHED, flags, 0o600, dir_fd=folder)
+        try:
+            os.ftruncate(image, size)
+            status, words = _run([program, *sizes.make_options(size, point.st_uid, point.st_gid)], image)
+            if status != 0:
+                raise OSError(errno.EIO, f"mkfs.ext4: {words or f'status {status}'}")
+            os.fsync(image)
+            os.rename(UNFINISHED, IMAGE, src_dir_fd=folder, dst_dir_fd=folder)
+            _sync(folder)  # else an empty one could stand in its place after a crash
+        except BaseException:
+            os.close(image)
+            with suppress(OSError):
+                os.unlink(UNFINISHED, dir_fd=folder)
+            raise
+    except OSError as error:
+        raise Unable(error.errno, _words(error)) from None
+    return image
+
+
+def _mount(folder: int, image: int) -> None:
+    """Raises Unable for what the host lacks, ValueError and OSError for what is wrong with the image."""
+    covered = os.listdir(_at(folder, POINT))
+    if not set(covered) <= {NOTE}:
+        names = ", ".join(sorted(covered)[:5])
+        raise OSError(errno.ENOTEMPTY, f"it is not mounted, and files lie in its place: {names}")
+    if sizes.has_errors(_superblock(image)):
+        status, words = _run([_program("e2fsck"), "-p"], image)
+        if status >= _UNCORRECTED:
+            raise OSError(errno.EIO, f"its image is damaged, and e2fsck -p cannot mend it: {words}")
+    before = os.stat(POINT, dir_fd=folder, follow_symlinks=False)
+    _write_note(folder)
+    try:
+        name, device = loops.attach(image)
+        try:
+            calls.mount_ext4(f"/dev/{name}", _at(folder, POINT), _OPTIONS)
+        finally:
+            os.close(device)
+        if not os.path.exists(f"/sys/fs/ext4/{name}/reserved_clusters"):
+            calls.unmount(_at(folder, POINT))
+            raise OSError(errno.ENOTSUP, "the kernel's ext4 cannot keep blocks back")
+    except OSError as error:
+        raise Unable(error.errno, _words(error)) from None
+    os.chmod(_at(folder, POINT), stat.S_IMODE(before.st_mode))
+    with suppress(OSError):  # e2fsck makes it when it needs it
+        os.rmdir(_at(folder, f"{POINT}/lost+found"))
+
+
+def _write_note(folder: int) -> None:
+    image, point = (os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name) for name in (IMAGE, POINT))
+    text = (
+        f"The files of this workdir are in the file system in {IMAGE}, beside this folder. They show here while it is\n"
+        "mounted, which the next call of a tool sees to. By hand, as root:\n\n"
+        f"    mount -o loop,nosuid,nodev,discard '{image}' '{point}'\n"
+    )
+    with suppress(OSError):
+        fd = os.open(f"{POINT}/{NOTE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as note:
+            note.write(text)
+
+
+def _program(name: str) -> str:
+    for folder in PROGRAMS:
+        if os.access(f"{folder}/{name}", os.X_OK):
+            return f"{folder}/{name}"
+    raise Unable(errno.ENOENT, f"there is no program {name}")
+
+
+def _run(argv: list[str], image: int) -> tuple[int, str]:
+    """Run a program on the image: its exit status, and what it said."""
+    reading, writing = os.pipe()
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    given = 3
+    moved = fcntl.fcntl(image, fcntl.F_DUPFD_CLOEXEC, given + 1)
+    try:
+        places = {0: null, 1: writing, 2: writing, given: moved}
+        actions = [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in places.items()]
+        pid = os.posix_spawn(argv[0], [*argv, f"/proc/self/fd/{given}"], {"LANG": "C"}, file_actions=actions)
+    finally:
+        for fd in (writing, null, moved):
+            os.close(fd)
+    said = b""
+    with open(reading, "rb") as output:
+        said = output.read()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), " ".join(said[-_MAX_WORDS:].decode("utf-8", "replace").split())
