@@ -75,7 +75,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
     return LaunchPlan(
         bwrap="",
         options=[],
-        filter=program(host.machine, sockets=False),
+        filter=program(host.machine, sockets=False, bare=True),
         landlock=ruleset(host.landlock, rules, network=False),
         limits=resource_limits(tool.sandbox.limits),
         totals=tool.sandbox.limits,

@@ -29,7 +29,8 @@ NUMBERS = {
     "open_by_handle_at": (304, 265), "clock_adjtime": (305, 266), "setns": (308, 268), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "kcmp": (312, 272), "finit_module": (313, 273), "kexec_load": (246, 104),
     "bpf": (321, 280), "userfaultfd": (323, 282), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
-    "mq_open": (240, 180), "io_setup": (206, 0), "setxattr": (188, 5), "capset": (126, 91), "clone": (56, 220),
+    "mq_open": (240, 180), "prlimit64": (302, 261),
+    "io_setup": (206, 0), "setxattr": (188, 5), "capset": (126, 91), "clone": (56, 220),
 }  # fmt: skip
 NEWER = {
     "pidfd_getfd": 438, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fspick": 433,
@@ -111,6 +112,27 @@ several(
     new_file_in_run=lambda: write("/run/goondan/new"),
     workdir_moved=lambda: os.rename(os.getcwd(), os.getcwd() + "-away"),
 )
+
+
+# Of a file that cannot be opened: Landlock asks nobody about these.
+several(
+    "files",
+    mode_of_the_secret=lambda: os.chmod(HOST["secret"], 0o600),
+    mode_of_the_secret_by_descriptor=lambda: os.chmod(f"/proc/self/fd/{os.open(HOST['secret'], 0o10000000)}", 0o600),
+    group_of_the_secret=lambda: os.chown(HOST["secret"], -1, os.getgid()),
+    times_of_the_secret=lambda: os.utime(HOST["secret"], (1, 1)),
+    attributes_of_the_secret=lambda: os.listxattr(HOST["secret"]),
+    mode_of_another_tools_code=lambda: os.chmod(HOST["other_tool"] + "/handler.py", 0o666),
+    mode_of_its_own_code=lambda: os.chmod(__file__, 0o666),
+    mode_of_its_open_code=lambda: os.fchmod(os.open(__file__, os.O_RDONLY), 0o666),
+)
+
+
+@attempt("files")
+def names_beside_the_secret() -> int:
+    """Told as they come and go, without the folder being read."""
+    made = libc.inotify_init()
+    return int(unless(libc.inotify_add_watch(made, os.fsencode(HOST["other_tool"]), 0xFFF) > 0))
 
 
 @attempt("files")
@@ -204,6 +226,11 @@ several(
     descriptor_of_init=lambda: call("pidfd_getfd", os.pidfd_open(1), 0, 0),
     compare_with_init=lambda: call("kcmp", 1, os.getpid(), 0, 0, 0),
     priority=lambda: os.setpriority(os.PRIO_PROCESS, 0, -5),
+    priority_of_the_host=lambda: os.setpriority(os.PRIO_PROCESS, HOST["pid"], os.getpriority(0, HOST["pid"])),
+    limits_of_the_host=lambda: call("prlimit64", HOST["pid"], 4, struct.pack("QQ", 0, 0), None),
+    limits_of_the_host_asked_for=lambda: call("prlimit64", HOST["pid"], 7, None, bytes(16)),
+    processors_of_the_host=lambda: os.sched_setaffinity(HOST["pid"], os.sched_getaffinity(HOST["pid"])),
+    scheduling_of_the_host=lambda: os.sched_setscheduler(HOST["pid"], os.SCHED_BATCH, os.sched_param(0)),
     real_time=lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10)),
     session_of_its_own=os.setsid,
     processes_of_the_host=lambda: unless([n for n in os.listdir("/proc") if n.isdigit() and int(n) > 4000]),

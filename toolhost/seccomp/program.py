@@ -46,11 +46,11 @@ class Instruction(NamedTuple):
 
 
 @lru_cache
-def program(machine: Machine, *, sockets: bool, server: bool = False, drops: bool = False) -> bytes:
+def program(machine: Machine, *, sockets: bool, server: bool = False, drops: bool = False, bare: bool = False) -> bytes:
     """The filter of a jail, as the array of struct sock_filter that the kernel takes. The arguments are those of
     rules.rules.
     """
-    return encode(instructions(machine, rules(sockets=sockets, server=server, drops=drops)))
+    return encode(instructions(machine, rules(sockets=sockets, server=server, drops=drops, bare=bare)))
 
 
 @lru_cache

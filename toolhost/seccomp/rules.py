@@ -202,8 +202,31 @@ _OF_A_SERVER: Final[dict[str, Rule]] = {
 _OF_ONE_THAT_DROPS: Final[dict[str, Rule]] = {"prctl": Rule((Case((Test(0, _ALL, (*_PRCTL, 24)),), ALLOW),), EINVAL)}
 
 
-def rules(*, sockets: bool, server: bool = False, drops: bool = False) -> dict[str, Rule]:
+# --- a jail without mounts and namespaces ---------------------------------------------------------------------------
+
+#: It is the operator's own user, and Landlock is not asked about these: they would count for every file of that user,
+#: by a path or by a descriptor that was opened to read. A watch tells the names in folders that cannot be listed.
+_OF_ANY_FILE: Final = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat",
+    "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
+)  # fmt: skip
+_ATTRIBUTES_READ: Final = ("getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr")
+#: And these for every process of that user: the first argument says which, 0 is whoever asks.
+_OF_ANY_PROCESS: Final = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
+_ITSELF: Final = Test(0, _ALL, (0,))
+_BARE: Final[dict[str, Rule]] = {
+    **{name: Rule((), EPERM) for name in _OF_ANY_FILE},
+    **{name: Rule((), EOPNOTSUPP) for name in _ATTRIBUTES_READ},
+    **{name: Rule((Case((_ITSELF,), ALLOW),), EPERM) for name in _OF_ANY_PROCESS},
+    # PRIO_PROCESS, and not all processes of a group or a user.
+    "setpriority": Rule((Case((_ITSELF, Test(1, _ALL, (0,))), ALLOW),), EPERM),
+}
+
+
+def rules(*, sockets: bool, server: bool = False, drops: bool = False, bare: bool = False) -> dict[str, Rule]:
     """The rule of every call that has one; all others are ENOSYS. `sockets`: the tool was granted a network.
+
+    `bare`: for a jail without mounts and namespaces (reduced.py), in which paths and process numbers are the host's.
 
     `server`: for a jail's fork server, which puts the walls around each call and then the filter without `server` on
     it. Filters add up, so this one lets through all that the other does. `drops`: the jail begins as root.
@@ -229,4 +252,6 @@ def rules(*, sockets: bool, server: bool = False, drops: bool = False) -> dict[s
         "socketpair": _ANY_LINKED if sockets else _LINKED,
     }
     made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
+    if bare:
+        return made | _BARE
     return made | (_OF_A_SERVER if server else _OF_ONE_THAT_DROPS if drops else {})

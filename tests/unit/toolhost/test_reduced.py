@@ -27,7 +27,7 @@ def test_the_plan() -> None:
     assert made.command[-1] == "/tmp/gdn-jail-1/code/goondan_tool/boot.py"
     assert made.workdir == "/w"  # there are no mounts to give it another name
     assert set(made.environment) == {"PATH", "HOME", "TMPDIR", "LANG"}
-    assert made.filter == program("x86_64", sockets=False)
+    assert made.filter == program("x86_64", sockets=False, bare=True)
     assert made.landlock is not None and (made.landlock.net, made.landlock.scopes) == (3, 3)
     rights = dict(made.landlock.rules)
     assert {path for path, right in rights.items() if right & WRITE == WRITE} == {

@@ -228,3 +228,30 @@ def test_a_fork_server_can_do_what_it_needs_and_all_that_its_calls_can(machine: 
         assert not let_through("prctl", 28)  # PR_SET_SECUREBITS
         for name in ("unshare", "setns", "umount2", "pivot_root", "chroot", "ptrace", "open_tree", "move_mount"):
             assert not let_through(name)
+
+
+def test_where_paths_and_processes_are_the_hosts_nothing_reaches_them_that_landlock_is_not_asked_about(
+    machine: Machine,
+) -> None:
+    code = load(program(machine, sockets=False, bare=True))
+
+    def found(name: str, *args: int) -> int:
+        return verdict(run(code, NUMBERS[machine][name], args, ARCHITECTURES[machine]))
+
+    usual, bare = rules(sockets=False), rules(sockets=False, bare=True)
+    changed = {name for name in usual if usual[name] != bare[name]}
+    assert usual.keys() == bare.keys()
+    for name in filter(lambda name: has(machine, name), changed):
+        for args in ((7, 7, 7), (0x1_0000_0007, 7, 7), (0xFFFFFFFF, 0, 0)):
+            assert found(name, *args) in (errno.EPERM, errno.EOPNOTSUPP), name
+    for_itself = {name for name in changed if has(machine, name) and found(name, 0, 0) == 0}
+    assert for_itself == {
+        "prlimit64", "setpriority", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler",
+    }  # fmt: skip
+    assert {found("setpriority", which, who) for which, who in ((1, 0), (2, 0), (0, 7), (2, 7))} == {errno.EPERM}
+    of_files = {name for name in changed if any(part in name for part in ("chmod", "chown", "utime", "xattr"))}
+    assert of_files == {
+        name for name in (*ALLOWED, "chmod", "fchmod", "fchmodat", "fchmodat2")
+        if any(part in name for part in ("chmod", "chown", "utime", "xattr"))
+    }  # fmt: skip
+    assert changed - of_files - for_itself == {"inotify_add_watch"}
