@@ -1,8 +1,9 @@
 """What a benchmark is, how its sides take turns, and how the figures are summed up.
 
 A machine gets slower and faster over minutes, so sides are never run one after the other in blocks: every round runs
-each side once, and what is compared are the medians over the rounds. Figures of one machine say little about another;
-ratios within one run do.
+each side once, and what is compared are the medians over the rounds. Where that is too coarse, because some percent are
+to be told from a busy machine's noise, the sides run together and take turns call by call. Figures of one machine say
+little about another; ratios within one run do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from typing import Any, Literal
 
 #: One run of one side: metric name -> figure. The argument is how long to measure, in seconds.
 Side = Callable[[float], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Sides that are measured in one go: `measure` is given the seconds for all of them, and returns each one's figures
+    by the side's name.
+    """
+
+    names: Sequence[str]
+    measure: Callable[[float], Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,13 @@ class Benchmark:
 
     name: str
     what: str
-    sides: Mapping[str, Side]
+    sides: Mapping[str, Side] | Together
     metrics: Sequence[Metric]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the sides, in their order."""
+        return self.sides.names if isinstance(self.sides, Together) else list(self.sides)
 
 
 @dataclass(frozen=True)
@@ -60,8 +76,13 @@ class Row:
 
 def run(benchmark: Benchmark, rounds: int, seconds: float, tell: Callable[[str], None]) -> list[Row]:
     """Run every side `rounds` times, taking turns; `tell` is given a line of progress before each run."""
-    figures: dict[str, list[Mapping[str, float]]] = {side: [] for side in benchmark.sides}
+    figures: dict[str, list[Mapping[str, float]]] = {side: [] for side in benchmark.names}
     for number in range(rounds):
+        if isinstance(benchmark.sides, Together):
+            tell(f"{benchmark.name}: round {number + 1} of {rounds}")
+            for name, measured in benchmark.sides.measure(seconds * len(benchmark.names)).items():
+                figures[name].append(measured)
+            continue
         for name, side in benchmark.sides.items():
             tell(f"{benchmark.name}: {name}, round {number + 1} of {rounds}")
             figures[name].append(side(seconds))
@@ -82,7 +103,7 @@ def summarize(metric: Metric, figures: Mapping[str, Sequence[Mapping[str, float]
 
 def table(benchmark: Benchmark, rows: Sequence[Row]) -> str:
     """The rows for a person: one line each, ours, the goal, and every baseline with its ratio."""
-    ours, *baselines = benchmark.sides
+    ours, *baselines = benchmark.names
     lines = [f"{benchmark.name}: {benchmark.what}"]
     for row in rows:
         cells = [f"  {row.metric.name:<22} {row.medians[ours]:>12,.1f} {row.metric.unit:<6}"]

@@ -13,6 +13,8 @@ import sys
 STATUS_FD = 4
 #: Descriptors above the worker's socket are for bubblewrap and the boot stage.
 FIRST_FD, LAST_FD = 4, 64
+#: As in a jail: it decides how the interpreter handles text.
+ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 BOOT = """
 import sys
 sys.path.insert(0, {parent!r})
@@ -28,7 +30,7 @@ def main() -> None:
     if child == 0:
         os.closerange(FIRST_FD, LAST_FD)
         source = BOOT.format(parent=parent, package=package)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", "-B", "-c", source], {"PATH": os.defpath})
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-B", "-c", source], ENVIRONMENT)
     os.write(STATUS_FD, json.dumps({"child-pid": child}).encode() + b"\n")
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

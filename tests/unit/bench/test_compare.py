@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare import Benchmark, Goal, Metric, run, summarize, table
+from bench.compare import Benchmark, Goal, Metric, Together, run, summarize, table
 
 
 def test_sides_take_turns_so_that_a_slow_minute_hits_all_of_them() -> None:
@@ -25,6 +25,22 @@ def test_sides_take_turns_so_that_a_slow_minute_hits_all_of_them() -> None:
     assert row.runs == {"ours": [120] * 3, "theirs": [100] * 3}
     assert row.met
     assert "theirs 100.0 (× 1.20)" in table(benchmark, [row])
+
+
+def test_sides_that_run_together_have_the_time_of_all_of_them() -> None:
+    given: list[float] = []
+
+    def measure(seconds: float) -> dict[str, dict[str, float]]:
+        given.append(seconds)
+        return {"ours": {"time": 110 + len(given)}, "theirs": {"time": 100 + len(given)}}
+
+    metrics = [Metric("time", "µs", "lower", Goal(1.1, of="theirs"))]
+    benchmark = Benchmark("demo", "two sides", Together(("ours", "theirs"), measure), metrics)
+    (row,) = run(benchmark, rounds=3, seconds=2, tell=lambda line: None)
+    assert given == [4, 4, 4]
+    assert row.runs == {"ours": [111, 112, 113], "theirs": [101, 102, 103]}
+    assert row.met
+    assert "theirs 102.0 (× 1.10)" in table(benchmark, [row])
 
 
 @pytest.mark.parametrize(
