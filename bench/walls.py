@@ -61,7 +61,7 @@ async def _measure(no_walls: Callable[[HostFacts], HostFacts], place: Path, seco
     async with AsyncExitStack() as open_hosts:
         hosts = {side: await open_hosts.enter_async_context(bench(_tool(), facts=sides[side])) for side in sides}
         for name in EXPORTS:
-            for side, made in hosts.items():
+            for made in hosts.values():
                 for _ in range(WARM_UP):
                     await _call(made, name, work)
             samples = await _in_turns(hosts, name, work, seconds / len(EXPORTS))

@@ -144,8 +144,8 @@ handlers = {name: value for name, value in list(globals().items())
 NAMES = [
     "echo", "boom", "nameless", "coded", "missing", "unprintable", "numbered", "leave", "die", "crash", "talk",
     "garbage", "forge", "returned", "shapes", "pend", "nap", "forever", "spin", "big", "many", "flood", "context",
-    "assign", "message", "report", "waits", "daemon", "fork", "silent", "processes", "thread", "later", "alater", "aexit",
-    "never", "environment",
+    "assign", "message", "report", "waits", "daemon", "fork", "silent", "processes", "thread", "later", "alater",
+    "aexit", "never", "environment",
 ]  # fmt: skip
 
 
