@@ -233,6 +233,7 @@ several(
     scheduling_of_the_host=lambda: os.sched_setscheduler(HOST["pid"], os.SCHED_BATCH, os.sched_param(0)),
     real_time=lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10)),
     session_of_its_own=os.setsid,
+    child_of_its_parent=lambda: call("clone", 0x8000 | 17, 0, 0, 0, 0) or os._exit(0),
     processes_of_the_host=lambda: unless([n for n in os.listdir("/proc") if n.isdigit() and int(n) > 4000]),
     processes_beside_its_own=lambda: unless(
         {int(n) for n in os.listdir("/proc") if n.isdigit()} - {1, os.getppid(), os.getpid()}

@@ -138,6 +138,8 @@ def _mknod(mode: int) -> Rule:
 
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is no flag of this call.
 CLONE_NEW: Final = 0x7E020000
+#: A child of the parent's: in a jail without namespaces that is the tool host, which would have to reap it.
+CLONE_PARENT: Final = 0x8000
 #: TIOCSTI types into somebody's terminal, TIOCLINUX into the console; TIOCSETD and TIOCCONS reach drivers.
 _TERMINAL: Final = (0x5412, 0x541C, 0x5423, 0x541D)
 #: The kernel's own personality, and asking which it is; others loosen the protection of memory.
@@ -184,7 +186,7 @@ _USES_OF_SOCKETS: Final = ("connect", "bind", "listen", "accept", "accept4")
 # --- the fork server of a jail ---------------------------------------------------------------------------------------
 
 #: CLONE_NEWNS, NEWIPC and NEWPID are the namespaces of one call; the others are nobody's.
-_NOT_OF_A_CALL: Final = CLONE_NEW & ~0x28020000
+_NOT_OF_A_CALL: Final = CLONE_NEW & ~0x28020000 | CLONE_PARENT
 #: Remounting, moving and sharing (UNBINDABLE, PRIVATE, SLAVE, SHARED) of a mount that is there: new ones only.
 _MS_OTHER: Final = 32 | 8192 | 0xF << 17
 #: PR_SET_SECCOMP, PR_CAPBSET_DROP.
@@ -244,7 +246,7 @@ def rules(*, sockets: bool, server: bool = False, drops: bool = False, bare: boo
         "fchmodat2": _mode(2),
         "mknod": _mknod(1),
         "mknodat": _mknod(2),
-        "clone": Rule((Case((Test(0, CLONE_NEW, (0,)),), ALLOW),), EPERM),
+        "clone": Rule((Case((Test(0, CLONE_NEW | CLONE_PARENT, (0,)),), ALLOW),), EPERM),
         "ioctl": Rule((Case((Test(1, _ALL, _TERMINAL),), EPERM),), ALLOW),
         "personality": Rule((Case((Test(0, _ALL, _PERSONALITIES),), ALLOW),), EPERM),
         "prctl": Rule((Case((Test(0, _ALL, _PRCTL),), ALLOW),), EINVAL),
