@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
+from tests.process.test_egress import pages
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has the reduced tier there")
@@ -23,6 +25,9 @@ import asyncio, json, os, sys
 from pathlib import Path
 from msgspec.structs import replace
 from tests.containment.tried import every_attempt
+from tests.process.test_egress import pages
+from tests.toolhost_fixture import bench, make_tool
+from toolhost.launcher import copying
 from toolhost.survey import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
@@ -34,21 +39,27 @@ asyncio.run(main())
 """
 
 
-def without(program: str, *arguments: str | Path, error: str = "EPERM") -> Any:
-    """What the program says at the end, on a host whose user namespaces are refused with that error."""
+def command(error: str, *arguments: str | Path) -> list[str]:
+    """An interpreter whose user namespaces are refused with that error."""
     refusing = str(Path(__file__).parent / "no_user_namespaces.py")
+    return [sys.executable, refusing, error, sys.executable, *map(str, arguments)]
+
+
+ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+
+def without(*arguments: str | Path, error: str = "EPERM") -> Any:
+    """What a program says at the end on such a host."""
     done = subprocess.run(
-        [sys.executable, refusing, error, sys.executable, "-c", program, *map(str, arguments)],
-        cwd=ROOT, env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=50, check=False,
-    )  # fmt: skip
+        command(error, *arguments), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=55, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_no_attempt_gets_out(short_tmp: Path) -> None:
     """Of the jail that such a host gives, in a workdir that belongs to the jail's user."""
-    found = without(ATTEMPTS, short_tmp)
+    found = without("-c", ATTEMPTS, short_tmp)
     assert found["walls"] == ["namespaces", "seccomp", "landlock", "uid", "limits"]
     assert "bubblewrap runs as root" in found["notes"][0] and "Owners of files cannot be shown" in found["notes"][1]
     judge(found["tried"], "instance")
@@ -62,3 +73,120 @@ async def test_no_attempt_gets_out_where_only_bubblewrap_is_refused_them(
     judge(
         await every_attempt(short_tmp, only="call", facts=lambda facts: replace(facts, user_namespaces=False)), "call"
     )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What rooted.py has found out."""
+    with pages() as (port, _):
+        return without("-m", "tests.containment.rooted", tmp_path_factory.mktemp("rooted"), str(port))
+
+
+@pytest.mark.parametrize("name", ["plain", "private", "once"])
+def test_a_jail_is_one_ordinary_user_there(played: Any, name: str) -> None:
+    """`private` is the same tool with files that only root may read; `once` has a jail for each call."""
+    assert played[name]["status"] == "ok", played[name]
+    seen, uid = played[name]["output"], played["uid"]
+    assert seen["ids"] == [[uid] * 3, [uid] * 3, []]
+    assert seen["id"] == f"uid={uid}(tool) gid={uid}(tool) groups={uid}(tool)"
+    assert (seen["whoami"], seen["account"][0], seen["account"][5]) == ("tool", "tool", "/run/goondan/home")
+    assert seen["home"] == ["/run/goondan/home", uid, "0o40700"]
+    assert seen["cwd"][1] == uid
+    assert seen["git"] == "" or seen["git"].startswith("## "), "no dubious ownership"
+    assert seen["beside"] == [7, False, "EACCES"]  # what begins with a dot does not show
+    assert seen["self"] == [uid, True]
+    assert (seen["first"], seen["root"]) == ("closed", ["goondan"])
+    none = "0" * 16
+    firm = {"Uid": "\t".join([str(uid)] * 4), "Gid": "\t".join([str(uid)] * 4), "Groups": "", "Seccomp": "2",
+            "NoNewPrivs": "1", **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), none)}  # fmt: skip
+    assert name == "once" or played[f"{name} processes"] == [firm, firm]
+
+
+def test_its_first_process_reaps_and_cannot_be_reached(played: Any) -> None:
+    assert played["leave"]["output"] == 3  # itself, the first one, and the daemon: who is dead is reaped
+    assert played["count"]["output"] == [1, 2]
+    assert played["first"]["output"] == ["refused"] * 9
+
+
+def test_its_end_is_told_like_any_other(played: Any) -> None:
+    ends = [result["error"]["message"] for result in played["signals"]]
+    assert ends == [f"the tool's process ended by {name} during the call" for name in ("SIGTERM", "SIGSEGV", "SIGKILL")]
+    assert played["slow"]["error"]["code"] == "E_TOOL_TIMEOUT"
+    assert played["left"] == []
+
+
+def test_a_network_grant_is_a_grant_there(played: Any) -> None:
+    assert played["fetch"]["status"] == "ok" and "curl:" not in played["fetch"]["output"], played["fetch"]
+    assert "Failed to connect" in played["refused"]["output"]
+    assert len(played["reached"]["reached"]) == len(played["reached"]["denied"]) == 1
+
+
+def test_limits_are_kept_there(played: Any) -> None:
+    assert len(played["bombs"]) == 4
+    for name, (limit, error, after) in played["bombs"].items():
+        assert error["code"] == "E_TOOL_LIMIT", (name, error)
+        assert f"the limit {limit} was reached" in error["message"], (name, error)
+        assert after == "here", name
+    assert (played["receipt"]["calls"], played["receipt"]["limits"]["processes"]) == ("alone", "rlimit")
+
+
+def test_what_is_somebody_elses_is_refused_with_what_would_help(played: Any) -> None:
+    read, written, closed, foreign, workdir = played["grants"]
+    assert (read["output"], written["output"]) == ("open grant", played["uid"])
+    assert "/grants/closed cannot be read by everybody" in closed["error"]["message"]
+    assert closed["error"]["suggestion"].startswith("Let others read it: `chmod -R o+rX ")
+    assert "/grants belongs to user 0" in foreign["error"]["message"]
+    assert "(clone: Operation not permitted)" in foreign["error"]["message"]
+    assert f"`chown -R {played['uid']}:{played['uid']} " in foreign["error"]["suggestion"]
+    assert workdir["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
+
+
+KILLED = """
+STAYS = '''
+import posix, time
+posix._exit = lambda status: time.sleep(99)
+def stay(ctx, input):
+    ctx.log.info("on")
+    time.sleep(99)
+handlers = {"stay": stay}
+'''
+import asyncio, os, sys, time
+from pathlib import Path
+from tests.toolhost_fixture import bench, make_tool
+from toolhost.facts import find_bwrap, host_facts
+async def main():
+    facts = host_facts(find_bwrap(), [], user_namespaces=False)
+    async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:
+        made.start("t__stay")
+        while not made.logs:
+            await asyncio.sleep(0.01)
+        (slot,) = made.host.jails.pool.slots()
+        print(*slot.jail.jail.processes(), flush=True)
+        time.sleep(99)
+asyncio.run(main())
+"""
+
+
+def test_a_jail_ends_with_a_tool_host_that_is_killed(short_tmp: Path) -> None:
+    """Its first process is another user than bubblewrap, whose death would otherwise end it; the worker, which would
+    see that nobody is there any more, does not leave.
+    """
+    argv = command("EPERM", "-c", KILLED, short_tmp)
+    with subprocess.Popen(argv, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        pids = [int(pid) for pid in host.stdout.readline().split()]
+        assert len(pids) == 2
+        fds = [os.pidfd_open(pid) for pid in pids]
+        host.kill()
+        for fd in fds:
+            assert select.select([fd], [], [], 10)[0], "it still runs"
+            os.close(fd)
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSPC"])
+def test_the_survey_says_what_it_costs(error: str) -> None:
+    found = without("-m", "toolhost.survey", error=error)
+    assert (found["tier"], found["findings"]) == ("full", [])
+    how, owners, calls = found["notes"]
+    assert "bubblewrap runs as root" in how and "--workdir" in owners
+    assert "a jail without a user namespace can make no others" in calls

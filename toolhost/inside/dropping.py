@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posix
 
-from .first import wait
+from .first import wait_with_host
 from .system import (
     NO_CAPABILITY,
     NOBODY,
@@ -20,13 +20,13 @@ from .system import (
     PR_CAPBSET_DROP,
     PR_CAPBSET_READ,
     PR_SET_DUMPABLE,
-    PR_SET_PDEATHSIG,
     call,
 )
 
 #: More than any kernel has; the last one is found by asking.
 _CAPABILITIES = 64
-_SIGKILL = 9
+#: Standard error, a pipe that the tool host reads.
+_OUTPUT = 2
 
 
 def drop(user: int, folder: str) -> None:
@@ -42,11 +42,10 @@ def drop(user: int, folder: str) -> None:
     if user == 0 or posix.getresuid() != (user,) * 3 or posix.getresgid() != (user,) * 3 or posix.getgroups():
         raise OSError(f"it is still {posix.getresuid()}")
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
-    call("prctl", PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # bubblewrap had asked for it; a change of user forgets it
     posix.chdir(folder)  # which root without capabilities may not enter
     child = posix.fork()
     if child:
-        wait(child)
+        wait_with_host(child, _OUTPUT)
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or else its own /proc would be closed to it
 
 

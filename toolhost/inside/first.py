@@ -14,14 +14,52 @@ if TYPE_CHECKING:
 _ALL = 0xFFFFFFFF
 
 
+_SIGCHLD = 17
+
+
 def wait(child: int) -> NoReturn:
     """Reap until that child has ended, and end like it, in bubblewrap's words. The kernel then ends what is left."""
     try:
         call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
         while True:
-            pid, status = posix.waitpid(-1, 0)
-            if pid == child:
-                code = posix.waitstatus_to_exitcode(status)
-                posix._exit(128 - code if code < 0 else code)
+            _reaped(child, *posix.waitpid(-1, 0))
     finally:
         posix._exit(FAILED)
+
+
+def wait_with_host(child: int, host: int) -> NoReturn:
+    """The same, and end as well when nobody reads the pipe `host` any more: only the tool host does.
+
+    That is what a death signal is for elsewhere. The parent of this process is root without capabilities, whom the
+    kernel does not let signal another user, not even by dying.
+    """
+    try:
+        import _signal  # type: ignore[import-not-found] # without the enumerations of the module around it
+        from select import POLLIN, poll
+
+        call("close_range", 0, host - 1, 0)
+        call("close_range", host + 1, _ALL, 0)
+        waking, woken = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
+        _signal.set_wakeup_fd(woken)
+        _signal.signal(_SIGCHLD, lambda number, frame: None)
+        watch = poll()
+        watch.register(host, 0)
+        watch.register(waking, POLLIN)
+        while True:
+            try:
+                while (ended := posix.waitpid(-1, posix.WNOHANG))[0]:
+                    _reaped(child, *ended)
+            except ChildProcessError:
+                pass
+            for fd, _ in watch.poll():
+                if fd == host:
+                    posix._exit(FAILED)
+                posix.read(waking, 4096)
+    finally:
+        posix._exit(FAILED)
+
+
+def _reaped(child: int, pid: int, status: int) -> None:
+    if pid == child:
+        code = posix.waitstatus_to_exitcode(status)
+        posix._exit(128 - code if code < 0 else code)
