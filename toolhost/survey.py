@@ -2,11 +2,13 @@
 
     {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
      "findings": [{"what", "problem", "fix"}, …],
+     "limits": {"memoryMb": "cgroup" | "watched", …},
      "kernel": "6.18.0", "machine": "x86_64", "root": false,
      "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
 
 `tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
-has shown to have, in the words of the receipts. Exit status 0 whatever was found: finding out is what was asked for.
+has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty without a
+jail. Exit status 0 whatever was found: finding out is what was asked for.
 
 The tool host itself starts with this survey, so both always agree.
 
@@ -27,9 +29,10 @@ from msgspec import Struct
 
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
-from schemas.receipts import Wall
+from schemas.receipts import Mechanism, Wall
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
+from toolhost.limits.plan import mechanisms
 from toolhost.policy import HostFacts, walls
 from toolhost.probe import probe, probe_call
 from toolhost.reduced import MINIMUM_LANDLOCK
@@ -164,6 +167,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     walls: list[Wall]
     notes: list[str]
     findings: list[Finding]
+    limits: dict[str, Mechanism]
     kernel: str
     machine: str
     root: bool
@@ -183,6 +187,7 @@ def report(found: Survey) -> Report:
         walls=found.walls,
         notes=found.notes,
         findings=found.findings,
+        limits={} if found.facts is None else mechanisms(found.facts.groups),
         kernel=os.uname().release,
         machine=os.uname().machine,
         root=os.geteuid() == 0,

@@ -31,11 +31,10 @@ class Versions(Struct, frozen=True, kw_only=True):
 
 
 class Cgroup(Struct, frozen=True):
-    """The control group of this process. `writable`: groups can be made in it, with memory and pids."""
+    """The control group of this process. Whether jails get some of their own is the survey's to say."""
 
     version: Literal["v2", "v1", "none"]
     path: str = ""
-    writable: bool = False
 
 
 class Lack(Struct, frozen=True):
@@ -49,7 +48,8 @@ class Lack(Struct, frozen=True):
 class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     """What `python -m toolhost.survey` says after it has started a jail, as far as it is used here.
 
-    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has.
+    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has, and
+    `limits` what keeps each limit of it.
     """
 
     tier: Literal["full", "reduced"] | None
@@ -59,12 +59,13 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     bwrap: str | None = None
     bwrap_version: str | None = None
     landlock: int = 0
+    limits: dict[str, str] = {}
 
 
 class Host(Struct, frozen=True, kw_only=True):
     """What bears on jails beside the survey. The three numbers are sysctls, None where this system has none such.
 
-    `setuid_bwrap` is a bubblewrap on the PATH that is setuid, "" without one.
+    `setuid_bwrap` is a bubblewrap on the PATH that is setuid, "" without one. `systemd`: it runs this machine.
     """
 
     uid: int
@@ -73,6 +74,7 @@ class Host(Struct, frozen=True, kw_only=True):
     userns_clone: int | None = None
     max_userns: int | None = None
     cgroup: Cgroup = Cgroup("none")
+    systemd: bool = True
 
 
 class Limits(Struct, frozen=True, kw_only=True):

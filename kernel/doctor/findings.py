@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -52,6 +52,8 @@ REMOTE: Final = frozenset(
 )
 #: Problems and warnings of the bundle that are repeated here; `gdn validate` has all.
 SHOWN_PROBLEMS: Final = 5
+#: Limits of a jail that a control group keeps best, as manifests name them.
+_COUNTED: Final = ("memoryMb", "processes", "cpuSeconds")
 _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -127,7 +129,8 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         message = f"{host.setuid_bwrap} is setuid root; it is never used here, but every user of this machine can"
         yield _warning("sandbox", "setuid", message, f"sudo chmod u-s {shlex.quote(host.setuid_bwrap)}")
     yield _userns(host, works=survey is not None and survey.tier is not None)
-    yield _cgroup(host)
+    if survey is not None and survey.tier is not None:
+        yield _cgroup(survey.limits, host)
     if host.uid == 0 and survey is not None and "uid" in survey.walls:
         yield _ok("sandbox", "user", "running as root: each jail is a user of its own, and owns nothing outside")
     elif host.uid == 0:
@@ -178,15 +181,23 @@ def _userns(host: Host, *, works: bool) -> Finding:
     return _warning("sandbox", "userNamespaces", f"user namespaces are restricted: {message}", fix)
 
 
-def _cgroup(host: Host) -> Finding:
+def _cgroup(limits: Mapping[str, str], host: Host) -> Finding:
+    """Whether jails are counted by groups of their own: what the tool host says, not what the group looks like."""
     group = host.cgroup
-    if group.writable:
-        return _ok("sandbox", "cgroup", f"cgroup {group.version} at {group.path} can be divided")
-    fix = "systemd-run --user --scope -p Delegate=yes gdn run"
-    if group.version == "none":
-        return _warning("sandbox", "cgroup", "no cgroups: a jail's memory cannot be counted as a whole", fix)
-    message = f"cgroup {group.version} at {group.path or '/'} is not ours to divide: jails get no cgroup of their own"
-    return _warning("sandbox", "cgroup", message, fix)
+    watched = [name for name in _COUNTED if limits.get(name) != "cgroup"]
+    if not watched:
+        return _ok("sandbox", "cgroup", f"cgroup {group.version} at {group.path or '/'}: each jail gets one of its own")
+    if group.version == "v2":
+        fix = f"systemd-run {'--user ' if host.uid else ''}--scope -p Delegate=yes gdn run"
+        if not host.systemd:
+            fix = "Delegate a group to it by hand: docs/sandbox.md, Without systemd."
+        message = f"cgroup v2 at {group.path or '/'} was not delegated to us"
+    elif group.version == "v1":
+        fix = "Boot with cgroup v2 only: `systemd.unified_cgroup_hierarchy=1` on the kernel's command line."
+        message = "cgroup v1 is root's alone" if host.uid else f"cgroup v1 at {group.path or '/'} is not ours to divide"
+    else:
+        fix, message = "mount -t cgroup2 cgroup2 /sys/fs/cgroup   # as root", "no cgroups are mounted"
+    return _warning("sandbox", "cgroup", f"{message}: jails get no group of their own for {', '.join(watched)}", fix)
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------

@@ -133,6 +133,7 @@ def _host() -> Host:
         userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),
         max_userns=_number("/proc/sys/user/max_user_namespaces"),
         cgroup=_cgroup(_read("/proc/self/cgroup")),
+        systemd=os.path.isdir("/run/systemd/system"),
     )
 
 
@@ -149,13 +150,10 @@ def _cgroup(membership: str) -> Cgroup:
     groups = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
     unified = next((path for number, _, path in groups if number == "0"), None)
     if unified is not None and os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers"):
-        folder = _CGROUP_ROOT + unified.rstrip("/")
-        controllers = _read(f"{folder}/cgroup.controllers").split()
-        ours = {"memory", "pids"} <= set(controllers) and _may_write(folder) and _may_write(f"{folder}/cgroup.procs")
-        return Cgroup("v2", unified, ours)
+        return Cgroup("v2", unified)
     for _, names, path in groups:
         if "memory" in names.split(","):
-            return Cgroup("v1", path, _may_write(f"{_CGROUP_ROOT}/memory{path.rstrip('/')}"))
+            return Cgroup("v1", path)
     return Cgroup("none")
 
 

@@ -52,6 +52,8 @@ def test_this_host() -> None:
     assert found["findings"] == []
     assert found["bwrapVersion"].startswith("0.1")
     assert found["landlock"] >= 1
+    assert found["limits"]["openFiles"] == "rlimit"
+    assert found["limits"]["memoryMb"] in ("cgroup", "watched")
     assert found["root"] == (os.geteuid() == 0)
     assert any("your own user id" in note for note in found["notes"]) != found["root"]
 

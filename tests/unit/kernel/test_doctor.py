@@ -34,18 +34,21 @@ from kernel.doctor.facts import (
 from kernel.doctor.findings import Finding, judge
 from schemas.errors import error_payload
 
+COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
 GOOD = Facts(
     versions=Versions(
         kernel="0.1.0", python="3.11.7", pyzmq="27.0", libzmq="4.3.5", release="6.8.0-45-generic", machine="x86_64"
     ),
-    host=Host(uid=1000, max_userns=9000, cgroup=Cgroup("v2", "/user.slice", True)),
+    host=Host(uid=1000, max_userns=9000, cgroup=Cgroup("v2", "/user.slice")),
     limits=Limits(open_files=(1024, 65536), processes=(9000, 9000), pids_max=9000),
     variables=[Variable(name="ANTHROPIC_API_KEY", is_set=True), Variable(name="OPENAI_API_KEY", is_set=False)],
     state=Folder(path="/home/me/.goondan/w", free_bytes=5 << 30, free_files=10**6, filesystem="ext4"),
     run_dir=RunDir(path="/run/user/1000/goondan/x", socket_bytes=50),
     running=Running(),
     bundle=Bundle(path="/b/goondan.yaml"),
-    survey=Survey(tier="full", walls=["namespaces"], bwrap="/usr/bin/bwrap", bwrap_version="0.11.0", landlock=6),
+    survey=Survey(
+        tier="full", walls=["namespaces"], bwrap="/usr/bin/bwrap", bwrap_version="0.11.0", landlock=6, limits=COUNTED
+    ),
 )
 
 
@@ -56,6 +59,12 @@ def with_host(**changes: Any) -> Facts:
 def with_survey(**changes: Any) -> Facts:
     assert GOOD.survey is not None
     return replace(GOOD, survey=replace(GOOD.survey, **changes))
+
+
+def without_groups(**changes: Any) -> Facts:
+    """A host whose tool host has found none, whatever the group that we are in looks like."""
+    survey = with_survey(limits={"memoryMb": "watched"}, walls=["uid"] if changes.get("uid") == 0 else []).survey
+    return replace(with_host(**changes), survey=survey)
 
 
 def with_versions(**changes: Any) -> Facts:
@@ -113,8 +122,12 @@ NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo
         (with_survey(tier="reduced"), "jail", "problem", "toolhost.survey"),
         (with_host(uid=0), "user", "warning", "ordinary user"),
         (with_host(setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
-        (with_host(cgroup=Cgroup("v1", "/x")), "cgroup", "warning", "Delegate=yes"),
-        (with_host(cgroup=Cgroup("none")), "cgroup", "warning", "Delegate=yes"),
+        (without_groups(), "cgroup", "warning", "systemd-run --user --scope -p Delegate=yes gdn run"),
+        (without_groups(uid=0), "cgroup", "warning", "systemd-run --scope -p Delegate=yes gdn run"),
+        (without_groups(systemd=False), "cgroup", "warning", "Without systemd"),
+        (without_groups(cgroup=Cgroup("v1", "/x")), "cgroup", "warning", "systemd.unified_cgroup_hierarchy=1"),
+        (without_groups(cgroup=Cgroup("none")), "cgroup", "warning", "mount -t cgroup2"),
+        (with_survey(limits=COUNTED | {"processes": "rlimit"}), "cgroup", "warning", "Delegate=yes"),
         (with_limits(open_files=(256, 1024)), "openFiles", "warning", "nofile"),
         (with_limits(processes=(100, UNLIMITED)), "processes", "warning", "ulimit -u unlimited"),
         (with_limits(processes=(100, 200)), "processes", "warning", "nproc"),
@@ -207,19 +220,18 @@ def test_membership_of_control_groups_is_read_as_the_kernel_writes_it(monkeypatc
     monkeypatch.setattr(look, "_CGROUP_ROOT", "/nonexistent")
     assert look._cgroup("") == Cgroup("none")
     assert look._cgroup("0::/user.slice\n") == Cgroup("none")
-    assert look._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b", False)
+    assert look._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b")
 
 
-def test_a_delegated_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "_CGROUP_ROOT", str(tmp_path))
-    group = tmp_path / "mine"
-    group.mkdir()
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
-    (group / "cgroup.controllers").write_text("cpu memory\n")
-    (group / "cgroup.procs").write_text("")
-    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", False)
-    (group / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine", True)
+    assert look._cgroup("0::/mine\n") == Cgroup("v2", "/mine")
+
+
+def test_without_a_jail_nothing_is_said_about_its_groups() -> None:
+    checks = [finding.check for facts in (replace(GOOD, survey=NO_JAIL), GOOD) for finding in judge(facts)]
+    assert checks.count("cgroup") == 1
 
 
 def test_a_runtime_directory_that_is_not_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
