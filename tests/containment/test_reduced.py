@@ -6,7 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.containment.ordinary_user import run_as_user
+from toolhost.facts import landlock_abi
+from toolhost.reduced import MINIMUM_LANDLOCK
+
+pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
 
 PLAYED = """
 import asyncio, json, os, socket, sys, tempfile
