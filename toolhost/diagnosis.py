@@ -44,6 +44,10 @@ _LANDLOCK: Final = (
 )
 
 
+#: How a program says that it may not. `enospc` is bubblewrap's word for a limit that was met.
+_REFUSED: Final = ("not permitted", "permission", "no space left", "enospc", "invalid argument")
+
+
 class Signs(Struct, frozen=True, kw_only=True):
     """What a host shows of itself. Values of /proc files are None where there is no such file.
 
@@ -96,8 +100,9 @@ def explain(cause: str, signs: Signs) -> Finding:
         return Finding("root", cause, _WEAK_ROOT)
     if "mount proc" in words:
         return Finding("procfs", cause, _PROCFS)
-    denied = any(word in words for word in ("not permitted", "permission", "no space left", "invalid argument"))
-    if denied and any(word in words for word in ("namespace", "uid map", "gid map", "unshare", "clone", "userns")):
+    if any(word in words for word in _REFUSED) and any(
+        word in words for word in ("namespace", "uid map", "gid map", "unshare", "clone", "userns")
+    ):
         return Finding("user namespaces", cause, _allow_namespaces(signs))
     return Finding("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
 

@@ -7,8 +7,8 @@
      "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
 
 `tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
-has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty without a
-jail. Exit status 0 whatever was found: finding out is what was asked for.
+has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty
+without a jail. Exit status 0 whatever was found: finding out is what was asked for.
 
 The tool host itself starts with this survey, so both always agree.
 

@@ -48,8 +48,8 @@ class Lack(Struct, frozen=True):
 class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     """What `python -m toolhost.survey` says after it has started a jail, as far as it is used here.
 
-    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has, and
-    `limits` what keeps each limit of it.
+    `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has,
+    and `limits` what keeps each limit of it.
     """
 
     tier: Literal["full", "reduced"] | None

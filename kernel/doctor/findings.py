@@ -133,10 +133,10 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         yield _cgroup(survey.limits, host)
     if host.uid == 0 and survey is not None and "uid" in survey.walls:
         yield _ok("sandbox", "user", "running as root: each jail is a user of its own, and owns nothing outside")
-    elif host.uid == 0:
+    elif host.uid == 0 and survey is not None and survey.tier is not None:
         message = "running as root, and jails cannot be given users of their own here"
         yield _warning("sandbox", "user", message, "Start it as an ordinary user.")
-    else:
+    elif host.uid:
         yield _ok("sandbox", "user", f"running as an ordinary user (uid {host.uid})")
 
 

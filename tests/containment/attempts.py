@@ -243,7 +243,7 @@ several(
 
 @attempt("processes")
 def signal_to_init() -> bytes:
-    """Landlock refuses it from Linux 6.12; before, nothing comes in of what a namespace's first process does not handle."""
+    """Refused by Landlock from Linux 6.12; before, a namespace's first process gets nothing that it does not handle."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGSTOP, signal.SIGKILL):
         os.kill(1, number)
     time.sleep(0.1)  # were it gone, so would be this process

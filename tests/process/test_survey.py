@@ -88,7 +88,7 @@ async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.
     assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
     told = msgspec.to_builtins(toolhost.survey.Report(
         tier=found.tier, walls=[], notes=[], findings=found.findings, kernel="", machine="", root=False, bwrap=None,
-        bwrap_version=None, landlock=0,
+        bwrap_version=None, landlock=0, limits={},
     ))  # fmt: skip
     lines = list(_jail(msgspec.convert(told, Survey)))
     assert [(line.level, line.fix) for line in lines] == [("problem", finding.fix)]

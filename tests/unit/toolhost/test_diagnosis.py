@@ -8,10 +8,15 @@ from toolhost.diagnosis import Signs, explain, unknown_machine, without_bubblewr
 
 NO_NAMESPACE = "bwrap: No permissions to create a new namespace, likely because the kernel does not allow it"
 UID_MAP = "bwrap: setting up uid map: Permission denied"
+#: Of bubblewrap 0.11 where user.max_user_namespaces is 0, word for word.
+NONE_LEFT = (
+    "bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded (ENOSPC) "
+    "(exited with status 1)"
+)
 CLONE = "bwrap: Creating new namespace failed: Operation not permitted"
 
 
-@pytest.mark.parametrize("cause", [NO_NAMESPACE, UID_MAP, CLONE])
+@pytest.mark.parametrize("cause", [NO_NAMESPACE, UID_MAP, CLONE, NONE_LEFT])
 @pytest.mark.parametrize(
     ("signs", "fix"),
     [

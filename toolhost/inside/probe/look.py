@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 #: From this version on, Landlock keeps signals inside.
 SCOPES_ABI = 6
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+#: What the worker holds open to see whether a call left something behind (strays.py).
+_OF_THE_WORKER = ("/proc/loadavg", "/proc/sys/kernel/ns_last_pid", "/proc/1/task/1/children")
 _READ_ONLY = ("/", "/dev", "/etc", "/proc/sys/kernel", "/run", "/run/goondan/goondan_tool", "/usr")
 
 
@@ -48,7 +50,7 @@ def _descriptors() -> list[int]:
             target = posix.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue  # the listing's own
-        if target != "/proc/loadavg":
+        if target not in _OF_THE_WORKER:
             found.append(int(name))
     return sorted(found)
 
