@@ -10,9 +10,7 @@ import posix
 
 SIGKILL = 9
 _WALL = 0x40000000  # children made without SIGCHLD as well
-#: The newest process id of this pid namespace, in the shortest and in every kernel's file; the children of its init,
-#: which some kernels do not tell.
-_NEWEST, _NEWEST_ELSE = "/proc/sys/kernel/ns_last_pid", "/proc/loadavg"
+#: The children of the jail's init; some kernels do not tell.
 _OF_INIT = "/proc/1/task/1/children"
 
 
@@ -21,21 +19,18 @@ class Strays:
 
     def __init__(self) -> None:
         self.enabled = False
-        self._pids = Said(_NEWEST)
-        self._of_init = Said(_OF_INIT)
+        self._pids = Pids()
         self._newest = b""
         self._kept: set[int] = set()  # what an export with `background` left behind on purpose
 
     def enable(self) -> None:
         """Begin. The process ids must agree that this is a jail: outside of one, kill(-1) would hit everything."""
         self.enabled = posix.getpid() == 2 and posix.getppid() == 1
-        if not self._pids.now():
-            self._pids = Said(_NEWEST_ELSE)
-        self._newest = self._now()
+        self._newest = self._pids.newest()
 
     def sweep(self, *, keep: bool) -> None:
         """A call has ended and no other runs: kill every process but this one and init; `keep` spares them for good."""
-        newest = self._now()
+        newest = self._pids.newest()
         if newest and newest == self._newest:
             return  # no process and no thread was started since
         again = False
@@ -54,36 +49,45 @@ class Strays:
             except OSError:
                 pass  # nobody there
             again = not reap()  # some are still ending: the next call takes leave of them
-        self._newest = b"" if again else self._now()
-
-    def _now(self) -> bytes:
-        """The newest process id, which is what both files end with; empty when neither can be read."""
-        return self._pids.now().rpartition(b" ")[2]
+        self._newest = b"" if again else self._pids.newest()
 
     def _alone(self) -> bool:
         """Whether there is nobody but init and this process. Anybody else is a child of one of them, or has an ancestor
         who is; and nobody becomes our child who was not.
         """
-        return reap() and self._of_init.now() == b"2 "
+        return reap() and read(_OF_INIT) == b"2 "
 
 
-class Said:
-    """What a file of /proc says, held open: one system call."""
+class Pids:
+    """The newest process id of this pid namespace, as /proc/loadavg ends with it: one system call, no walk."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._fd = -1
 
-    def now(self) -> bytes:
-        """Its first bytes, none when it cannot be read."""
+    def newest(self) -> bytes:
+        """Equal to what it said before if and only if no process or thread was started since; empty if unknown."""
         try:
-            return posix.pread(self._fd, 128, 0)
+            return posix.pread(self._fd, 128, 0).rpartition(b" ")[2]
         except OSError:  # the first time, or a handler closed it
             try:
-                self._fd = posix.open(self._path, posix.O_RDONLY | posix.O_CLOEXEC)
-                return posix.pread(self._fd, 128, 0)
+                self._fd = posix.open("/proc/loadavg", posix.O_RDONLY | posix.O_CLOEXEC)
+                return posix.pread(self._fd, 128, 0).rpartition(b" ")[2]
             except OSError:
                 return b""
+
+
+def read(path: str) -> bytes:
+    """The first bytes of a file of /proc; none when it cannot be read."""
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return posix.read(fd, 4096)
+    except OSError:
+        return b""
+    finally:
+        posix.close(fd)
 
 
 def reap() -> bool:
@@ -119,12 +123,6 @@ def kill_others(kept: set[int]) -> set[int]:
 def parent(pid: int) -> int:
     """The parent of a process; 0 when it is gone."""
     try:
-        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
-    except OSError:
+        return int(read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
+    except (IndexError, ValueError):
         return 0
-    try:
-        return int(posix.read(fd, 4096).rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    finally:
-        posix.close(fd)
