@@ -42,6 +42,7 @@ from toolhost.channel import Violation
 from toolhost.egress.messages import Denied, Failed
 from toolhost.forked import ForkedCalls
 from toolhost.jail import Jail
+from toolhost.launcher_link import LAUNCHER
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.limits.watch import Watch
@@ -112,7 +113,7 @@ class Jails:
         self.pool = Pool(spec.max_jails)
         self._egress = Egress(self._loop, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
-        self._watch = Watch(self._loop, self._over_limit)
+        self._watch = Watch(self._loop, self._over_limit, LAUNCHER.put_first)
         self._reports = reports = Reports(
             loop,
             self.pool,

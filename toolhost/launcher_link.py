@@ -89,9 +89,18 @@ class LauncherLink:
 
     def prepare(self, owner_uid: int, owner_gid: int, uid: int) -> None:
         """Let it make what the next jail of that user will need, unless somebody waits for it."""
-        if self._channel is not None and not self._asked:
+        if not self._asked:
+            self._tell({"prepare": [owner_uid, owner_gid, uid]})
+
+    def put_first(self, thread: int) -> None:
+        """Let this thread of ours run as soon as it wants to, on a busy machine, too. Only root's launcher can."""
+        self._tell({"prompt": thread})
+
+    def _tell(self, request: dict[str, object]) -> None:
+        """What has no answer, and is left out when there is no room for it."""
+        if self._channel is not None:
             with suppress(OSError):
-                _send(self._channel, json.dumps({"prepare": [owner_uid, owner_gid, uid]}).encode(), [])
+                _send(self._channel, json.dumps(request).encode(), [])
 
     def close(self) -> None:
         """End it and wait for its end, which is at once."""

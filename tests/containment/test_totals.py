@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ async def test_who_writes_little_goes_on_beside_those_that_fill_the_disk(place: 
                 assert result["error"]["message"] == "the limit diskMb was reached: 60 MiB on disk", result
         result = await little
         assert result["status"] == "ok", result
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may say which thread comes first")
+async def test_the_watch_comes_before_all_others_and_jails_do_not(place: Path) -> None:
+    source = "import os\ndef policy(ctx, input): return os.sched_getscheduler(0)\nhandlers = {'policy': policy}\n"
+    async with bench(make_tool(place, source, "policy")) as made:
+        result = await made.call("t__policy", workdir=place / "w")
+        assert result == {"status": "ok", "output": os.SCHED_OTHER}
+        first = [thread.native_id or 0 for thread in threading.enumerate() if thread.name in ("limits", "walks")]
+        assert len(first) == 2
+        while {os.sched_getscheduler(number) for number in first} != {os.SCHED_RR | os.SCHED_RESET_ON_FORK}:
+            await made.call("t__policy", workdir=place / "w")
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @both_mechanisms

@@ -6,6 +6,7 @@
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
     hold:     {"hold", "make"}                                      -> {"state", "allowed", "why"}
     check:    {"check": true}                                       -> {"state", "allowed", "why"}
+    prompt:   {"prompt": thread}: of the tool host, it comes first  -> nothing
 
 The descriptors of a launch are those of `places`, in its order, then those of `stages`. With its answer comes one, the
 counter of processor time, if it was asked for and could be had. Those of a run become its descriptors from 3 on.

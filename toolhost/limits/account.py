@@ -165,6 +165,11 @@ class Account:
                 self._weigh(0)
         return True
 
+    def urge(self) -> None:
+        """Let it have its turns like any program until the next look: something of ours waits for it."""
+        if self._niceness and not self._frozen:
+            self._stand(0)
+
     def thaw(self) -> None:
         """Let them go on."""
         self._frozen = False

@@ -195,6 +195,26 @@ def walk_again_at(began: float, done: float) -> float:
     return done + (done - began) * (1 / WALK_PART - 1)
 
 
+class Budget:
+    """Time that may be spent: a part of all time, and some of it at once."""
+
+    __slots__ = ("_at", "_at_once_s", "_part", "_spent_s")
+
+    def __init__(self, part: float, at_once_s: float) -> None:
+        self._part = part
+        self._at_once_s = at_once_s
+        self._at = self._spent_s = 0.0
+
+    def allowed(self, now: float) -> bool:
+        """Whether some is left."""
+        return self._spent_s - (now - self._at) * self._part < self._at_once_s
+
+    def spend(self, began: float, done: float) -> None:
+        """The time between these was spent."""
+        self._spent_s = max(0.0, self._spent_s - (done - self._at) * self._part) + done - began
+        self._at = done
+
+
 def walked_before(frozen: bool, quick: bool) -> int:
     """The place of a jail among those that are to be walked, the lowest first.
 

@@ -1,10 +1,9 @@
 """The file systems that jails write to: how much they lose, which jails may have taken that, and who it was.
 
 A jail that may have reached a limit is frozen where there is a group for that, walked, and then ended or let go on. So
-what is written meanwhile is at most what its system calls under way write. Free space is looked at between any two
-steps, and during walks.
+what is written meanwhile is at most what its system calls under way write. Free space is looked at meanwhile.
 
-Used by the watch's thread, but for `enter`.
+Used by the watch's thread, but for `enter`, `start` and `close`. Walks go on in another one.
 
 Source: sandbox.md section 4; docs/decisions/029.
 """
@@ -16,15 +15,22 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Final, NamedTuple
 
 from toolhost.limits import look
 from toolhost.limits.account import Account
-from toolhost.limits.decide import DISK_PART, MIB, DiskMeter, Growth, Lost, walk_again_at, walked_before
+from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
 from toolhost.limits.growth import walk
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005
+#: The part of the time that walks over the folders of all jails may take, and what they may take at once (seconds).
+WALKS_PART: Final = 0.5
+WALKS_S: Final = 0.1
+#: What is waited for a walk before the jail is urged on, should it hold a folder's lock (seconds): most take a tenth.
+PATIENCE_S: Final = 0.02
 #: Between two walks over folders of a file system that does not count its entries (seconds).
 WALK_S: Final = 1.0
 
@@ -59,14 +65,67 @@ class _Suspect(NamedTuple):
     frozen: bool
 
 
+class _Walk:
+    """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then)."""
+
+    __slots__ = ("asked_at", "done_at", "error", "found", "lost", "suspect")
+
+    def __init__(self, suspect: _Suspect, lost: Lost) -> None:
+        self.suspect = suspect
+        self.lost = lost
+        self.asked_at = self.done_at = time.monotonic()
+        self.found: Growth | None = None  # or the jail was gone
+        self.error: Exception | None = None
+
+    def go(self) -> None:
+        jail, number, _ = self.suspect
+        enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
+        size = entries = 0
+        try:
+            for place in jail.devices[number]:
+                found = walk(place, jail.since, enough)
+                size, entries = size + found.size, entries + found.entries
+            if jail.view is not None and size < enough.size:
+                size += sum(file.size for file in look.nameless(jail.view) if file.device == number)
+            self.found = Growth(size, entries)
+        except (OSError, ValueError, IndexError, struct.error):
+            pass  # it may end at any moment, and what we read of it with it
+        except Exception as error:  # a bug of ours: `Disks.step` raises it
+            self.error = error
+        self.done_at = time.monotonic()
+
+
 class Disks:
-    """All file systems that watched jails may write to."""
+    """All file systems that watched jails may write to. `start` before the first walk, `close` in the end."""
 
     def __init__(self) -> None:
         self._devices: dict[int, _Device] = {}
         self._suspects: list[_Suspect] = []
         self._busy: list[Account] = []
         self._looked_at = 0.0
+        self._walks = Budget(WALKS_PART, WALKS_S)
+        # Walks have a thread: one waits for a folder while a process of the jail makes a file in it, and such a process
+        # can wait for the processor for seconds.
+        self._walking: _Walk | None = None
+        self._asked: SimpleQueue[_Walk | None] = SimpleQueue()
+        self._done = Event()
+        self._thread = Thread(target=self._walk_all, name="walks", daemon=True)
+
+    def start(self) -> int | None:
+        """Start the thread of walks: its number."""
+        self._thread.start()
+        return self._thread.native_id
+
+    def close(self) -> None:
+        """End it, after a walk that goes on."""
+        self._asked.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _walk_all(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            asked.go()
+            self._done.set()
 
     def enter(self, jail: Account) -> None:
         """Watch this one's folders from now on."""
@@ -108,48 +167,47 @@ class Disks:
                 elif blind:
                     self._suspects.append(_Suspect(jail, number, False))
 
-    def walk_one(self, is_quick: Callable[[Account], bool]) -> tuple[Account, str] | None:
-        """Walk the folders of one suspect, if there is one. A jail that has reached a limit, and which, is returned:
-        its processes have been killed. Any other goes on.
-        """
-        if not self._suspects:
-            return None
-        suspect = min(self._suspects, key=lambda each: walked_before(each.frozen, is_quick(each.jail)))
-        jail, limit = suspect.jail, None
-        try:
-            with suppress(OSError, ValueError, IndexError, struct.error):  # it may end at any moment
-                if not jail.closed:
-                    limit = self._walk(jail, suspect.number)
-                    if limit is not None:
-                        jail.end(limit)
-        finally:
-            self._suspects.remove(suspect)
-            if suspect.frozen and not any(other.jail is jail and other.frozen for other in self._suspects):
-                jail.thaw()
-        return None if limit is None else (jail, limit)
-
     @property
     def suspects(self) -> bool:
-        """Whether any jail is to be walked."""
-        return bool(self._suspects)
+        """Whether `step` has something to do: a jail is being walked, or is to be and there is time for that."""
+        return self._walking is not None or (bool(self._suspects) and self._walks.allowed(time.monotonic()))
 
-    def _walk(self, jail: Account, number: int) -> str | None:
-        device, meter = self._devices[number], jail.disks[number]
-        began, lost = time.monotonic(), device.lost
-        enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
-        size = entries = 0
-        for place in jail.devices[number]:
-            found = walk(place, jail.since, enough, self._meanwhile)
-            size, entries = size + found.size, entries + found.entries
-        if jail.view is not None and size < enough.size:
-            size += sum(file.size for file in look.nameless(jail.view, self._meanwhile) if file.device == number)
-        jail.walk_again_at = walk_again_at(began, time.monotonic())
-        self._look()
-        return meter.walked(Growth(size, entries), lost, device.lost, jail.limits)
+    def step(self, is_quick: Callable[[Account], bool]) -> tuple[Account, str] | None:
+        """Begin a walk over the folders of a suspect, or wait for the end of one until the next look at free space.
 
-    def _meanwhile(self) -> None:
-        if self.due_in() <= 0:
-            self._look()
+        A jail that has reached a limit, and which, is returned: its processes have been killed. Any other goes on.
+        """
+        if self._walking is None:
+            suspect = min(self._suspects, key=lambda each: walked_before(each.frozen, is_quick(each.jail)))
+            self._walking = _Walk(suspect, self._devices[suspect.number].lost)
+            self._done.clear()
+            self._asked.put(self._walking)
+        if self._done.wait(max(0.0, self.due_in())):
+            asked, self._walking = self._walking, None
+            return self._walked(asked)
+        if time.monotonic() - self._walking.asked_at > PATIENCE_S:
+            self._walking.suspect.jail.urge()
+        return None
+
+    def _walked(self, asked: _Walk) -> tuple[Account, str] | None:
+        suspect, (jail, number, frozen) = asked.suspect, asked.suspect
+        limit = None
+        try:
+            self._walks.spend(asked.asked_at, asked.done_at)
+            jail.walk_again_at = walk_again_at(asked.asked_at, asked.done_at)
+            if asked.error is not None:
+                raise asked.error
+            if asked.found is not None and not jail.closed:
+                self._look()
+                device = self._devices[number]
+                limit = jail.disks[number].walked(asked.found, asked.lost, device.lost, jail.limits)
+                if limit is not None:
+                    jail.end(limit)
+        finally:
+            self._suspects = [other for other in self._suspects if other is not suspect]
+            if frozen and not any(other.jail is jail and other.frozen for other in self._suspects):
+                jail.thaw()
+        return None if limit is None else (jail, limit)
 
     def let_go(self) -> None:
         """Nobody is a suspect any more."""

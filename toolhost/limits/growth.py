@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -19,15 +18,13 @@ from toolhost.limits.decide import Growth
 
 #: Folders in folders; each holds one of our descriptors while it is walked.
 MAX_DEPTH: Final = 128
-#: So many entries of one folder take less than a millisecond.
-MANY: Final = 128
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def walk(root: str, since: float, enough: Growth, meanwhile: Callable[[], None] = lambda: None) -> Growth:
+def walk(root: str, since: float, enough: Growth) -> Growth:
     """What was added to the folder (or file) `root` since then (seconds since 1970). Stops at `enough` of either.
 
-    A tree that is too deep is `enough` as well. `meanwhile` is called every MANY entries, and with each folder.
+    A tree that is too deep is `enough` as well.
     """
     seen: set[tuple[int, int]] = set()
     size = entries = 0
@@ -54,11 +51,8 @@ def walk(root: str, since: float, enough: Growth, meanwhile: Callable[[], None] 
                 continue  # gone, or not a folder any more
             folders: list[str] = []
             stack.append((fd, folders))
-            meanwhile()
             with suppress(OSError), os.scandir(fd) as listing:
-                for number, entry in enumerate(listing, 1):
-                    if number % MANY == 0:
-                        meanwhile()
+                for entry in listing:
                     with suppress(OSError):
                         found = entry.stat(follow_symlinks=False)
                         folder = stat.S_ISDIR(found.st_mode)

@@ -206,11 +206,10 @@ class Nameless(NamedTuple):
     size: int
 
 
-def nameless(view: View, meanwhile: Callable[[], None] = lambda: None) -> set[Nameless]:
-    """Regular files without a name that processes of the jail have open or mapped. `meanwhile` is called with each."""
+def nameless(view: View) -> set[Nameless]:
+    """Regular files without a name that processes of the jail have open or mapped."""
     found: set[Nameless] = set()
     for process in processes(view):
-        meanwhile()
         folder = f"{view.proc}/{process.pid}"
         with suppress(OSError):
             for name in os.listdir(f"{folder}/fd"):

@@ -5,7 +5,10 @@ must go on. It only reads; what it finds is handed to the loop, which ends jails
 
 How often. The file systems that jails write to are asked for their free space every disks.DISK_S, whatever else goes
 on; processor time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
-nor into walks over a jail's folders. While no jail runs anything the thread sleeps.
+nor into walks over one jail's folders, and no more than half into walks over all of them. While no jail runs anything
+the thread sleeps.
+
+It must not be late while many want the processor, and so comes before all others where root's launcher can see to that.
 
 Source: sandbox.md section 4; docs/decisions/028 and 029.
 """
@@ -29,6 +32,7 @@ LOOK_S: Final = 0.05
 #: The part of the time that looks may take.
 _PART: Final = 0.25
 
+
 #: Says that a jail has reached a limit: the limit, and the calls that did, None for all of the jail's.
 Report = Callable[[Account, str, list[str] | None], None]
 
@@ -36,8 +40,11 @@ Report = Callable[[Account, str, list[str] | None], None]
 class Watch:
     """All watched jails of one tool host. Use from the loop's thread; `wake` whenever a jail gets a call."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, report: Report) -> None:
-        """`report` is called in the loop."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, report: Report, put_first: Callable[[int], None] = lambda thread: None
+    ) -> None:
+        """Both are called in the loop. `put_first` is given the numbers of our threads, which should not wait."""
+        self._put_first = put_first
         self._loop = loop
         self._report = report
         self._jails: list[Account] = []
@@ -61,6 +68,9 @@ class Watch:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
             self._thread.start()
+            for number in (self._thread.native_id, self._disks.start()):
+                if number is not None:
+                    self._put_first(number)
 
     def remove(self, jail: Account) -> None:
         """Its last process is gone."""
@@ -82,6 +92,7 @@ class Watch:
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
+            self._disks.close()
 
     # --- in the thread
 
@@ -107,9 +118,9 @@ class Watch:
             self._disks.look(busy)
             if not self._to_look_at and time.monotonic() >= self._look_again_at:
                 self._to_look_at, self._looked_at, self._found_slow, self._cost_s = busy, [], set(), 0.0
-        if self._disks.suspects and (self._look_next is False or not self._to_look_at):
+        if self._disks.suspects and not (self._look_next and self._to_look_at):
             self._look_next = True
-            found = self._disks.walk_one(lambda jail: jail not in self._slow)
+            found = self._disks.step(lambda jail: jail not in self._slow)
             if found is not None:
                 self._tell(*found, None)
         elif self._to_look_at:

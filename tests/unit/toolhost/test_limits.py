@@ -12,6 +12,7 @@ from toolhost.limits.decide import (
     MIB,
     ORDINARY,
     SLOW_WEIGHT,
+    Budget,
     CpuMeter,
     DiskMeter,
     Growth,
@@ -21,6 +22,8 @@ from toolhost.limits.decide import (
     exceeded,
     limit_error,
     niceness_of_slow,
+    walk_again_at,
+    walked_before,
     weight_of,
     with_limit,
 )
@@ -159,6 +162,32 @@ def test_no_more_is_charged_than_was_used(steps: list[tuple[float, set[str]]]) -
         assert sum(meter.used(call) for call in "abcd") <= total + 1e-9
     meter.charge(total - 1, ["a"])  # a counter that falls is no credit
     assert meter.total_s == total
+
+
+def test_time_is_spent_up_to_a_part_and_some_at_once() -> None:
+    budget, now, spent = Budget(0.5, 0.1), 100.0, 0.0
+    while now < 110.0:
+        if budget.allowed(now):
+            budget.spend(now, now + 0.03)
+            spent += 0.03
+            now += 0.03
+        else:
+            now += 0.001
+    assert 0.5 * 10 < spent < 0.5 * 10 + 0.1 + 0.03
+    budget = Budget(0.5, 0.1)
+    budget.spend(100.0, 100.09)
+    assert budget.allowed(100.09)
+    budget.spend(100.09, 100.3)
+    assert not budget.allowed(100.31)
+    assert budget.allowed(100.6)
+
+
+def test_who_is_frozen_waits_the_longer_the_less_it_has_to_be_done_with() -> None:
+    """Frozen and quick, frozen, not frozen and busy, not frozen and quick."""
+    order = [(True, True), (True, False), (False, False), (False, True)]
+    places = [walked_before(*each) for each in order]
+    assert places == sorted(set(places))
+    assert walk_again_at(10.0, 10.1) == pytest.approx(10.4)
 
 
 def walked(meter: DiskMeter, found: Growth, lost: Lost) -> str | None:
