@@ -179,6 +179,8 @@ class Jails:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone, CLOSE_S)
         with suppress(TimeoutError):
+            await asyncio.wait_for(self._sized.settled(), CLOSE_S)
+        with suppress(TimeoutError):
             await asyncio.wait_for(offload.settled(), CLOSE_S)
         self._egress.close()
         self._watch.close()

@@ -2,7 +2,7 @@
 
 Rules.
 - Each jail in a workdir can take `diskMb`, whatever was there before. So what jails can take together is set anew
-  before each of them starts: the sum over those that live there.
+  before each of them starts: the sum over those that live there. When there is none, others may write what they like.
 - A workdir that has an image is used with it or not at all, whatever the operator has chosen since.
 - Where none can be made, it is said once, and what is written is watched.
 
@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from schemas.codec import DECODE_ERRORS
-from schemas.errors import fail
+from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.launch import ToolHostSpec, ToolSpec
 from toolhost import offload
@@ -91,6 +91,7 @@ class SizedWorkdirs:
         self._warn = warn
         self._points: dict[str, _Point] = {}
         self._able: asyncio.Task[bool] | None = None
+        self._left: set[asyncio.Task[None]] = set()
 
     def configure(self, spec: ToolHostSpec) -> None:
         """Find out whether this host can, as soon as the operator wants it."""
@@ -133,8 +134,24 @@ class SizedWorkdirs:
         """Its jail is gone."""
         if claim is not None and (of_point := self._points.get(claim.point)) is not None:
             of_point.claims.remove(claim)
-            if not of_point.claims:
+            if not of_point.claims and claim.sized:
+                leaving = asyncio.ensure_future(self._leave(claim.point, of_point))
+                self._left.add(leaving)
+                leaving.add_done_callback(self._left.discard)
+            elif not of_point.claims and not of_point.lock.locked():
                 del self._points[claim.point]
+
+    async def settled(self) -> None:
+        """Wait until what is left is known to the workdirs without jails."""
+        await asyncio.gather(*self._left)
+
+    async def _leave(self, point: str, of_point: _Point) -> None:
+        async with of_point.lock:
+            if not of_point.claims:
+                with suppress(GoondanError, OSError):  # the next jail there will say what is wrong
+                    await _ask(point, {"hold": None, "make": False})
+        if not of_point.claims:
+            self._points.pop(point, None)
 
     async def _check(self) -> bool:
         problem, folder = "the tool host has no folder of its own", self._folder

@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, str]] = {
     "tool": "List, show, make and test tools.",
     "validate": "Check a bundle and report everything that is wrong with it.",
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
+    "disk": "List, mount or unmount workdirs that have file systems of their own.",
     "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
 }

@@ -116,6 +116,13 @@ class RunDir(Struct, frozen=True, kw_only=True):
     unused_xdg: str = ""
 
 
+class Sized(Struct, frozen=True, kw_only=True):
+    """Whether workdirs can have file systems of their own: `state` is `sized` if so, else `why` says what lacks."""
+
+    state: str
+    why: str = ""
+
+
 class Running(Struct, frozen=True, kw_only=True):
     """The kernel of this bundle. `left`: a killed kernel's files are there; `hangs`: it does not answer."""
 
@@ -125,17 +132,20 @@ class Running(Struct, frozen=True, kw_only=True):
 
 
 class Bundle(Struct, frozen=True, kw_only=True):
-    """The bundle. `refused` says why it could not even be looked at."""
+    """The bundle. `refused` says why it could not even be looked at. `sized_workdirs`: the operator's policy wants
+    file systems for workdirs.
+    """
 
     path: str = ""
     errors: list[Problem] = []
     warnings: list[Problem] = []
     dropped: int = 0
     refused: ErrorPayload | None = None
+    sized_workdirs: bool = False
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Everything. `survey` is the tool host's half, None when it did not answer."""
+    """Everything. `survey` is the tool host's half, None when it did not answer; `sized` is None if nobody wants it."""
 
     versions: Versions
     host: Host
@@ -146,3 +156,4 @@ class Facts(Struct, frozen=True, kw_only=True):
     running: Running
     bundle: Bundle
     survey: Survey | None = None
+    sized: Sized | None = None

@@ -37,11 +37,12 @@ from kernel.doctor.facts import (
     Limits,
     RunDir,
     Running,
+    Sized,
     Survey,
     Variable,
     Versions,
 )
-from kernel.spawn import START
+from kernel.spawn import START, command
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
 
@@ -58,6 +59,7 @@ def look(bundle: str | None) -> Facts:
     try:
         found, named = _bundle(bundle)
         run_dir = _run_dir(found.path)
+        sized = _sized(found.path) if found.sized_workdirs else None
         return Facts(
             versions=_versions(),
             host=_host(),
@@ -68,6 +70,7 @@ def look(bundle: str | None) -> Facts:
             running=_running(found.path, run_dir),
             bundle=found,
             survey=_answer(survey),
+            sized=sized,
         )
     finally:
         if survey is not None and survey.returncode is None:
@@ -99,6 +102,18 @@ def _answer(survey: subprocess.Popen[bytes] | None) -> Survey | None:
         return msgspec.json.decode(data, type=Survey) if survey.returncode == 0 else None
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
+
+
+def _sized(bundle: str) -> Sized:
+    """Make one such file system and remove it, where the state is or will be."""
+    argv = command("toolhost.disk", ["check", _existing(paths.state_dir(bundle))])
+    try:
+        done = subprocess.run(
+            argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SURVEY_S, start_new_session=True
+        )
+        return msgspec.json.decode(done.stdout, type=Sized)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        return Sized(state="unable", why=f"it could not be found out ({error})")
 
 
 # --- this machine ---------------------------------------------------------------------------------------------------
@@ -297,7 +312,13 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
         return Bundle(path=given or "", errors=error.problems), {}
     except GoondanError as error:
         return Bundle(path=given or "", refused=error.info), {}
-    found = Bundle(path=path, errors=inspected.errors, warnings=inspected.warnings, dropped=inspected.dropped)
+    found = Bundle(
+        path=path,
+        errors=inspected.errors,
+        warnings=inspected.warnings,
+        dropped=inspected.dropped,
+        sized_workdirs=inspected.terms.sized_workdirs,
+    )
     return found, wanted_variables(inspected.loaded.documents)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
+import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -256,3 +258,71 @@ async def test_a_damaged_image_is_refused_with_the_reason(state: Path, tmp_path:
     assert error["code"] == "E_SANDBOX_UNAVAILABLE"
     assert "it holds no ext4 file system" in error["message"]
     assert list(workdir.iterdir()) == []
+
+
+async def test_who_comes_after_the_last_jail_has_all_the_room(state: Path, tmp_path: Path) -> None:
+    """The bound is for jails; a person who puts files there when none lives has what the disk has."""
+    workdir = instance(state) / "workspace"
+    async with host(state, tool(tmp_path, disk_mb=40)) as made:
+        assert (await run(made, workdir, free=[]))["free"] <= 40 * MIB
+    assert space(workdir) > 100 * MIB
+    async with host(state, tool(tmp_path, disk_mb=40)) as made:
+        assert (await run(made, workdir, free=[]))["free"] <= 40 * MIB
+        fd = folder_of(workdir.parent)
+        sized.unmount(fd)
+        os.close(fd)
+    assert mounts(state) == [], "whoever unmounts has it unmounted"
+
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
+---
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
+"""
+
+
+def test_the_operator_chooses_it_in_the_policy(state: Path, short_tmp: Path) -> None:
+    (short_tmp / "goondan.yaml").write_text(BUNDLE)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(short_tmp), "GOONDAN_STATE_ROOT": str(state)}
+    environment["XDG_RUNTIME_DIR"] = str(short_tmp)
+
+    def gdn(*arguments: str) -> tuple[int, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "kernel.cli", *arguments, "--json"],
+            cwd=short_tmp,
+            env=environment | {"PYTHONPATH": os.getcwd()},
+            capture_output=True,
+            timeout=60,
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    policy = state / "policy.yaml"
+    policy.write_text("disk: {sized: true}\n")
+    policy.chmod(0o600)
+    status, result = gdn("call", "bash__exec", json.dumps({"command": "echo kept > file"}))
+    assert status == 0
+    assert result["receipt"]["jail"]["limits"]["diskMb"] == "sized"
+    status, (row,) = gdn("disk", "list")
+    assert (status, row["mounted"], row["problem"]) == (0, True, "")
+    assert mounts(state) == [row["workdir"]], "it stays mounted"
+    assert (Path(row["workdir"]) / "file").read_text() == "kept\n"
+    _, found = gdn("doctor")
+    (finding,) = [finding for finding in found["findings"] if finding["check"] == "disk"]
+    assert finding["level"] == "ok"
+    with (Path(row["workdir"]) / "file").open():
+        status, (busy,) = gdn("disk", "unmount")
+    assert (status, busy["mounted"]) == (1, True)
+    assert "busy" in busy["problem"]
+    assert [gdn("disk", action)[1][0]["mounted"] for action in ("unmount", "mount", "unmount")] == [False, True, False]
+    assert mounts(state) == []

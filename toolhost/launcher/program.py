@@ -155,6 +155,8 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
     try:
         if "hold" in request and (held := sized.hold(folder, request["hold"], make=request["make"])) is not None:
             return dict(held)
+        if "hold" in request and request["hold"] is None:
+            return {"state": "watched", "allowed": 0, "why": "it is not mounted any more"}
         if os.fork():
             return {"later": True}
     except (OSError, ValueError) as error:

@@ -92,11 +92,11 @@ class Run(TypedDict):
 
 
 class Hold(TypedDict):
-    """Have jails able to take `hold` bytes in the workdir of an instance, whose folder comes with it. `make`: an empty
-    workdir gets a file system of its own.
+    """Have jails able to take `hold` bytes in the workdir of an instance, whose folder comes with it; None: whatever
+    there is, for whoever else writes there. `make`: an empty workdir gets a file system of its own.
     """
 
-    hold: int
+    hold: int | None
     make: bool
 
 

@@ -43,8 +43,11 @@ class Unable(OSError):
     """This host cannot make such file systems; nothing is left of the try."""
 
 
-def hold(folder: int, wanted: int, *, make: bool) -> Held | None:
-    """Have jails able to take `wanted` bytes more in a workdir that is mounted; None when it is not. Takes no time."""
+def hold(folder: int, wanted: int | None, *, make: bool) -> Held | None:
+    """Have jails able to take `wanted` bytes more in a workdir that is mounted (None: whatever there is).
+
+    Takes no time. None when it is not mounted.
+    """
     point, image = _point(folder), _open_image(folder)
     try:
         if point is None or point.st_dev == os.fstat(folder).st_dev:
@@ -60,7 +63,7 @@ def hold(folder: int, wanted: int, *, make: bool) -> Held | None:
             os.close(image)
 
 
-def mount(folder: int, wanted: int, *, make: bool) -> Held:
+def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
     """Mount the workdir's image, and `hold` it. Without one, and with `make`, an empty workdir gets one."""
     with _locked(folder):
         held = hold(folder, wanted, make=make)  # somebody else may have been faster
@@ -88,16 +91,21 @@ def mount(folder: int, wanted: int, *, make: bool) -> Held:
         return _refused("it is not mounted") if held is None else held
 
 
+def is_mounted(folder: int) -> bool:
+    """Whether the workdir's own image is mounted there. Raises OSError."""
+    point, image = _point(folder), _open_image(folder)
+    try:
+        return point is not None and image >= 0 and loops.of(image, point.st_dev) is not None
+    finally:
+        if image >= 0:
+            os.close(image)
+
+
 def unmount(folder: int) -> None:
     """Unmount the workdir, if its image is mounted there; the loop device goes with it. Raises OSError when in use."""
     with _locked(folder):
-        point, image = _point(folder), _open_image(folder)
-        try:
-            if point is not None and image >= 0 and loops.of(image, point.st_dev) is not None:
-                calls.unmount(_at(folder, POINT))
-        finally:
-            if image >= 0:
-                os.close(image)
+        if is_mounted(folder):
+            calls.unmount(_at(folder, POINT))
 
 
 def check(folder: int) -> Held:
@@ -175,15 +183,16 @@ def _sync(folder: int) -> None:
         os.fsync(fd)
 
 
-def _allow(folder: int, image: int, name: str, wanted: int) -> Held:
+def _allow(folder: int, image: int, name: str, wanted: int | None) -> Held:
     at, disk = os.statvfs(_at(folder, POINT)), os.fstatvfs(folder)
     if at.f_flag & os.ST_RDONLY:
         return _refused("its file system was damaged, or its disk was full, and it cannot be written to any more")
-    may_take = sizes.allowed(wanted, disk.f_bavail * disk.f_frsize)
     spare = sizes.spare_blocks(_superblock(image))
+    room = max(0, at.f_bfree - spare) * sizes.BLOCK
+    may_take = sizes.allowed(room if wanted is None else wanted, disk.f_bavail * disk.f_frsize)
     with open(f"/sys/fs/ext4/{name}/reserved_clusters", "w", encoding="ascii") as kept_back:
         kept_back.write(str(sizes.kept_back(at.f_bfree, spare, may_take)))
-    if at.f_bfree - spare < may_take // sizes.BLOCK:
+    if room < may_take:
         return _refused("its file system has not room enough any more")
     return {"state": "sized", "allowed": may_take, "why": ""}
 
@@ -249,7 +258,7 @@ def _write_note(folder: int) -> None:
     image, point = (os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name) for name in (IMAGE, POINT))
     text = (
         f"The files of this workdir are in the file system in {IMAGE}, beside this folder. They show here while it is\n"
-        "mounted, which the next call of a tool sees to. By hand, as root:\n\n"
+        "mounted, which the next call of a tool sees to, and `gdn disk mount`. By hand, as root:\n\n"
         f"    mount -o loop,nosuid,nodev,discard '{image}' '{point}'\n"
     )
     with suppress(OSError):

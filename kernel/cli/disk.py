@@ -1,0 +1,83 @@
+"""`gdn disk list|mount|unmount`: workdirs of instances that have file systems of their own, of all bundles.
+
+The work is the tool host's (`toolhost/disk.py`). Exit status 1 when something could not be mounted or unmounted.
+
+Source: docs/decisions/040.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Mounting takes milliseconds each, and a damaged one as long as it takes to read (seconds).
+_PATIENCE_S: Final = 600.0
+_MIB: Final = 1 << 20
+
+
+@click.group()
+def command() -> None:
+    """List, mount or unmount workdirs that have file systems of their own (`disk.sized` of policy.yaml)."""
+
+
+@command.command(name="list")
+@options.as_json
+def list_(as_json: bool) -> int:
+    """Show them, what their files take, and what their images take on the disk."""
+    return _do("list", as_json)
+
+
+@command.command()
+@options.as_json
+def mount(as_json: bool) -> int:
+    """Mount them all, as after a reboot: the next call of a tool mounts only its own."""
+    return _do("mount", as_json)
+
+
+@command.command()
+@options.as_json
+def unmount(as_json: bool) -> int:
+    """Unmount them all, before the state root is moved or removed. What is in use stays, and is named."""
+    return _do("unmount", as_json)
+
+
+def _do(action: str, as_json: bool) -> int:
+    import subprocess
+
+    import msgspec
+
+    from kernel.cli.output import write, write_json
+    from kernel.paths import state_root
+    from kernel.spawn import command as program
+    from schemas.errors import fail
+
+    argv = program("toolhost.disk", [action, state_root()])
+    try:
+        done = subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)
+        rows = msgspec.json.decode(done.stdout)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        raise fail("E_STATE", f"the workdirs could not be gone through: {error}") from None
+    if as_json:
+        write_json(rows)
+    else:
+        write("\n".join(render(rows)))
+    return 1 if any(row["problem"] for row in rows) else 0
+
+
+def render(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each."""
+    from kernel.cli.terminal import printable
+
+    lines = []
+    for row in rows:
+        files = f"{-(-row['usedBytes'] // _MIB)} MiB of files, " if row["mounted"] else ""
+        state = "mounted" if row["mounted"] else "not mounted"
+        said = f"; {row['problem']}" if row["problem"] else ""
+        lines.append(printable(f"{row['workdir']}: {state}, {files}image {-(-row['imageBytes'] // _MIB)} MiB{said}"))
+    return lines or ["no workdir has a file system of its own"]

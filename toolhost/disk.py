@@ -1,0 +1,104 @@
+"""`python -m toolhost.disk check FOLDER`, and `list|mount|unmount STATE_ROOT`: workdirs with file systems of their own.
+
+    check:                 {"state": "sized" | "unable" | …, "allowed": 0, "why": TEXT}
+    list, mount, unmount:  [{"workdir": PATH, "mounted": true, "usedBytes": 4096, "imageBytes": 8192, "problem": ""}, …]
+
+`check` finds out in an empty folder of its own below FOLDER whether they can be made there, and leaves nothing behind.
+`problem` says why a workdir could not be mounted or unmounted, "" when it was. Never lazily: what is in use stays.
+
+Exit status 0 whatever was found. Source: docs/decisions/040.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import tempfile
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from toolhost.launcher import sized, sizes
+from toolhost.launcher.request import Held
+
+#: Below a state root, and below the state directory of one workspace.
+_IMAGES: Final = ("workspaces/*/instances/*/*", "instances/*/*")
+
+
+class Row(Struct, frozen=True, rename="camel", kw_only=True):
+    """One workdir that has an image. Bytes are those that its files and its image take."""
+
+    workdir: str
+    mounted: bool
+    used_bytes: int
+    image_bytes: int
+    problem: str = ""
+
+
+def check(folder: str) -> Held:
+    """Whether such file systems can be made below this folder."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".disk-check-", dir=folder) as empty:
+            fd = os.open(empty, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                return sized.check(fd)
+            finally:
+                os.close(fd)
+    except OSError as error:
+        return {"state": "unable", "allowed": 0, "why": error.strerror or str(error)}
+
+
+def go_through(root: str, action: str) -> list[Row]:
+    """Mount or unmount every one below a state root, or (`list`) none."""
+    folders = {folder for pattern in _IMAGES for folder in glob.glob(os.path.join(glob.escape(root), pattern))}
+    return [_row(folder, action) for folder in sorted(folders) if os.path.lexists(f"{folder}/{sizes.IMAGE}")]
+
+
+def _row(folder: str, action: str) -> Row:
+    problem = ""
+    mounted = False
+    workdir, image = f"{folder}/{sizes.POINT}", f"{folder}/{sizes.IMAGE}"
+    used_bytes = 0
+    try:
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if action == "unmount":
+                sized.unmount(fd)
+            elif action == "mount" and not sized.is_mounted(fd):
+                problem = sized.mount(fd, None, make=False)["why"]
+            mounted = sized.is_mounted(fd)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        mounted = os.path.ismount(workdir)
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if mounted:
+        at = os.statvfs(workdir)
+        used_bytes = (at.f_blocks - at.f_bfree) * at.f_frsize
+    return Row(
+        workdir=workdir,
+        mounted=mounted,
+        used_bytes=used_bytes,
+        image_bytes=os.lstat(image).st_blocks * 512,
+        problem=problem,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Print the answer. 2 for bad usage."""
+    match arguments:
+        case ["check", folder]:
+            answer: object = check(folder)
+        case [("list" | "mount" | "unmount") as action, root]:
+            answer = go_through(root, action)
+        case _:
+            print("usage: python -m toolhost.disk check FOLDER | list|mount|unmount STATE_ROOT", file=sys.stderr)
+            return 2
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
