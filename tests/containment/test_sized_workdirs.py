@@ -311,7 +311,7 @@ def test_the_operator_chooses_it_in_the_policy(state: Path, short_tmp: Path) -> 
     policy.write_text("disk: {sized: true}\n")
     policy.chmod(0o600)
     status, result = gdn("call", "bash__exec", json.dumps({"command": "echo kept > file"}))
-    assert status == 0
+    assert status == 0, result
     assert result["receipt"]["jail"]["limits"]["diskMb"] == "sized"
     status, (row,) = gdn("disk", "list")
     assert (status, row["mounted"], row["problem"]) == (0, True, "")
