@@ -10,12 +10,14 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
+from schemas.users import TOOLHOST_UID
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
@@ -74,6 +76,17 @@ def die_with_parent(parent_pid: int | None) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(f"parent process {parent_pid} is gone")
+
+
+def admit_toolhost(path: str) -> None:
+    """Make the user that tool hosts of root become the owner of a socket or a folder of ours, if we are root; its mode
+    stays closed to all others.
+
+    Root goes on using it. In a container that has no such number nothing happens: tool hosts stay root there.
+    """
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            os.chown(path, TOOLHOST_UID, TOOLHOST_UID, follow_symlinks=False)
 
 
 def report_ready(ready_fd: int | None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import suppress
 
 import msgspec
 import uvloop
@@ -13,9 +12,7 @@ import uvloop
 from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
 from toolhost.app import App, Settings
-from toolhost.launcher_link import LAUNCHER
-from toolhost.limits.groups import own_tree
-from toolhost.privileges import give_up
+from toolhost.descent import descend
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,10 +30,8 @@ def main(argv: list[str] | None = None) -> int:
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
         )
-        own_tree()  # only a root with all of its powers sees that a group was delegated to it
-        with suppress(OSError):
-            LAUNCHER.start()  # which keeps what is given up here; when it cannot start, the probe says so
-        give_up()
+        descend(arguments.endpoint)
+        die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings))
     except GoondanError as error:
         print(f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}", file=sys.stderr)

@@ -32,6 +32,7 @@ from toolhost.promises import PROMISES, PromiseFile
 from toolhost.sized_workdirs import SizedWorkdirs
 from toolhost.state_folder import StateFolder
 from toolhost.stays import Stays
+from toolhost.steward_link import STEWARD
 from toolhost.survey import ALONE, calls_can_be_forked, survey
 from toolhost.tenancy import LogLine, WorkerNews
 
@@ -67,6 +68,7 @@ class App:
         if settings.status_fd is not None:
             os.set_blocking(settings.status_fd, False)  # a supervisor that does not read must not stop us
         self._shutdown: Frame | None = None
+        self._broken: GoondanError | None = None
         self._facts: HostFacts | None = None
         self._forking: asyncio.Task[None] | None = None
         self._announcing: set[asyncio.Task[None]] = set()
@@ -85,6 +87,9 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.set_exception_handler(_broken)
+        if STEWARD.runs:
+            pidfd = os.pidfd_open(STEWARD.pid)
+            loop.add_reader(pidfd, self._steward_lost, pidfd)
         probing = asyncio.ensure_future(survey())  # while the broker answers
         try:
             welcome = await self._connect()
@@ -127,6 +132,8 @@ class App:
         self._early.clear()
         try:
             found = await probing
+            if STEWARD.runs:
+                STEWARD.settle(found.facts is not None and not found.facts.user_namespaces)
             if found.facts is None:
                 error = found.error or fail("E_SANDBOX_UNAVAILABLE", "no jail can be made")
                 _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
@@ -167,8 +174,19 @@ class App:
     async def _serve(self) -> None:
         self._link.closed.add_done_callback(lambda closed: self._stop.set())
         await self._stop.wait()
+        if self._broken is not None:
+            raise self._broken
         if self._link.closed.done():
             self._link.closed.result()  # raises what the broker refused us with
+
+    def _steward_lost(self, pidfd: int) -> None:
+        """Nobody is left who could start another one."""
+        asyncio.get_running_loop().remove_reader(pidfd)
+        self._break("the steward of this tool host, which does what only root can, has ended")
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or fail("E_SANDBOX_UNAVAILABLE", why, suggestion="It is started anew.")
+        self._stop.set()
 
     # --- the link
 
@@ -190,6 +208,8 @@ class App:
         except GoondanError as error:
             _say("error", error.info.message, code=error.info.code)
             return
+        if STEWARD.runs and spec.state_dir != self._host.spec.state_dir:
+            self._break(f"the state was in {self._host.spec.state_dir} and is in {spec.state_dir} now")
         if spec != self._host.spec:
             self._host.configure(spec)
             self._fork_calls()

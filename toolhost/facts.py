@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -30,7 +31,9 @@ from toolhost.bytecode import compile_sources
 from toolhost.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.limits.groups import own_tree
 from toolhost.policy import SYSTEM, TOP, HostFacts, Place, Request, guard_candidates
+from toolhost.privileges import runs_for_root
 from toolhost.seccomp.numbers import NUMBERS, Machine
+from toolhost.steward_link import STEWARD
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
 MINIMUM_BWRAP: Final = (0, 11)
@@ -99,17 +102,26 @@ def _bwrap_problem(path: str) -> str | None:
     try:
         if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
             return "is setuid"
-        done = subprocess.run(
-            [path, "--version"],
-            check=False,
-            capture_output=True,
-            timeout=VERSION_TIMEOUT_S,
-            env={},
-            stdin=subprocess.DEVNULL,
-        )
+        return version_problem(said_version(path))
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"cannot run ({error})"
-    return version_problem(done.stdout.decode("utf-8", "replace"))
+
+
+@lru_cache
+def said_version(path: str) -> str:
+    """What a bubblewrap says to --version: asked once, while we can still start programs.
+
+    Raises OSError and TimeoutExpired.
+    """
+    done = subprocess.run(
+        [path, "--version"],
+        check=False,
+        capture_output=True,
+        timeout=VERSION_TIMEOUT_S,
+        env={},
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.decode("utf-8", "replace")
 
 
 def version_problem(text: str) -> str | None:
@@ -159,8 +171,8 @@ def host_facts(
 
     Sees to it that our own sources for jails are compiled.
     """
-    package = os.path.dirname(os.path.realpath(__file__))
-    compile_sources((f"{package}/inside", f"{package}/base"))
+    package = _package()
+    compile_for_jails()
     # The interpreter itself, not a virtual environment's link to it: jails know no environment.
     python = os.path.realpath(sys.executable)
     prefix: str | None = os.path.realpath(sys.base_prefix)
@@ -174,31 +186,51 @@ def host_facts(
     for store in STORES:
         if prefix is not None and within(prefix, store):
             prefix = store
-    # What trusted programs are made of: this installation's packages, and the environment it runs in.
-    root = os.path.dirname(package)
-    code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
-    code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
-    if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
-        code += [f"{root}/{name}" for name in CHECKOUT]
     return HostFacts(
         bwrap=os.path.realpath(bwrap),
         python=python,
         inside=f"{package}/inside",
         machine=machine(),
         landlock=landlock_abi(),
-        stage=next((path for path in STAGES if os.path.isdir(path)), None) if os.geteuid() == 0 else None,
+        stage=next((path for path in STAGES if os.path.isdir(path)), None) if runs_for_root() else None,
         bwrap_root=_around(bwrap),
         prefix=None if prefix is None or within(prefix, "/usr") else prefix,
         links=links,
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
-        code=[path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")],
-        home=os.path.realpath(os.path.expanduser("~")),
+        code=code_folders(),
+        home=home(),
         hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
         user_namespaces=user_namespaces,
         groups=own_tree(),
     )
+
+
+def _package() -> str:
+    return os.path.dirname(os.path.realpath(__file__))
+
+
+def compile_for_jails() -> None:
+    """See to it that our own sources for jails are compiled, as far as we may write there."""
+    package = _package()
+    compile_sources((f"{package}/inside", f"{package}/base"))
+
+
+def code_folders() -> list[str]:
+    """What trusted programs are made of, beside /usr: this installation's packages, and the environment it runs in."""
+    root = os.path.dirname(_package())
+    code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
+    code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
+    if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
+        code += [f"{root}/{name}" for name in CHECKOUT]
+    return [path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")]
+
+
+@lru_cache(maxsize=1)
+def home() -> str:
+    """The operator's home directory: found once, while we are still who we were started as."""
+    return os.path.realpath(os.path.expanduser("~"))
 
 
 def with_hidden(facts: HostFacts, hidden: Iterable[str]) -> HostFacts:
@@ -218,9 +250,14 @@ def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:
         folders = [os.path.dirname(above)]
     if endpoint.startswith("ipc://"):
         run_dir = os.path.dirname(endpoint.removeprefix("ipc://"))
-        parent = os.path.dirname(run_dir)
-        folders.append(parent if os.path.basename(parent).startswith("goondan") else run_dir)
+        folders += runtime_folders(endpoint) or [run_dir]
     return folders
+
+
+def runtime_folders(endpoint: str) -> list[str]:
+    """The folder of all runtime directories that a broker's socket lies in; [] when it lies somewhere else."""
+    parent = os.path.dirname(os.path.dirname(endpoint.removeprefix("ipc://")))
+    return [parent] if endpoint.startswith("ipc://") and os.path.basename(parent).startswith("goondan") else []
 
 
 def look_up(
@@ -291,11 +328,18 @@ def _workdir(path: str, state_dir: str) -> str:
     if not os.path.isabs(path):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path!r} is no absolute path")
     if within(os.path.normpath(path), state_dir):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        _make_workdir(os.path.normpath(path), state_dir)
     real = os.path.realpath(path)
     if not os.path.isdir(real):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")
     return real
+
+
+def _make_workdir(path: str, state_dir: str) -> None:
+    if not STEWARD.runs:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    elif not os.path.isdir(path):
+        STEWARD.make_workdir(path[len(state_dir) + 1 :])
 
 
 def _everything(path: str) -> list[Place]:
@@ -340,7 +384,7 @@ def _replaceable_link(path: str) -> str | None:
         if os.path.islink(here):
             closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
             # As an ordinary user a jail is that user, and can do no more.
-            if not closed and (os.geteuid() == 0 or os.access(above, os.W_OK)):
+            if not closed and (runs_for_root() or os.access(above, os.W_OK)):
                 return here
     return None
 

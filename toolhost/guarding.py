@@ -16,7 +16,9 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.errors import fail
+from toolhost.launcher.deeds import remove_unguarded
 from toolhost.policy import GUARDED_NAMES, Place
+from toolhost.steward_link import STEWARD
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
 MADE_NAMES: Final = GUARDED_NAMES
@@ -72,6 +74,10 @@ def repositories(folder: str) -> list[str]:
 def make_placeholders(folder: str) -> list[str]:
     """Make the missing ones of MADE_NAMES; those that were made. Where we may not, neither may a jail."""
     made: list[str] = []
+    if STEWARD.runs:
+        with suppress(OSError):
+            made = STEWARD.make_placeholders(folder)
+        return made
     for name in MADE_NAMES:
         path = f"{folder}/{name}"
         with suppress(OSError):
@@ -84,7 +90,10 @@ def make_placeholders(folder: str) -> list[str]:
 
 
 def remove_placeholders(paths: list[str]) -> None:
-    """Remove those that are still empty."""
+    """Remove those that are still empty, unless another tool host guards them."""
     for path in paths:
         with suppress(OSError):
-            os.rmdir(path)
+            if STEWARD.runs:
+                STEWARD.remove_placeholder(path)
+            else:
+                remove_unguarded(path)

@@ -29,9 +29,11 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
 from toolhost.channel import Violation
+from toolhost.descent import descend
 from toolhost.facts import find_bwrap, hidden_folders, host_facts, look_up
 from toolhost.jail import Jail
 from toolhost.policy import HostFacts, plan
+from toolhost.steward_link import STEWARD
 
 #: A module of handlers is written by people.
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -277,12 +279,19 @@ def _refuse(tool: ToolSpec, reason: Reason, message: str, method: Literal["jail"
 
 
 def main() -> int:
-    """Read the request from stdin, write the findings to stdout. 2 for a request that is none."""
+    """Read the request from stdin, write the findings to stdout. 2: it is none; 1: root stays root."""
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     except msgspec.DecodeError as error:
         print(f"toolhost.inspection: {error}", file=sys.stderr)
         return 2
+    try:
+        descend()
+        if STEWARD.runs:
+            STEWARD.settle(False)
+    except OSError as error:
+        print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        return 1
     answer: dict[str, Any] = {"tools": asyncio.run(inspect(request))}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     return 0

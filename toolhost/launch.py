@@ -119,7 +119,7 @@ async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launche
                 raise _no_start(error) from None
         undo.pop_all()
     if uid is not None and (following := UIDS.next()) is not None:
-        LAUNCHER.prepare(os.geteuid(), os.getegid(), following)
+        LAUNCHER.prepare(0, 0, following)  # what we made for an instance is root's
     counter = counters[0] if counters else None
     plan, group, unmapped = parts.plan, parts.group, answer["unmapped"]
     return Launched(

@@ -6,8 +6,8 @@ Rules.
   no descriptors.
 - A launcher that has ended, or has answered nothing for ANSWER_S, is ended and started again. Whatever was with it
   fails with LauncherLost: it may have started those jails or not. What still waits here goes to the new one.
-- It is started in the loop's thread, which is therefore the parent of every jail: bubblewrap dies with the thread
-  whose child it is.
+- It is started in the loop's thread, under root by the steward that was; that thread is therefore the parent of every
+  jail, and bubblewrap dies with the thread whose child it is.
 
 Source: sandbox.md section 3; docs/decisions/022 and 031.
 """
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from toolhost import offload
 from toolhost.launcher.request import Check, Hold, Launch, Run
+from toolhost.steward_link import STEWARD
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -148,18 +149,7 @@ class LauncherLink:
         """See to it that it runs: our end of its socket. It has the powers of who calls. Raises OSError."""
         if self._channel is not None:
             return self._channel
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = os.path.join(os.path.dirname(os.path.realpath(__file__)), "launcher", "__main__.py")
-        argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD)]
-        with theirs:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                self.pid = _spawn(argv, {0: null, 1: null, 2: 2, _LAUNCHER_FD: theirs.fileno()})
-            except OSError:
-                ours.close()
-                raise
-            finally:
-                os.close(null)
+        ours, self.pid = STEWARD.launcher() if STEWARD.runs else spawn()
         ours.setblocking(False)
         self._channel = ours
         if not self._registered:
@@ -245,6 +235,22 @@ def _reap(pid: int) -> None:
 def _send(channel: socket.socket, data: bytes, fds: list[int]) -> None:
     extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     channel.sendmsg([data], extra)
+
+
+def spawn(*options: str) -> tuple[socket.socket, int]:
+    """Start the program: our end of its socket, and its number. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = os.path.join(os.path.dirname(os.path.realpath(__file__)), "launcher", "__main__.py")
+    argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), *options]
+    with theirs:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return ours, _spawn(argv, {0: null, 1: null, 2: 2, _LAUNCHER_FD: theirs.fileno()})
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            os.close(null)
 
 
 def _spawn(argv: list[str], places: dict[int, int]) -> int:

@@ -30,6 +30,7 @@ from toolhost.launch import open_place
 from toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
 from toolhost.launcher.sizes import IMAGE, MIB, POINT
 from toolhost.launcher_link import LAUNCHER, LauncherLost
+from toolhost.steward_link import STEWARD
 
 #: How much longer than the launcher's own patience is waited (seconds).
 _LONGER_S: Final = 5.0
@@ -157,12 +158,17 @@ class SizedWorkdirs:
         problem, folder = "the tool host has no folder of its own", self._folder
         if folder is not None:
             try:
+                if STEWARD.runs:
+                    folder = STEWARD.make_trial()  # nobody else may write to it: a mount would follow his links
                 held = await _ask(f"{folder}/{POINT}", {"check": True})
                 problem = held["why"]
             except OSError as error:
                 problem = error.strerror or str(error)
             with suppress(OSError):
-                os.rmdir(folder)
+                if STEWARD.runs:
+                    STEWARD.remove_trial()
+                else:
+                    os.rmdir(folder)
         if problem:
             message = "disk.sized: workdirs get no file systems of their own here, what is written is watched instead"
             self._warn(f"{message}: {problem}. `gdn doctor` says what would help.")
@@ -204,7 +210,11 @@ async def _ask_once(point: str, request: Hold | Check) -> Held:
 
 def _folder(point: str, *, make: bool) -> int:
     """The folder that the mount point lies in, which is made if need be."""
-    os.makedirs(point if make else os.path.dirname(point), 0o700, exist_ok=True)
+    wanted = point if make else os.path.dirname(point)
+    if STEWARD.runs and not os.path.isdir(wanted):
+        STEWARD.make_workdir(wanted[wanted.rindex("/instances/") + 1 :])
+    elif not STEWARD.runs:
+        os.makedirs(wanted, 0o700, exist_ok=True)
     return open_place(os.path.dirname(point), "dir")
 
 

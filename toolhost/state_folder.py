@@ -17,6 +17,7 @@ from typing import Final, Self
 from schemas.address import path_segment
 from schemas.errors import fail
 from schemas.workdirs import LOCK, TOOLHOSTS
+from toolhost.steward_link import STEWARD
 
 #: How long the one before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0
@@ -37,7 +38,10 @@ class StateFolder:
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         try:
-            os.makedirs(path, 0o700, exist_ok=True)
+            if STEWARD.runs:
+                STEWARD.claim_state(state_dir, TOOLHOSTS, os.path.basename(path))
+            else:
+                os.makedirs(path, 0o700, exist_ok=True)
             while (lock := _lock(path)) is None:
                 if loop.time() >= until:
                     name = principal[:100]

@@ -28,7 +28,7 @@ import msgspec
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
-from toolhost.guarding import MADE_NAMES
+from toolhost.guarding import MADE_NAMES, remove_placeholders
 
 #: Stays of one tool host that are kept apart; beyond it those of one folder are joined.
 MAX_STAYS: Final = 200
@@ -81,8 +81,7 @@ class _Present:
         kept = self.kept()
         for fd, _ in self.pins.values():
             os.close(fd)
-        for path in self.made:
-            _remove(path)
+        remove_placeholders(self.made)
         # The clock of files runs behind this one: what was written until now has no later time, and somebody who writes
         # from now on shall not be taken for a tool.
         now = time.time_ns()
@@ -107,8 +106,7 @@ class Stays:
         if path is None:
             return
         for stay in _read(path):
-            for made in stay.made:
-                _remove(made)
+            remove_placeholders(stay.made)
             if stay.ended is None:
                 with suppress(OSError):
                     last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
@@ -245,17 +243,6 @@ def _open_shared(path: str) -> int | None:
         os.close(fd)
         raise
     return fd
-
-
-def _remove(path: str) -> None:
-    """Remove an empty folder that we made, unless another tool host guards it or somebody has put something into it."""
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rmdir(path)
-        finally:
-            os.close(fd)
 
 
 def _leads_to(path: str, device: int, inode: int) -> bool:

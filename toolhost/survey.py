@@ -30,17 +30,17 @@ from msgspec import Struct
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
 from schemas.receipts import Mechanism, Wall
+from toolhost.descent import descend
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
-from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine
+from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
 from toolhost.limits.plan import mechanisms
 from toolhost.policy import HostFacts, walls
+from toolhost.privileges import runs_for_root
 from toolhost.probe import probe, probe_call
 from toolhost.reduced import MINIMUM_LANDLOCK
 
 #: A file of /proc or /sys that says one thing (bytes).
 _MAX_SIGN: Final = 4096
-#: `bwrap --version` answers in milliseconds (seconds).
-_VERSION_TIMEOUT_S: Final = 5.0
 
 
 #: What it means when they cannot.
@@ -150,7 +150,7 @@ def read_signs() -> Signs:
         userns_clone=_read("/proc/sys/kernel/unprivileged_userns_clone"),
         max_userns=_read("/proc/sys/user/max_user_namespaces"),
         container=next((path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)), None),
-        root=os.geteuid() == 0,
+        root=runs_for_root(),
     )
 
 
@@ -190,7 +190,7 @@ def report(found: Survey) -> Report:
         limits={} if found.facts is None else mechanisms(found.facts.groups),
         kernel=os.uname().release,
         machine=os.uname().machine,
-        root=os.geteuid() == 0,
+        root=runs_for_root(),
         bwrap=bwrap,
         bwrap_version=None if bwrap is None else _version(bwrap),
         landlock=landlock_abi(),
@@ -199,10 +199,7 @@ def report(found: Survey) -> Report:
 
 def _version(bwrap: str) -> str | None:
     with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [bwrap, "--version"], check=False, capture_output=True, timeout=_VERSION_TIMEOUT_S, env={}, text=True
-        )
-        return done.stdout.strip().removeprefix("bubblewrap ") or None
+        return said_version(bwrap).strip().removeprefix("bubblewrap ") or None
     return None
 
 
@@ -215,7 +212,12 @@ async def _report() -> Report:
 
 
 def main() -> int:
-    """Print the report. Always 0."""
+    """Print the report. 0; 1 when root stays root."""
+    try:
+        descend()
+    except OSError as error:
+        print(f"toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        return 1
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_report())) + b"\n")
     return 0
 

@@ -11,13 +11,17 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-_FIRST: Final = 0x70000000
+from schemas.users import TOOLHOST_UID
+
+_FIRST: Final = 0x70000000  # the last below _INSTANCES is the tool host's own (schemas/users.py)
 #: Numbers for each tool host; more jails than that are not alive at once.
 BLOCK: Final = 4096
 _BLOCKS: Final = 32768
 #: The upper half: for instances whose workdir had to be given to a user of theirs.
 _INSTANCES: Final = _FIRST + _BLOCKS * BLOCK
 _LAST: Final = 0x7FFFFFFE
+#: First and last of the numbers that instances can have.
+INSTANCES: Final = (_INSTANCES, _LAST)
 
 
 def instance_uid(workdir: str) -> int:
@@ -34,9 +38,16 @@ class Uids:
         self._base = _FIRST + host_pid % _BLOCKS * BLOCK
         self._taken: set[int] = set()
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last number that a jail of this tool host can have."""
+        last = self._base + BLOCK - 1
+        return self._base, last - 1 if last == TOOLHOST_UID else last
+
     def next(self) -> int | None:
         """The number that `take` would give; None when all are taken."""
-        return next((n for n in range(self._base, self._base + BLOCK) if n not in self._taken), None)
+        first, last = self.bounds
+        return next((n for n in range(first, last + 1) if n not in self._taken), None)
 
     def take(self) -> int | None:
         """A number for a new jail, or None."""

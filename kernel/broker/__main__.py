@@ -25,7 +25,7 @@ from schemas.address import blobs_dir
 from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
-from schemas.startup import die_with_parent, keep_memory_steady, report_ready, set_process_name
+from schemas.startup import admit_toolhost, die_with_parent, keep_memory_steady, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES
 
 #: Descriptors the broker may open: one per peer and some.
@@ -49,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         broker_id = secrets.token_hex(4)
         blobs = blobs_dir(plan.state_dir)
         make_folder(blobs)
+        admit_toolhost(blobs)
         bus = Bus(
             plan,
             secret,

@@ -40,6 +40,7 @@ from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
 from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import MAX_FRAME_BYTES
+from schemas.startup import admit_toolhost
 from schemas.tokens import SOCKETS
 
 #: Frames a socket may bring in one round (delivery.md section 6: with it a control ping waits 10 ms at worst).
@@ -116,6 +117,8 @@ class BrokerLoop:
             path.unlink(missing_ok=True)
             socket.bind(f"ipc://{path}")
             path.chmod(0o600)
+            if name == "toolhost":
+                admit_toolhost(str(path))
             self._sockets.append(socket)
             # pyzmq's own classes below the Python layer: the layer adds options we do not use, at a third of the cost.
             self._senders.append(zmq.backend.Socket.send.__get__(socket))

@@ -27,9 +27,11 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
+from schemas.startup import admit_toolhost
+from schemas.users import TOOLHOST_UID
 from tests.toolhost_fixture import make_tool
 from toolhost.app import App, Settings
-from toolhost.privileges import FOR_CHILDREN, KEPT
+from toolhost.privileges import KEPT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-secret-token"
@@ -57,6 +59,7 @@ class PlayedBroker:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
+        admit_toolhost(self.endpoint.removeprefix("ipc://"))
 
     def restart(self) -> None:
         """A new broker behind the same path."""
@@ -187,6 +190,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def named(above: int, name: str) -> int:
+    """The process below `above` that calls itself so."""
+    return next(pid for pid in descendants(above) if Path(f"/proc/{pid}/comm").read_text().strip() == name)
+
+
 def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -262,23 +270,23 @@ def test_root_keeps_only_what_jails_need(broker: PlayedBroker, short_tmp: Path) 
     with toolhost(broker.endpoint) as host:
         broker.welcome()
         host.wait_ready()
-        for thread in Path(f"/proc/{host.process.pid}/task").iterdir():
+        threads = list(Path(f"/proc/{host.process.pid}/task").iterdir())
+        assert len(threads) > 1
+        for thread in threads:
             status = dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines())
-            held = {name: int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd")}
+            assert {status["Uid"], status["Gid"]} == {"\t".join([str(TOOLHOST_UID)] * 4)}
+            assert status["Groups"].split() == []
             kept = sum(1 << number for number in KEPT.values())
-            assert held["CapEff"] == held["CapPrm"] == kept & held["CapBnd"]
-            assert (held["CapInh"], held["CapAmb"]) == (0, 0)
-            assert held["CapBnd"] & ~kept & ~sum(1 << number for number in FOR_CHILDREN.values()) == 0
+            assert (int(status["CapEff"], 16), int(status["CapPrm"], 16)) == (kept, kept)
+            assert {int(status[name], 16) for name in ("CapInh", "CapAmb", "CapBnd")} == {0}
+            assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
         broker.call("echo", {"a": 1}, "t/1", work)
         assert broker.result("t/1")["output"] == {"a": 1}
         (start,) = host.news(1)
         broker.call("fetch", {"url": f"http://{host_port}/no-such-page"}, "t/2", work, tool="n")
         assert "404" in broker.result("t/2")["error"]["message"]
         os.kill(start["pid"], signal.SIGKILL)
-        launcher = next(
-            pid for pid in descendants(host.process.pid) if "launcher" in Path(f"/proc/{pid}/cmdline").read_text()
-        )
-        os.kill(launcher, signal.SIGKILL)  # the next one has what the bounding set leaves
+        os.kill(named(host.process.pid, "gdn-launcher"), signal.SIGKILL)  # the steward makes another one
         broker.call("echo", {"a": 2}, "t/3", work, instance_key="other")
         assert broker.result("t/3", "other")["output"] == {"a": 2}
         broker.call("nap", {"s": 30}, "t/4", work, instance_key="other")

@@ -1,5 +1,10 @@
-"""`python -I -S toolhost/launcher/__main__.py FD`: started by the tool host with its socket, and ends with it."""
+"""`python -I -S toolhost/launcher/__main__.py FD [steward]`: started by the tool host, and ends with it.
 
+It is a launcher. Under root it is the steward that launchers are forked from.
+"""
+
+import os
+import socket
 import sys
 
 ROOT = __file__.rpartition("/toolhost/launcher/")[0]
@@ -11,6 +16,10 @@ import toolhost  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from toolhost.launcher.program import main  # noqa: E402
+from toolhost.launcher import program, steward  # noqa: E402
 
-main(int(sys.argv[1]))
+os.set_inheritable(int(sys.argv[1]), False)
+channel = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2:] == ["steward"]:
+    steward.serve(channel)
+program.serve(channel)

@@ -16,11 +16,12 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, enclosure, sized, staging
-from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Launch, Run
+from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 64
@@ -31,13 +32,14 @@ _EGRESS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 _PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen.py"}
 
 
-def main(fd: int) -> NoReturn:
-    """Serve requests until the tool host is gone."""
+#: Raises OSError for a request of a tool host that is not to have what it asks for, with the descriptors of its places.
+Guard = Callable[[Launch | Run | Hold | Check, list[int]], None]
+
+
+def serve(channel: socket.socket, guard: Guard | None = None) -> NoReturn:
+    """Do what the tool host asks for until it is gone. Without a `guard` it is as mighty as we are."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the tool host's affair
-    os.set_inheritable(fd, False)
-    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as name:
-        name.write("gdn-launcher")
-    channel = socket.socket(fileno=fd)
+    call_oneself("gdn-launcher")
     namespaces = staging.UserNamespaces()
     while True:
         data, fds = _receive(channel)
@@ -53,15 +55,33 @@ def main(fd: int) -> NoReturn:
                 _put_first(request["prompt"])
             continue
         counter: list[int] = []
-        if "program" in request:
-            answer = _run(request, fds)
-        elif "argv" in request:
-            answer, counter = _launch(request, fds, namespaces)
-        else:
-            answer = _workdir(request, fds, channel)
+        try:
+            if guard is not None:
+                guard(request, fds)
+            if "program" in request:
+                answer = _run(request, fds)
+            elif "argv" in request:
+                answer, counter = _launch(request, fds, namespaces)
+            else:
+                answer = _workdir(request, fds, channel)
+        except OSError as error:
+            answer = _refusal(request, error)
         socket.send_fds(channel, [json.dumps(answer).encode()], counter)
         for given in [*fds, *counter]:
             os.close(given)
+
+
+def _refusal(request: dict[str, Any], error: OSError) -> dict[str, Any]:
+    why = error.strerror or str(error)
+    if "argv" in request or "program" in request:
+        return {"error": why, "fix": None}
+    return {"state": "refused", "allowed": 0, "why": why}
+
+
+def call_oneself(name: str) -> None:
+    """What ps shows."""
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as target:
+        target.write(name)
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
@@ -116,13 +136,10 @@ def _put_first(thread: int) -> None:
 
 
 def _run(request: Run, fds: list[int]) -> dict[str, Any]:
-    """Start a program of ours, as who we are: it gives up by itself what it does not need."""
+    """Start a program of ours, as who we are: it gives up by itself what it does not need. Raises OSError."""
     file = _PROGRAMS[request["program"]]
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
-    try:
-        pid = calls.sibling()
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
+    pid = calls.sibling()
     if pid == 0:
         output = _moved(2)
         try:

@@ -16,7 +16,7 @@ answer into the pipe; what comes at once is {"later": true} then.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict, final
 
 #: A request: arguments, places and stages of one jail, some kilobytes (bytes).
 MAX_REQUEST: Final = 1 << 17
@@ -53,6 +53,7 @@ class Enclosure(TypedDict):
     homeBytes: int
 
 
+@final  # so that one of the two can be told from the other by a name
 class Launch(TypedDict):
     """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there).
 
@@ -82,6 +83,7 @@ class Launch(TypedDict):
     counted: bool
 
 
+@final
 class Run(TypedDict):
     """Start one of the two programs of the egress folder: its options are ours, then come `arguments`, then the numbers
     of the descriptors that it is given.
@@ -91,6 +93,7 @@ class Run(TypedDict):
     arguments: list[str]
 
 
+@final
 class Hold(TypedDict):
     """Have jails able to take `hold` bytes in the workdir of an instance, whose folder comes with it; None: whatever
     there is, for whoever else writes there. `make`: an empty workdir gets a file system of its own.
@@ -100,6 +103,7 @@ class Hold(TypedDict):
     make: bool
 
 
+@final
 class Check(TypedDict):
     """Find out, in an empty folder that comes with it, whether such file systems can be made here."""
 

@@ -19,6 +19,7 @@ from toolhost import offload
 from toolhost.limits import look
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Pace, Usage, exceeded
 from toolhost.limits.groups import Group
+from toolhost.steward_link import STEWARD
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -147,6 +148,8 @@ class Account:
     def _weigh(self, niceness: int) -> None:
         if self._group is not None and self._group.tree.cpu is not None:
             self._group.stand(niceness)
+        elif self.session and STEWARD.runs:
+            STEWARD.set_niceness(self.session, niceness)
         elif self.session:
             with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as file:
                 file.write(str(niceness))

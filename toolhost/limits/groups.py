@@ -17,7 +17,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
+from toolhost.launcher.deeds import FREEZER_STATE, remove_group
 from toolhost.limits.plan import GroupPlan, Tree, weight
+from toolhost.steward_link import STEWARD
 
 #: The names of our groups begin with it; the number of the tool host's process follows.
 PREFIX: Final = "goondan."
@@ -25,8 +27,6 @@ PREFIX: Final = "goondan."
 _BESIDE: Final = "goondan-jail."
 #: Where the processes of a delegated group are put.
 _LEAF: Final = "goondan-host"
-#: What freezes a group of version 1.
-_STATE: Final = "freezer.state"
 #: A file of a group holds one line, or a few (bytes).
 _MAX_FILE: Final = 4096
 
@@ -129,7 +129,7 @@ def _host_group(base: str) -> str | None:
     try:
         for name in os.listdir(base):
             if name.startswith((PREFIX, _BESIDE)) and not os.path.exists(f"/proc/{name.split('.')[1]}"):
-                _remove(f"{base}/{name}")
+                remove_group(f"{base}/{name}")
         made = f"{base}/{PREFIX}{os.getpid()}"
         with suppress(FileExistsError):
             os.mkdir(made)
@@ -138,28 +138,29 @@ def _host_group(base: str) -> str | None:
     return made
 
 
-def _remove(folder: str) -> None:
-    """A group and those in it, as far as no process is left in them. One that was left frozen goes on, so that what was
-    killed in it can end: in version 1 that waits.
-    """
-    with suppress(OSError):
-        if os.path.exists(f"{folder}/{_STATE}"):
-            _write(f"{folder}/{_STATE}", "THAWED")
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            if os.path.isdir(f"{folder}/{name}"):
-                _remove(f"{folder}/{name}")
-        os.rmdir(folder)
+def beside(tree: Tree) -> str | None:
+    """How the names of the groups begin that stand beside this process's own; None where none do."""
+    if tree.version == 1 and tree.cpu is not None:
+        return f"{os.path.dirname(tree.cpu)}/{_BESIDE}{os.getpid()}."
+    return None
+
+
+def hand_over(tree: Tree, uid: int) -> None:
+    """Let that user make groups in those of this process. Raises OSError."""
+    for folder in tree.folders:
+        os.chown(folder, uid, uid)
 
 
 def remove_tree(tree: Tree) -> None:
     """The tool host ends: its groups, as far as they are empty."""
+    if STEWARD.runs:
+        return  # it does that at its end
     for folder in tree.folders:
         base, _, own = folder.rpartition("/")
         with suppress(OSError):
             for name in os.listdir(base):
                 if name == own or name.startswith(f"{_BESIDE}{os.getpid()}."):
-                    _remove(f"{base}/{name}")
+                    remove_group(f"{base}/{name}")
 
 
 class Group:
@@ -175,7 +176,10 @@ class Group:
         self._usage = -1
         try:
             for folder in plan.tree.folders:
-                os.mkdir(self._at(folder))
+                if STEWARD.runs and self._alone(folder):
+                    STEWARD.make_group(int(self.name))
+                else:
+                    os.mkdir(self._at(folder))
             for folder, name, value in plan.settings:
                 try:
                     _write(f"{self._at(folder)}/{name}", value)
@@ -198,10 +202,12 @@ class Group:
         Processors are shared out level by level: within one group for all jails a quick jail would wait with the others
         whenever these have used up what is due to them all. So there each is a group beside the tool host's.
         """
-        alone = self.tree.version == 1 and folder == self.tree.cpu
-        if alone:
-            return f"{os.path.dirname(folder)}/{_BESIDE}{os.getpid()}.{self.name}"
+        if self._alone(folder):
+            return f"{beside(self.tree)}{self.name}"
         return f"{folder}/{self.name}"
+
+    def _alone(self, folder: str) -> bool:
+        return self.tree.version == 1 and folder == self.tree.cpu
 
     @property
     def joins(self) -> list[str]:
@@ -248,7 +254,7 @@ class Group:
     def _set_frozen(self, values: tuple[str, str]) -> bool:
         if self.tree.freezer is None:
             return False
-        name, value = (_STATE, values[0]) if self.tree.version == 1 else ("cgroup.freeze", values[1])
+        name, value = (FREEZER_STATE, values[0]) if self.tree.version == 1 else ("cgroup.freeze", values[1])
         try:
             _write(f"{self._at(self.tree.freezer)}/{name}", value)
         except OSError:  # gone, or a kernel that cannot
@@ -292,7 +298,10 @@ class Group:
         self.close()
         for folder in self.tree.folders:
             with suppress(OSError):  # a process that is only just going; the tool host's end takes the rest along
-                os.rmdir(self._at(folder))
+                if STEWARD.runs and self._alone(folder):
+                    STEWARD.remove_group(int(self.name))
+                else:
+                    os.rmdir(self._at(folder))
 
 
 def _read(path: str) -> str:

@@ -8,14 +8,14 @@ Source: sandbox.md section 4.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import socket
 import stat
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
+
+from toolhost.launcher.sockets import held_by
+from toolhost.steward_link import STEWARD
 
 #: Memory file systems of a jail, seen from its first process (policy.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
@@ -23,9 +23,8 @@ MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
 _FEW_SOCKETS: Final = 8
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_SO_MEMINFO: Final = 55
-_PIDFD_GETFD: Final = 438  # the same number on every machine
-_libc = ctypes.CDLL(None, use_errno=True)
+#: Of one process, more than a jail may have open.
+_MANY_SOCKETS: Final = 4096
 
 
 class Process(NamedTuple):
@@ -158,21 +157,12 @@ def _held(view: View, there: list[Process]) -> tuple[int, int]:
 
 
 def _under_way(pid: int, numbers: list[int]) -> int:
-    """What these sockets of one process hold (bytes): asked through copies of them."""
-    total = 0
+    """What these sockets of one process hold (bytes)."""
+    if not STEWARD.runs:
+        return held_by(pid, numbers)
     with suppress(OSError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            for number in numbers:
-                fd = _libc.syscall(ctypes.c_long(_PIDFD_GETFD), pidfd, number, 0)
-                if fd >= 0:
-                    with socket.socket(fileno=fd) as copy, suppress(OSError, struct.error):
-                        # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
-                        words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
-                        total += words[0] + max(words[2], words[5])
-        finally:
-            os.close(pidfd)
-    return total
+        return STEWARD.held_by(pid, numbers[:_MANY_SOCKETS])
+    return 0
 
 
 def _outer(init_pid: int, inner_pid: int) -> int | None:

@@ -52,6 +52,7 @@ _X86_64: Final = """
     userfaultfd=323 membarrier=324 mlock2=325 copy_file_range=326 preadv2=327 pwritev2=328 pkey_mprotect=329
     pkey_alloc=330 pkey_free=331 statx=332 rseq=334 pidfd_send_signal=424 io_uring_setup=425 io_uring_enter=426
     io_uring_register=427 open_tree=428 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433
+    name_to_handle_at=303 open_by_handle_at=304
     pidfd_open=434 clone3=435 close_range=436 openat2=437 pidfd_getfd=438 faccessat2=439 epoll_pwait2=441
     mount_setattr=442 landlock_create_ruleset=444 landlock_add_rule=445 landlock_restrict_self=446 futex_waitv=449
     cachestat=451 fchmodat2=452 futex_wake=454 futex_wait=455 futex_requeue=456 mseal=462 open_tree_attr=467
@@ -89,7 +90,8 @@ _AARCH64: Final = """
     renameat2=276 getrandom=278 memfd_create=279 bpf=280 execveat=281 userfaultfd=282 membarrier=283 mlock2=284
     copy_file_range=285 preadv2=286 pwritev2=287 pkey_mprotect=288 pkey_alloc=289 pkey_free=290 statx=291 rseq=293
     pidfd_send_signal=424 io_uring_setup=425 io_uring_enter=426 io_uring_register=427 open_tree=428 move_mount=429
-    fsopen=430 fsconfig=431 fsmount=432 fspick=433 pidfd_open=434 clone3=435 close_range=436 openat2=437
+    fsopen=430 fsconfig=431 fsmount=432 fspick=433 name_to_handle_at=264 open_by_handle_at=265
+    pidfd_open=434 clone3=435 close_range=436 openat2=437
     pidfd_getfd=438 faccessat2=439 epoll_pwait2=441 mount_setattr=442 landlock_create_ruleset=444
     landlock_add_rule=445 landlock_restrict_self=446 futex_waitv=449 cachestat=451 fchmodat2=452 futex_wake=454
     futex_wait=455 futex_requeue=456 mseal=462 open_tree_attr=467

@@ -12,6 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from toolhost.seccomp.host import host_rules
 from toolhost.seccomp.numbers import NUMBERS, Machine
 from toolhost.seccomp.relay import relay_rules
 from toolhost.seccomp.rules import ALLOW, ENOSYS, Rule, Test, Verdict, rules
@@ -57,6 +58,12 @@ def program(machine: Machine, *, sockets: bool, server: bool = False, drops: boo
 def relay_program(machine: Machine) -> bytes:
     """The filter of the egress proxy."""
     return encode(instructions(machine, relay_rules()))
+
+
+@lru_cache
+def host_program(machine: Machine) -> bytes:
+    """The filter of a tool host that root has started."""
+    return encode(instructions(machine, host_rules()))
 
 
 def encode(code: list[Instruction]) -> bytes:

@@ -1,0 +1,73 @@
+"""From root to the tool host's own user: what must be found, made and started while this process is still root.
+
+Called by each program of this package that makes jails, before it has threads and before it reads a byte of anybody.
+Under an ordinary user nothing changes hands, and only the launcher is started.
+
+Source: sandbox.md section 3, item 1; docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from schemas.errors import GoondanError
+from schemas.startup import admit_toolhost
+from toolhost import facts
+from toolhost.launch import UIDS
+from toolhost.launcher.terms import Terms
+from toolhost.launcher_link import LAUNCHER, spawn
+from toolhost.limits.groups import beside, hand_over, own_tree
+from toolhost.policy import GUARDED_NAMES, SYSTEM, TOP
+from toolhost.privileges import future_user, give_up
+from toolhost.seccomp.program import host_program
+from toolhost.steward_link import STEWARD
+from toolhost.uids import INSTANCES
+
+
+def descend(endpoint: str = "") -> None:
+    """Start the launcher and, under root, what stays root; then be nobody who matters. Raises OSError when the system
+    refuses the latter.
+
+    `endpoint` is the broker's, whose socket must let us in afterwards. A launcher that cannot be started is the
+    probe's affair.
+    """
+    own_tree()  # only a root with all of its powers sees that a group was delegated to it
+    if os.geteuid() != 0:
+        with suppress(OSError):
+            LAUNCHER.start()
+        return
+    user = future_user()
+    with suppress(GoondanError):
+        facts.find_bwrap()  # asks programs for their versions, which cannot be started later
+    facts.compile_for_jails()
+    facts.home()
+    program = None
+    with suppress(GoondanError):
+        program = host_program(facts.machine())
+    tree = own_tree()
+    if user:
+        if tree is not None:
+            hand_over(tree, user)
+        if endpoint.startswith("ipc://"):
+            admit_toolhost(endpoint.removeprefix("ipc://"))
+    with suppress(OSError):
+        STEWARD.start(*spawn("steward"), _terms(user, endpoint))
+        LAUNCHER.start()
+    give_up(user, program)
+
+
+def _terms(user: int, endpoint: str) -> Terms:
+    tree = own_tree()
+    return {
+        "user": user,
+        "jails": UIDS.bounds,
+        "instances": INSTANCES,
+        "stages": list(facts.STAGES),
+        "closed": [*SYSTEM, *facts.code_folders(), *facts.runtime_folders(endpoint)],
+        "top": list(TOP),
+        "home": facts.home(),
+        "groups": [] if tree is None else tree.folders,
+        "beside": None if tree is None else beside(tree),
+        "guarded": list(GUARDED_NAMES),
+    }

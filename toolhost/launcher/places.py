@@ -1,0 +1,123 @@
+"""Paths and descriptors that root's processes use for somebody who may not be trusted: no link leads anywhere else.
+
+Source: sandbox.md section 5; docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from toolhost.launcher.request import Stage
+from toolhost.launcher.terms import Refused, Terms, check_workspace, check_writable
+
+#: Folders above a place; the kernel's paths have at most 4096 bytes.
+_MAX_DEPTH = 2048
+
+
+def path_of(fd: int) -> str:
+    """Where an open file or folder is, without links."""
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def open_folder(path: str) -> int:
+    """The folder of that very path (O_PATH). Raises OSError, also when a link is on the way."""
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if path_of(fd) != path:
+        os.close(fd)
+        raise Refused(f"{path} leads through a link")
+    return fd
+
+
+def make_folders(root: str, names: list[str]) -> None:
+    """Make a folder in a folder and so on, below `root`, as root's, closed to others. Raises OSError.
+
+    Links on the way are followed where only root can have put them.
+    """
+    here = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names:
+            if name in ("", ".", ".."):
+                raise Refused("that is no path of a folder")
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=here)
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if _is_roots(here, name) else os.O_NOFOLLOW)
+            inner = os.open(name, flags, dir_fd=here)
+            os.close(here)
+            here = inner
+    finally:
+        os.close(here)
+
+
+def _is_roots(folder: int, name: str) -> bool:
+    above = os.fstat(folder)
+    return above.st_uid == 0 and not above.st_mode & 0o022 and os.lstat(name, dir_fd=folder).st_uid == 0
+
+
+def hand_over(folder: int, uid: int) -> None:
+    """A folder and the plain files in it become that user's. Raises OSError.
+
+    Whoever owns it already may be at work in it: a name is looked at once, and what was looked at is what changes
+    hands; a file with another name somewhere is left alone.
+    """
+    top = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fchown(top, uid, uid)
+        for name in os.listdir(top):
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+            try:
+                found = os.fstat(fd)
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+                    os.chown(f"/proc/self/fd/{fd}", uid, uid)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(top)
+
+
+def check_stages(stages: list[Stage], fds: list[int], terms: Terms, state_root: str | None) -> None:
+    """Raise Refused when one of them could be written to, or would be given away, and must not be.
+
+    By its path and by what it lies in: a folder of the system may be mounted elsewhere as well.
+    """
+    closed = None
+    for stage, fd in zip(stages, fds, strict=True):
+        if stage["unmapped"] == "given":
+            check_workspace(path_of(fd), state_root)
+        if stage["readOnly"]:
+            continue
+        check_writable(path_of(fd), terms, state_root)
+        if closed is None:
+            closed = _identities(terms["closed"])
+        if not closed.isdisjoint(_above(fd)):
+            raise Refused(f"{path_of(fd)} lies in a folder that is never writable for a jail")
+
+
+def _identities(paths: list[str]) -> set[tuple[int, int]]:
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            status = os.stat(path)
+            found.add((status.st_dev, status.st_ino))
+    return found
+
+
+def _above(fd: int) -> list[tuple[int, int]]:
+    """A place and all folders that it lies in, as (device, inode)."""
+    status = os.fstat(fd)
+    found = [(status.st_dev, status.st_ino)]
+    is_folder = stat.S_ISDIR(status.st_mode)
+    here = os.dup(fd) if is_folder else os.open(os.path.dirname(path_of(fd)), os.O_PATH | os.O_CLOEXEC)
+    try:
+        for _ in range(_MAX_DEPTH):
+            status = os.fstat(here)
+            if found[-1] == (status.st_dev, status.st_ino) and len(found) > 1:
+                return found  # the root
+            found.append((status.st_dev, status.st_ino))
+            outer = os.open("..", os.O_PATH | os.O_CLOEXEC, dir_fd=here)
+            os.close(here)
+            here = outer
+    finally:
+        os.close(here)
+    raise Refused(f"{path_of(fd)} lies too deep")

@@ -1,0 +1,43 @@
+"""What sockets of another process hold: asked through copies of them, which are closed at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import Final
+
+_SO_MEMINFO: Final = 55
+_PIDFD_GETFD: Final = 438  # the same number on every machine
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def held_by(pid: int, numbers: list[int]) -> int:
+    """What these sockets of one process have under way (bytes). What cannot be asked counts for nothing."""
+    total = 0
+    with suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            for number in numbers:
+                total += _ask(pidfd, number)
+        finally:
+            os.close(pidfd)
+    return total
+
+
+def _ask(pidfd: int, number: int) -> int:
+    fd = _libc.syscall(ctypes.c_long(_PIDFD_GETFD), pidfd, number, 0)
+    if fd < 0:
+        return 0
+    try:
+        copy = socket.socket(fileno=fd)
+    except OSError:  # it has become something else
+        os.close(fd)
+        return 0
+    with copy, suppress(OSError, struct.error):
+        # struct of sk_meminfo: rmem_alloc, rcvbuf, wmem_alloc, sndbuf, fwd_alloc, wmem_queued, …
+        words = struct.unpack_from("=6I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 64))
+        return int(words[0] + max(words[2], words[5]))
+    return 0

@@ -1,0 +1,127 @@
+"""What the launcher of a tool host that gave root up will do for it, and nothing else: checks of what it asks. Pure.
+
+They are told to root's processes before the tool host gives anything up, and hold until these end. A tool host that
+somebody has taken over can ask for anything; what it may have is still a jail, as a user that no one else is, and
+no folder in it to write to that is the system's, the home directory's, our code's or our state's.
+
+Source: sandbox.md section 3, item 1; docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final, TypedDict
+
+from toolhost.launcher.request import Launch
+
+#: What is written for a jail's share of processors, as niceness.
+_NICENESS: Final = range(20)
+#: The folder in which it is tried whether workdirs can have file systems of their own; a process's number follows.
+TRIAL: Final = "sized-check."
+_TRIAL: Final = re.compile(r"(?:/workspaces/[^/]+)?/sized-check\.[0-9]+")
+#: Where an instance's folder is, in a state root, and what lies in it.
+_WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
+
+
+class Terms(TypedDict):
+    """`user` is the tool host's. `jails` and `instances` are the first and the last user that a jail can be.
+
+    `stages` are folders that may be covered for one. Nothing writable may lie in one of `closed`, be one of `top`, or
+    be, hold or lie in a hidden folder of `home`. `groups` are the tool host's control groups; `beside` is how the names
+    of those begin that stand beside them, None without. `guarded` are the names that placeholders have.
+    """
+
+    user: int
+    jails: tuple[int, int]
+    instances: tuple[int, int]
+    stages: list[str]
+    closed: list[str]
+    top: list[str]
+    home: str
+    groups: list[str]
+    beside: str | None
+    guarded: list[str]
+
+
+class Refused(OSError):
+    """What was asked for is not among what may be had."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.EPERM, text)
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether `path` is `folder` or lies in it. Both absolute and without `..`."""
+    return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
+
+
+def is_jails(uid: int, terms: Terms) -> bool:
+    """Whether a user is one that jails of this tool host can be."""
+    return any(first <= uid <= last for first, last in (terms["jails"], terms["instances"]))
+
+
+def check_launch(request: Launch, terms: Terms, *, enclosed: bool) -> None:
+    """Raise Refused for a launch that is none of a jail's; its places are for `check_writable`.
+
+    `enclosed`: jails are made by a bubblewrap that runs as root, for want of user namespaces.
+    """
+    if request["enclosure"] is not None and not enclosed:
+        raise Refused("jails have user namespaces here")
+    if request["uid"] is None or not is_jails(request["uid"], terms):
+        raise Refused(f"a jail cannot be the user {request['uid']}")
+    heir = request["heir"]
+    if heir is not None and not terms["instances"][0] <= heir <= terms["instances"][1]:
+        raise Refused(f"a workdir cannot be given to the user {heir}")
+    if request["stage"] not in terms["stages"]:
+        raise Refused(f"{request['stage']} cannot be covered")
+    for index, stage in enumerate(request["stages"]):
+        if stage["at"] != f"{request['stage']}/{index}":
+            raise Refused(f"nothing can be staged at {stage['at']}")
+    for path in request["joins"]:
+        if not _is_group(path, terms):
+            raise Refused(f"{path} is no control group of a jail")
+    if request["niceness"] not in _NICENESS:
+        raise Refused(f"the niceness of a jail cannot be {request['niceness']}")
+
+
+def _is_group(path: str, terms: Terms) -> bool:
+    folder, _, file = path.rpartition("/")
+    if file not in ("tasks", "cgroup.procs"):
+        return False
+    starts = [f"{group}/" for group in terms["groups"]] + ([terms["beside"]] if terms["beside"] else [])
+    return any(folder.startswith(start) and _NUMBER.fullmatch(folder[len(start) :]) for start in starts)
+
+
+def check_writable(path: str, terms: Terms, state_root: str | None) -> None:
+    """Raise Refused for a place that nobody in a jail may write to. `path` has no links."""
+    if not path.startswith("/") or path.endswith(" (deleted)"):
+        raise Refused(f"{path} is no place of this host")
+    if state_root is not None and within(path, state_root):
+        check_workspace(path, state_root)
+        return
+    if path in terms["top"] or any(within(path, folder) for folder in terms["closed"]):
+        raise Refused(f"{path} is never writable for a jail")
+    home = terms["home"]
+    hidden = within(path, home) and path[len(home) + 1 :].startswith(".")
+    if home not in ("", "/") and (within(home, path) or hidden):
+        raise Refused(f"{path} is never writable for a jail: the home directory's own programs trust it")
+
+
+def check_workspace(path: str, state_root: str | None) -> None:
+    """Raise Refused for anything but an instance's folder, and what lies in it. `path` has no links and no `..`."""
+    if state_root is None or not path.startswith(state_root) or not _WORKSPACE.fullmatch(path[len(state_root) :]):
+        raise Refused(f"{path} is no instance's folder")
+
+
+def check_trial(path: str, state_root: str | None) -> None:
+    """Raise Refused for anything but the folder in which it is tried whether workdirs can have file systems."""
+    if state_root is None or not path.startswith(state_root) or not _TRIAL.fullmatch(path[len(state_root) :]):
+        raise Refused(f"{path} is no folder to try that in")
+
+
+def state_root_of(state_dir: str) -> str:
+    """The state root of every workspace, that of one alone when it stands by itself."""
+    above, _, _ = state_dir.rpartition("/")
+    return above.rpartition("/")[0] if above.endswith("/workspaces") else state_dir
