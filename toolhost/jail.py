@@ -44,6 +44,9 @@ STATUS_PATIENCE_S: Final = 2.0
 #: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
 MAX_STATUS: Final = 4096
 
+#: How the boot stage ends when a place of the jail was replaced while it was being made (inside/confine.py).
+REPLACED: Final = 124
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -200,6 +203,11 @@ class Jail:
             int(max(ticks / _TICKS_PER_S, self.account.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
         )
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether it has ended before it ran anything, because a place of it was replaced meanwhile."""
+        return not self.live and self._exit_code == REPLACED and self.last_words.startswith("boot: ")
 
     @property
     def last_words(self) -> str:

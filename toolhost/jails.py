@@ -71,6 +71,9 @@ SIBLING_GRACE_S: Final = 5.0
 CANCEL_GRACE_S: Final = 2.0
 #: What a worker that was told to leave may take (seconds): enough to run exit handlers, short for whoever waits.
 EXIT_GRACE_S: Final = 0.3
+#: How often a call goes to a new jail because a place of the last one was replaced while it was made: an editor that
+#: saves does that once, a hostile neighbour for ever.
+MAX_MADE: Final = 3
 #: What a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
 #: How long is waited for the last process of jails that were killed (seconds): it takes milliseconds.
@@ -281,13 +284,16 @@ class Jails:
                 self._perform(actions)
             self._note_gone()
             return
-        permissions = [] if tool.sandbox.isolation == "shared" else tool.sandbox.permissions
+        # A shared jail is everybody's: whatever was asked for, it has neither.
+        alone = tool.sandbox.isolation != "shared"
+        permissions = tool.sandbox.permissions if alone else []
         tenancy = slot.jail = Tenancy(slot, jail, permissions)
         tenancy.claim = claim
         jail.tenant = jail.account.tenant = tenancy
         jail.account.running = partial(under_way, tenancy)
         self._watch.add(jail.account)
-        granted = {name: self._environment[name] for name in tool.sandbox.env if name in self._environment}
+        names = tool.sandbox.env if alone else []
+        granted = {name: self._environment[name] for name in names if name in self._environment}
         if jail.plan.layout is not None:
             tenancy.network = JailNetwork(read_network(tool.sandbox.network), jail.plan.layout)
             granted = {**jail.plan.layout.environment, **granted}
@@ -438,6 +444,8 @@ class Jails:
             self._on_worker(WorkerNews(op="exit", pid=jail.worker_pid, tool=jail.name, cause=cause))
         running = [call for call in slot.calls.values() if call.state == "running"]
         again = [call for call in running if tenancy.rerun and call.export.idempotent]
+        if jail.was_replaced:
+            again = [call for call in running if call.attempts < MAX_MADE]
         if self._closing:
             slot.calls.clear()  # whoever made them decides, with the next incarnation of this host
             again = []

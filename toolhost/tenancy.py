@@ -123,6 +123,9 @@ def ending(tenancy: Tenancy, cause: str, cell: Cell | None = None) -> ToolError:
         message = f"the call could not be separated from others: {cell.unmade}"
         return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
     words, live = (jail.last_words, jail.live) if cell is None else (cell.last_words, cell.live)
+    if jail.was_replaced:
+        hint = "Call again; see which program replaces it."
+        return tool_error("E_SANDBOX_DENIED", words.removeprefix("boot: "), name="SandboxDenied", suggestion=hint)
     if not live and words.startswith(("bwrap: ", "launcher: ", "boot: ")):
         return tool_error("E_SANDBOX_UNAVAILABLE", f"the jail could not be made: {words}", name="SandboxUnavailable")
     while_ = "during the call" if live else "while the tool was being loaded"

@@ -325,7 +325,7 @@ async def test_a_jail_with_another_place_than_was_looked_at_runs_nothing(
     sandbox = SandboxSpec(filesystem=Filesystem(read=[str(place / "shown")], write=[str(place / "given")]))
     async with bench(make_tool(place, "open('ran', 'w')", "f", sandbox=sandbox)) as made:
         result = await made.call("t__f", workdir=work)
-    assert result["error"]["code"] == "E_SANDBOX_UNAVAILABLE", result
+    assert result["error"]["code"] == "E_SANDBOX_DENIED", result
     assert f"{place / place_} was replaced while the jail was being made" in result["error"]["message"]
     assert not (work / "ran").exists()
 

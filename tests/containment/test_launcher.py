@@ -158,6 +158,12 @@ async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> N
         assert all("_ses: empty" in line for line in text.splitlines())  # none of whoever started us
         assert session in (0, 1)  # begun outside of the jail's pid namespace, or by its first process
         assert (await made.call("t__leave", workdir=place / "work"))["output"] == 0
+        # By sessions the scheduler shares processors out where there are no control groups.
+        assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
+        jails = [slot.jail.jail for slot in made.host.jails.pool.slots()]
+        sessions = [{os.getsid(pid) for pid in jail.processes()} for jail in jails]
+        assert [len(found) for found in sessions] == [1, 1]
+        assert len(set.union(*sessions, {os.getsid(0), os.getsid(LAUNCHER.pid)})) == 4
 
 
 SEARCH = """

@@ -64,7 +64,9 @@ class _Pages(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.seen.append(f"{self.command} {self.path} {self.headers['Host']}")  # type: ignore[attr-defined]
         answer = f"page {self.path} {body.decode()}".encode()
-        self.send_response(200)
+        self.send_response(302 if self.path.startswith("/to/") else 200)
+        if self.path.startswith("/to/"):
+            self.send_header("Location", f"http://{self.path.removeprefix('/to/')}")
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
@@ -133,6 +135,8 @@ async def test_ordinary_clients_reach_what_was_granted(tmp_path: Path) -> None:
             # What was not granted, by name and by address, on any port.
             await denied(host, "raw", {"host": "evil.example.com", "port": 80}, "evil.example.com")
             await denied(host, "fetch", {"url": "https://evil.example.com/"}, "evil.example.com")
+            await denied(host, "opened", {"url": f"{base}/to/evil.example.com/"}, "evil.example.com")
+            await denied(host, "opened", {"url": f"{base}/to/127.0.0.1:{other}/"}, f"127.0.0.1:{other}")
             await denied(host, "raw", {"host": "127.0.0.1", "port": other}, f"127.0.0.1:{other}")
             message = await denied(host, "raw", {"host": "93.184.216.34", "port": 443}, "93.184.216.34:443")
             assert f"granted: 127.0.0.1:{port}, localhost:{port}" in message
@@ -186,6 +190,11 @@ async def test_the_proxy_passes_one_request_to_one_host(tmp_path: Path) -> None:
             assert len(seen) == 1
             await host.call("t__fetch", {"url": f"http://localhost:{port}/c"})
             assert seen[1:] == [f"GET /c localhost:{port}"]
+            # Where a granted host sends a client is a request of its own, and judged as one.
+            for target in ("evil.example.com/", "169.254.169.254/latest/", f"127.0.0.1:{port}/d"):
+                named = target.partition("/")[0]
+                await denied(host, "opened", {"url": f"http://localhost:{port}/to/{target}"}, named)
+            assert not [line for line in seen if line.startswith("GET /d")]
 
 
 async def test_without_a_network_the_error_says_so(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+import toolhost.launch
 from schemas.codec import encode_value
 from schemas.errors import fail
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.calls import CallBook
+from toolhost.jails import MAX_MADE
 from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 
 SOURCE = """
@@ -28,7 +30,7 @@ def bump(ctx, input):
 def nap(ctx, input): time.sleep(input["s"]); return os.getpid()
 def mark(ctx, input):
     open(input["file"], "a").write("x"); time.sleep(input.get("s", 0)); return "marked"
-def where(ctx, input): return [os.getcwd(), ctx.workdir, sorted(os.listdir("."))]
+def where(ctx, input): return [os.getcwd(), ctx.workdir, sorted(os.listdir(".")), os.environ.get("X")]
 def keep(ctx, input):
     path = os.environ["HOME"] + "/kept"
     seen = os.path.exists(path); open(path, "w").close(); return seen
@@ -175,13 +177,13 @@ async def test_jails_are_per_tool_instance_and_workdir(short_tmp: Path, workdir:
         assert made.host.jail_count == 6
 
 
-async def test_a_shared_tool_has_one_jail_and_no_workdir(short_tmp: Path, workdir: Path) -> None:
+async def test_a_shared_tool_has_one_jail_and_neither_workdir_nor_variables(short_tmp: Path, workdir: Path) -> None:
     shared = tool(short_tmp, sandbox=SandboxSpec(isolation="shared", env=["X"]))
-    async with bench(shared) as made:
+    async with bench(shared, environment={"X": "secret"}) as made:
         for number, key in enumerate(("k1", "k2", "k3")):
             assert (await made.call("t__bump", workdir=workdir, instance_key=key))["output"][0] == number + 1
         assert (await made.call("t__where", workdir=workdir))["output"] == [
-            "/run/goondan/home", "/run/goondan/home", [],
+            "/run/goondan/home", "/run/goondan/home", [], None,
         ]  # fmt: skip
 
 
@@ -298,13 +300,36 @@ async def test_calls_that_waited_while_a_guard_was_replaced_get_another_jail(wor
     async with bench(make_tool(short_tmp, WAITING, "wait"), protected=[str(document)]) as made:
         first, *calls = (made.start("t__wait", workdir=workdir)[1] for _ in range(MAX_CALLS_PER_JAIL + 2))
         (slot,) = made.host.jails.pool.slots()
-        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL)
+        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL and slot.jail.jail.live)
         (workdir / "edited").write_text("b")
         (workdir / "edited").rename(document)  # as editors save: the jail's mount is gone with the old file
         (workdir / "go").touch()
         assert {result["status"] for result in await asyncio.gather(first, *calls)} == {"ok"}
         assert [news.op for news in made.workers if news.op == "start"] == ["start"] * 2
         assert slot.closed
+
+
+async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_and_no_call(
+    workdir: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = workdir / "goondan.yaml"
+    document.write_text("a")
+    identity, saves = toolhost.launch._identity, [MAX_MADE - 1]
+
+    def looked_at(path: str) -> tuple[int, int]:
+        found = identity(path)
+        if path == str(document) and saves[0] > 0:
+            saves[0] -= 1
+            (workdir / "edited").write_text("b")
+            (workdir / "edited").rename(document)  # as editors save
+        return found
+
+    monkeypatch.setattr(toolhost.launch, "_identity", looked_at)
+    async with bench(tool(short_tmp), protected=[str(document)]) as made:
+        results = await asyncio.gather(*(made.call("t__bump", workdir=workdir) for _ in range(3)))
+        assert [result["status"] for result in results] == ["ok"] * 3
+        assert sorted(result["output"][0] for result in results) == [1, 2, 3], "all in one jail, which began once"
+        assert saves == [0]
 
 
 async def until(condition: Any, within_s: float = 8.0) -> None:

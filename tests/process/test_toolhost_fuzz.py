@@ -83,6 +83,7 @@ class NoJail:
     def __init__(self) -> None:
         self.live = True
         self.dying = False
+        self.was_replaced = False
         self.name = "t"
         self.worker_pid = None
         self.tenant: Any = None

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 PLAN_FD = 8
 #: A plan is some kilobytes; one per path that shows.
 MAX_PLAN = 1 << 20
-#: What a jail ends with when a wall cannot be put up.
+#: What a jail ends with when a wall cannot be put up, and when a place was replaced while it was being made: then it is
+#: made again (toolhost/jail.py).
 FAILED = 125
+REPLACED = 124
 
 RLIMIT_NOFILE = 7  # include/uapi/asm-generic/resource.h
 _PATH_BENEATH = 1
@@ -66,6 +68,8 @@ def confine() -> dict[str, Any]:
             landlock(plan["landlock"], open_places(plan["landlock"]["rules"], plan["seen"]))
         if plan["filter"] is not None:
             Filter(bytes.fromhex(plan["filter"])).install()
+    except Replaced as error:
+        fail(str(error), REPLACED)
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{type(error).__name__}: {error}")
     return plan
@@ -91,15 +95,19 @@ def limit(number: int, value: int) -> None:
         pass  # it would have been raised
 
 
+class Replaced(ValueError):
+    """A place of the jail is not the one that was looked at."""
+
+
 def _check(path: str, status: posix.stat_result, device: int, inode: int) -> None:
     if (status.st_dev, status.st_ino) != (device, inode):
-        raise ValueError(f"{path} was replaced while the jail was being made")
+        raise Replaced(f"{path} was replaced while the jail was being made")
 
 
 def open_places(rules: list[tuple[str, int]], seen: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
     """The places of rules as descriptors, with the rights that they get; one that is not there gets none.
 
-    `seen` are the device and inode that some must have. Raises ValueError.
+    `seen` are the device and inode that some must have. Raises Replaced.
     """
     places = []
     for path, rights in rules:
@@ -129,7 +137,7 @@ def landlock(ruleset: dict[str, Any], places: list[tuple[int, int]]) -> None:
     posix.close(fd)
 
 
-def fail(reason: str) -> NoReturn:
+def fail(reason: str, status: int = FAILED) -> NoReturn:
     """A wall cannot be put up: say why, where the host hears it, and end."""
     posix.write(2, f"boot: {reason}\n".encode("utf-8", "replace"))
-    posix._exit(FAILED)
+    posix._exit(status)

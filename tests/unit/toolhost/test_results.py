@@ -45,6 +45,13 @@ def test_ok_and_pending() -> None:
     assert shaped(Result(call_id="1", status="pending", handle="h")) == {"status": "pending", "handle": "h"}
 
 
+def test_an_output_is_forwarded_as_it_came() -> None:
+    """Not decoded: 4 MiB of empty arrays would take most of a second. These numbers and names are written long."""
+    output = bytes.fromhex("df00000001db0000000161dd00000002cf0000000000000001d9026869")
+    assert output in bytes(shape(Result(call_id="1", status="ok", output=Raw(output)), RECEIPT, tool(100)))
+    assert shaped(Result(call_id="1", status="ok", output=Raw(output)))["output"] == {"a": [1, "hi"]}
+
+
 @pytest.mark.parametrize(
     "result",
     [
