@@ -1,10 +1,10 @@
-"""`python -m bench.bombs [--watched] [--seconds N] [--jails N]`: every kind of bomb at once, and a neighbour's calls.
+"""`python -m bench.bombs [--watched] [--sized] [--seconds N] [--jails N]`: every bomb at once, and a neighbour's calls.
 
 Twenty jails, each of an agent of its own, misbehave for a bounded time in the ways of tests/containment/bombs.py, again
 and again, while another agent calls a tool that does nothing. Printed: how each kind of bomb ended and whether that is
 right, what was left on disk at most, how long the neighbour's calls took, how late the tool host's loop was, and how
-busy the machine was. `--watched` does without control groups. Status 1 when a bomb ended in a way that is wrong.
-Not part of `make bench`: nothing else should run on the machine meanwhile.
+busy the machine was. `--watched` does without control groups, `--sized` gives workdirs file systems of their own. Status 1
+when a bomb ended in a way that is wrong. Not part of `make bench`: nothing else should run on the machine meanwhile.
 
 What is right. A bomb that meets a limit ends by it, named; if the jails are so short of processors that its deadline
 comes first, that is called late. A loop meets its limit of processor time only if it gets that much before its deadline
@@ -29,6 +29,8 @@ import uvloop
 
 from schemas.launch import Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.disk import go_through
+from toolhost.sized_workdirs import SizedWorkdirs
 
 
 class Bomb(NamedTuple):
@@ -102,6 +104,16 @@ async def last_write(made: Bench, folder: Path) -> None:
             await slot.jail.gone.wait()
 
 
+def workdir(place: Path, name: str, *, sized: bool) -> Path:
+    """Where an agent works: somebody's folder, or below a state directory the workdir of an instance."""
+    return place / "state" / "instances" / "bench" / name / "workspace" if sized else place / name
+
+
+def workdirs(place: Path, *, sized: bool) -> SizedWorkdirs | None:
+    """For a tool host whose state is in this folder."""
+    return SizedWorkdirs(str(place / "check"), print) if sized else None
+
+
 class Cleaner:
     """A process that removes folders and says how much they held, and yields to everything measured here."""
 
@@ -161,7 +173,7 @@ class Run:
         bomb = BOMBS[number % len(BOMBS)]
         options: dict[str, Any] = {"agent": f"bomber-{number}", "deadline_ms": DEADLINE_MS, "within_s": 60.0}
         while time.monotonic() < until:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             result = await self.made.call(f"bomb__{bomb.name}", bomb.args, workdir=folder, **options)
             code, limit = ending(result)
             self.told[bomb.name, f"{verdict(bomb, code, limit):5}  {code} {limit or ''}"] += 1
@@ -209,11 +221,18 @@ async def run(options: argparse.Namespace, place: Path) -> int:
     bomb, quiet = (
         make_tool(place, source, *names, name=name, sandbox=SandboxSpec(limits=LIMITS)) for name in ("bomb", "quiet")
     )
-    work = place / "neighbour"
-    work.mkdir()
+    work = workdir(place, "neighbour", sized=options.sized)
+    work.mkdir(parents=True)
     busy = os.getloadavg()[0]
     cleaner = await Cleaner.start()
-    async with bench(bomb, quiet, max_jails=options.jails * 2 + 2, grouped=not options.watched) as made:
+    async with bench(
+        bomb,
+        quiet,
+        state_dir=place / "state",
+        max_jails=options.jails * 2 + 2,
+        grouped=not options.watched,
+        sized=workdirs(place, sized=options.sized),
+    ) as made:
         await made.call("quiet__quiet", workdir=work, agent="neighbour")
         alone = Run(made, cleaner)
         calling = asyncio.ensure_future(alone.neighbour(work))
@@ -225,12 +244,15 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         collected = asyncio.gather(bombing.neighbour(work), bombing.beat())
         waited, began = waited_s(), time.monotonic()
         until = began + options.seconds
-        await asyncio.gather(*(bombing.bomber(number, place / f"w{number}", until) for number in range(options.jails)))
+        folders = [workdir(place, f"w{number}", sized=options.sized) for number in range(options.jails)]
+        await asyncio.gather(*(bombing.bomber(number, folder, until) for number, folder in enumerate(folders)))
         waited, took = waited_s() - waited, time.monotonic() - began
         bombing.over = True
         times, late = await collected
         kept = "control groups" if made.facts.groups is not None else "watched"
+        kept += ", sized" if options.sized else ""
     await cleaner.close()
+    go_through(str(place / "state"), "unmount")
     print(f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs, load before: {busy:.1f}")
     for (name, how), count in sorted(bombing.told.items()):
         print(f"  {count:4} x {name:15} {how}")
@@ -249,6 +271,7 @@ def main() -> int:
     """Run it in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
+    parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
     parser.add_argument("--seconds", type=int, default=15)
     parser.add_argument("--jails", type=int, default=20)
     options = parser.parse_args()

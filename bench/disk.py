@@ -1,4 +1,4 @@
-"""`python -m bench.disk [--watched] [--rounds N] [--jails N] [--writers N,N]`: how far a jail gets past its `diskMb`.
+"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: how far jails get past `diskMb`.
 
 So many jails at once fill their workdirs in the ways of tests/containment/writers.py, each with several processes,
 while one more writes a little and rests: that one must never be ended. Each way is measured once a round for each
@@ -22,10 +22,11 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.bombs import Cleaner, ending, last_write
+from bench.bombs import Cleaner, ending, last_write, workdir, workdirs
 from schemas.launch import Limits, SandboxSpec
 from tests.containment.writers import KINDS
 from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.disk import go_through
 
 LIMITS: Final = Limits(
     memory_mb=512, processes=32, file_mb=64, disk_mb=256, files=20_000, cpu_seconds=30, wall_seconds=60, output_mb=1
@@ -37,10 +38,11 @@ DEADLINE_MS: Final = 30_000
 class Run:
     """What is collected."""
 
-    def __init__(self, made: Bench, cleaner: Cleaner, place: Path) -> None:
+    def __init__(self, made: Bench, cleaner: Cleaner, place: Path, *, sized: bool) -> None:
         self.made = made
         self.cleaner = cleaner
         self.place = place
+        self.sized = sized
         self.left: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.told: Counter[str] = Counter()
         self.innocent: Counter[str] = Counter()
@@ -51,8 +53,8 @@ class Run:
         """One agent that fills its workdir in one way after another."""
         while self.work:
             kind, writers = self.work.pop()
-            folder = self.place / f"w{number}"
-            folder.mkdir(exist_ok=True)
+            folder = workdir(self.place, f"w{number}", sized=self.sized)
+            folder.mkdir(parents=True, exist_ok=True)
             args: dict[str, Any] = {"kind": kind, "writers": writers}
             result = await self.made.call(
                 "disk__fill", args, workdir=folder, agent=f"a{number}", deadline_ms=DEADLINE_MS, within_s=60.0
@@ -66,8 +68,8 @@ class Run:
 
     async def innocent_one(self) -> None:
         """Another agent, whose jail writes 20 MiB over and over."""
-        folder = self.place / "innocent"
-        folder.mkdir()
+        folder = workdir(self.place, "innocent", sized=self.sized)
+        folder.mkdir(parents=True)
         while not self.over:
             result = await self.made.call("little__little", workdir=folder, agent="innocent", deadline_ms=DEADLINE_MS)
             self.innocent[ending(result)[0]] += 1
@@ -80,8 +82,15 @@ async def run(options: argparse.Namespace, place: Path) -> int:
     little = make_tool(place, source, "little", name="little", sandbox=SandboxSpec(limits=LIMITS))
     busy = os.getloadavg()[0]
     cleaner = await Cleaner.start()
-    async with bench(disk, little, max_jails=options.jails * 2 + 2, grouped=not options.watched) as made:
-        measured = Run(made, cleaner, place)
+    async with bench(
+        disk,
+        little,
+        state_dir=place / "state",
+        max_jails=options.jails * 2 + 2,
+        grouped=not options.watched,
+        sized=workdirs(place, sized=options.sized),
+    ) as made:
+        measured = Run(made, cleaner, place, sized=options.sized)
         kinds = options.kinds.split(",") if options.kinds else list(KINDS)
         numbers = [int(number) for number in options.writers.split(",")]
         measured.work = [(kind, number) for _ in range(options.rounds) for number in numbers for kind in kinds]
@@ -92,7 +101,9 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         measured.over = True
         await innocent
         kept = "control groups" if made.facts.groups is not None else "watched"
+        kept += ", sized" if options.sized else ""
     await cleaner.close()
+    go_through(str(place / "state"), "unmount")
     head = f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs"
     print(f"{head}, load before {busy:.1f}, {took:.0f} s; MiB left of {LIMITS.disk_mb}, the middle and the most")
     for kind in kinds:
@@ -114,6 +125,7 @@ def main() -> int:
     """Run it in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
+    parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jails", type=int, default=8)
     parser.add_argument("--writers", default="2,8", help="numbers of processes that write in one jail")

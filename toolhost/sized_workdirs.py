@@ -90,6 +90,7 @@ class SizedWorkdirs:
         """`folder` is one of ours, in which it can be tried whether such file systems can be made."""
         self._folder = folder
         self._warn = warn
+        self._said: set[str] = set()
         self._points: dict[str, _Point] = {}
         self._able: asyncio.Task[bool] | None = None
         self._left: set[asyncio.Task[None]] = set()
@@ -127,7 +128,7 @@ class SizedWorkdirs:
             self.release(claim)
             raise fail("E_SANDBOX_UNAVAILABLE", f"the workdir {point}: {held['why']}", suggestion=_HELP)
         if held["state"] == "unable":
-            self._warn(f"{point} gets no file system of its own, so what is written there is watched: {held['why']}")
+            self._say(f"{point} gets no file system of its own, so what is written there is watched: {held['why']}")
         claim.sized, claim.whole = held["state"] == "sized", held["allowed"] >= wanted
         return claim
 
@@ -154,6 +155,11 @@ class SizedWorkdirs:
         if not of_point.claims:
             self._points.pop(point, None)
 
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._warn(message)
+
     async def _check(self) -> bool:
         problem, folder = "the tool host has no folder of its own", self._folder
         if folder is not None:
@@ -171,7 +177,7 @@ class SizedWorkdirs:
                     os.rmdir(folder)
         if problem:
             message = "disk.sized: workdirs get no file systems of their own here, what is written is watched instead"
-            self._warn(f"{message}: {problem}. `gdn doctor` says what would help.")
+            self._say(f"{message}: {problem}. `gdn doctor` says what would help.")
         return not problem
 
 

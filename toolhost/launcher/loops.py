@@ -50,7 +50,7 @@ def attach(image: int) -> tuple[str, int]:
     for name in sorted(os.listdir("/sys/block")):
         if name.startswith("loop") and os.path.exists(f"/sys/block/{name}/loop"):
             try:
-                device = os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
+                device = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # one that nobody can open is not mounted for us either
             if _has(device, image):  # and it stays so while it is open

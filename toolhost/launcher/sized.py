@@ -51,7 +51,9 @@ def hold(folder: int, wanted: int | None, *, make: bool) -> Held | None:
     point, image = _point(folder), _open_image(folder)
     try:
         if point is None or point.st_dev == os.fstat(folder).st_dev:
-            return None if image >= 0 or make else _watched("it has no image")
+            if image >= 0 or (make and _is_empty(folder)):
+                return None
+            return _watched("it has files already" if make else "it has no image")
         name = None if image < 0 else loops.of(image, point.st_dev)
         if name is not None:
             return _allow(folder, image, name, wanted)
@@ -73,8 +75,6 @@ def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
         made = image < 0
         try:
             if made:
-                if not set(os.listdir(_at(folder, POINT))) <= {NOTE}:
-                    return _watched("it has files already")
                 image = _make(folder)
             _mount(folder, image)
         except Unable as error:
@@ -195,6 +195,11 @@ def _allow(folder: int, image: int, name: str, wanted: int | None) -> Held:
     if room < may_take:
         return _refused("its file system has not room enough any more")
     return {"state": "sized", "allowed": may_take, "why": ""}
+
+
+def _is_empty(folder: int) -> bool:
+    with os.scandir(_at(folder, POINT)) as entries:
+        return all(entry.name == NOTE for entry in entries)
 
 
 def _superblock(image: int) -> bytes:
