@@ -3,8 +3,8 @@
 Twenty jails, each of an agent of its own, misbehave for a bounded time in the ways of tests/containment/bombs.py, again
 and again, while another agent calls a tool that does nothing. Printed: how each kind of bomb ended and whether that is
 right, what was left on disk at most, how long the neighbour's calls took, how late the tool host's loop was, and how
-busy the machine was. `--watched` does without control groups, `--sized` gives workdirs file systems of their own. Status 1
-when a bomb ended in a way that is wrong. Not part of `make bench`: nothing else should run on the machine meanwhile.
+busy the machine was. `--watched` does without control groups, `--sized` gives workdirs file systems of their own.
+Status 1 when a bomb ended in a way that is wrong. Not part of `make bench`: nothing else should run meanwhile.
 
 What is right. A bomb that meets a limit ends by it, named; if the jails are so short of processors that its deadline
 comes first, that is called late. A loop meets its limit of processor time only if it gets that much before its deadline

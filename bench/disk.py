@@ -1,4 +1,4 @@
-"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: how far jails get past `diskMb`.
+"""`python -m bench.disk [--watched] [--sized] [--rounds N] [--jails N] [--writers N,N]`: how far jails pass `diskMb`.
 
 So many jails at once fill their workdirs in the ways of tests/containment/writers.py, each with several processes,
 while one more writes a little and rests: that one must never be ended. Each way is measured once a round for each
