@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.containment.ordinary_user import run_as_user
+from tests.containment.tried import HARMLESS
 from toolhost.facts import landlock_abi
 from toolhost.reduced import MINIMUM_LANDLOCK
 
@@ -111,11 +112,6 @@ import toolhost.remains
 asyncio.run(main())
 """
 )
-#: What gets through there and not in the full tier: nothing of the host is reached by it.
-HARMLESS = {
-    "user_of_the_host",  # it is that user, and stays what it was
-    "bundle_document",  # a new file in a workdir without one; in a workdir that holds one, no jail is made
-}
 
 
 def read(done: Any) -> Any:

@@ -15,6 +15,11 @@ from toolhost.policy import HostFacts
 
 #: What the jails are tried as: a worker that runs all calls, and a call that was forked.
 TOOLS: dict[Literal["instance", "call"], str] = {"instance": "t", "call": "c"}
+#: What gets through in the reduced tier and not in the full one: nothing of the host is reached by it.
+HARMLESS = {
+    "user_of_the_host",  # it is that user, and stays what it was
+    "bundle_document",  # a new file in a workdir without one; in a workdir that holds one, no jail is made
+}
 
 
 async def every_attempt(
