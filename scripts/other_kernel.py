@@ -1,7 +1,7 @@
 """Runs a command of this checkout on another kernel, or another kind of machine, in an emulated one (QEMU).
 
 `other_kernel.py image ROOT IMAGE` writes a file system of the folder ROOT (a small system with Python) and a clone of
-the present commit in /opt/gdn. `other_kernel.py run IMAGE COMMAND` starts a machine on it, without a network, whose
+the present commit in /opt/gdn. `other_kernel.py run … COMMAND` starts a machine on it, without a network, whose
 first process runs COMMAND in a shell there, in a control group of version 2 that was delegated to root; what it prints
 goes to standard output, and its exit status is this program's (124: out of time, 125: the machine gave no answer).
 Nothing is written to IMAGE without `--keep`. `--share FOLDER` is /host inside, and can be written to.
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("image", type=Path)
     made.add_argument("--size", default="4G")
     started = kinds.add_parser("run", help="start a machine and run a command in it")
-    started.add_argument("image", type=Path)
+    started.add_argument("--image", type=Path, required=True)
     started.add_argument("command", help="for a shell, in the checkout")
     started.add_argument("--machine", choices=sorted(MACHINES), default="x86_64")
     started.add_argument("--kernel", type=Path, required=True, help="the kernel's image")

@@ -130,7 +130,7 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
     if host.setuid_bwrap:
         message = f"{host.setuid_bwrap} is setuid root; it is never used here, but every user of this machine can"
         yield _warning("sandbox", "setuid", message, f"sudo chmod u-s {shlex.quote(host.setuid_bwrap)}")
-    yield _userns(host, works=survey is not None and survey.tier is not None)
+    yield _userns(host, works=survey is not None and survey.tier == "full")
     if survey is not None and survey.tier is not None:
         yield _cgroup(survey.limits, host)
     if host.uid == 0 and survey is not None and "uid" in survey.walls:
