@@ -8,19 +8,33 @@ Source: sandbox.md section 3, item 1; docs/decisions/039.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
+
+import msgspec
 
 from schemas.errors import GoondanError
 from schemas.startup import admit_toolhost
 from toolhost import facts
 from toolhost.launch import UIDS
+from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
 from toolhost.launcher_link import LAUNCHER, spawn
 from toolhost.limits.groups import beside, hand_over, own_tree
-from toolhost.policy import GUARDED_NAMES, SYSTEM, TOP
+from toolhost.policy import (
+    ARGS_FD,
+    FILTER_FD,
+    GUARDED_NAMES,
+    SYSTEM,
+    TOP,
+    boot_command,
+    enclosure_of,
+    isolation,
+    start_of,
+)
 from toolhost.privileges import future_user, give_up
-from toolhost.seccomp.program import host_program
+from toolhost.seccomp.program import host_program, program
 from toolhost.steward_link import STEWARD
 from toolhost.uids import INSTANCES
 
@@ -42,9 +56,9 @@ def descend(endpoint: str = "") -> None:
         facts.find_bwrap()  # asks programs for their versions, which cannot be started later
     facts.compile_for_jails()
     facts.home()
-    program = None
+    filter_ = None
     with suppress(GoondanError):
-        program = host_program(facts.machine())
+        filter_ = host_program(facts.machine())
     tree = own_tree()
     if user:
         if tree is not None:
@@ -54,7 +68,26 @@ def descend(endpoint: str = "") -> None:
     with suppress(OSError):
         STEWARD.start(*spawn("steward"), _terms(user, endpoint))
         LAUNCHER.start()
-    give_up(user, program)
+    give_up(user, filter_)
+
+
+def _enclosed() -> Enclosed | None:
+    """How bubblewrap is started should there be no user namespaces; None when nothing could be started anyway."""
+    try:
+        host = facts.host_facts(facts.find_bwrap(), [], user_namespaces=False)
+    except GoondanError:
+        return None
+    if (made := enclosure_of(host)) is None:
+        return None
+    filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
+    return {
+        "enclosure": msgspec.convert(msgspec.to_builtins(made), Enclosure),
+        "argv": start_of(host.bwrap, boot_command(host)),
+        "walls": isolation(host),
+        "filters": [hashlib.sha256(code).hexdigest() for code in filters],
+        "options": ARGS_FD,
+        "filter": FILTER_FD,
+    }
 
 
 def _terms(user: int, endpoint: str) -> Terms:
@@ -70,4 +103,5 @@ def _terms(user: int, endpoint: str) -> Terms:
         "groups": [] if tree is None else tree.folders,
         "beside": None if tree is None else beside(tree),
         "guarded": list(GUARDED_NAMES),
+        "enclosed": _enclosed(),
     }

@@ -25,7 +25,7 @@ from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.launcher_link import LAUNCHER, LauncherLost
 from toolhost.limits.groups import Group
-from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan
+from toolhost.policy import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan, start_of
 from toolhost.uids import Uids, instance_uid
 
 UIDS: Final = Uids(os.getpid())
@@ -237,7 +237,7 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
     plan, group = parts.plan, parts.group
     reduced = plan.tier == "reduced"
     return {
-        "argv": plan.command if reduced else [plan.bwrap, "--args", str(ARGS_FD), "--", *plan.command],
+        "argv": plan.command if reduced else start_of(plan.bwrap, plan.command),
         "env": plan.environment,
         "folder": plan.workdir if reduced else None,
         "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],

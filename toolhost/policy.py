@@ -294,7 +294,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     serves = forks(tool, host)
     trusted = OWN_PROCESSES if serves else 0
     mounts = sorted(_mounts(request, host, sources), key=lambda mount: (mount.path, mount.rank))
-    options = [*_walls(host, serves), *_system(host, sources, layout), *_private(host), *_interpreter(host, sources)]
+    options = [*isolation(host, serves), *_system(host, sources, layout), *_private(host), *_interpreter(host, sources)]
     for mount in mounts:
         options += mount.options
     options = _with_parents(options)
@@ -318,7 +318,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
         limits=resource_limits(tool.sandbox.limits, host.groups, trusted),
         landlock=ruleset(host.landlock, _rights(request, host), network=network),
-        command=[host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"],
+        command=boot_command(host),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
         import_paths=import_paths,
@@ -328,7 +328,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stages=sources.stages,
         seen=_seen_places(mounts),
         heir=next((real for real, _ in reversed(_writable(request))), None),
-        enclosure=_enclosure(host),
+        enclosure=enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),
         totals=tool.sandbox.limits,
@@ -348,6 +348,16 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         if serves
         else None,
     )
+
+
+def start_of(bwrap: str, command: list[str]) -> list[str]:
+    """How bubblewrap is started: its options come on ARGS_FD, so that no other user reads them."""
+    return [bwrap, "--args", str(ARGS_FD), "--", *command]
+
+
+def boot_command(host: HostFacts) -> list[str]:
+    """What bubblewrap executes."""
+    return [host.python, "-I", "-S", "-B", f"{JAIL_CODE}/boot.py"]
 
 
 def forks(tool: ToolSpec, host: HostFacts) -> bool:
@@ -429,7 +439,8 @@ def _layout(tool: ToolSpec) -> Layout | None:
     return None if network.none else lay_out(network)
 
 
-def _walls(host: HostFacts, serves: bool) -> list[str]:
+def isolation(host: HostFacts, serves: bool = False) -> list[str]:
+    """What bubblewrap separates, before any mount: its first options."""
     options = (
         ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)] if host.user_namespaces else ["--as-pid-1"]
     )
@@ -443,7 +454,8 @@ def _walls(host: HostFacts, serves: bool) -> list[str]:
     return [*options, "--disable-userns"] if host.disable_userns and host.user_namespaces else options
 
 
-def _enclosure(host: HostFacts) -> Enclosure | None:
+def enclosure_of(host: HostFacts) -> Enclosure | None:
+    """The root directory of bubblewrap; None where it needs none."""
     if host.stage is None or host.user_namespaces:
         return None
     shown = ["/usr", *host.dirs, *host.etc, *([host.bwrap_root] if host.bwrap_root else [])]
@@ -471,7 +483,7 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
 
 def _private(host: HostFacts) -> list[str]:
     options: list[str] = []
-    made = _enclosure(host)
+    made = enclosure_of(host)
     for place, size, mode in _PRIVATE:
         if place == JAIL_HOME and made is not None:
             options += ["--bind", made.home, place]  # bubblewrap can give its own to nobody but itself

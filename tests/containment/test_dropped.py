@@ -320,8 +320,17 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
 
 
 def test_bubblewrap_is_root_only_where_it_must_be(taken: Taken) -> None:
-    """It is said once, when it is known whether this host has user namespaces."""
+    """It is said once, when it is known whether this host has user namespaces; and it is bubblewrap, in its root."""
     enclosure = {"shown": ["/usr"], "links": [], "texts": [], "home": "/home", "homeBytes": 1 << 20}
+    places = [0, 1, 2, 5, 7]
+    uid = taken("__import__('toolhost.launch').launch.UIDS.bounds[0]")
+    for changes, words in (
+        ({"places": places}, "root directory that bubblewrap gets"),
+        ({}, "how bubblewrap is started"),
+    ):
+        asked = JAIL | {"uid": uid, "enclosure": enclosure} | changes
+        fds = ", ".join(["os.memfd_create('x')"] * len(asked["places"]))
+        assert words in taken(f"ask({asked!r}, {fds})")["error"]
     assert taken("attempt(lambda: STEWARD.settle(False))") == "done: None"
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
     assert taken("attempt(lambda: STEWARD.settle(True))") == "done: None"

@@ -190,3 +190,19 @@ def test_the_survey_says_what_it_costs(error: str) -> None:
     how, owners, calls = found["notes"]
     assert "bubblewrap runs as root" in how and "--workdir" in owners
     assert "a jail without a user namespace can make no others" in calls
+
+
+def test_a_kernel_runs_there(short_tmp: Path) -> None:
+    """The whole of it: a tool host that is not root any more, and a launcher that knows what it may be asked for."""
+    argv = command("EPERM", "-m", "kernel.cli", "call", "--bundle", ROOT / "examples" / "quickstart", "--json")
+    call = ["bash__exec", json.dumps({"command": "id -un; touch made; stat -c %U . made"})]
+    env = ENVIRONMENT | {
+        "HOME": str(short_tmp),
+        "GOONDAN_STATE_ROOT": str(short_tmp / "s"),
+        "XDG_RUNTIME_DIR": str(short_tmp),
+    }
+    done = subprocess.run([*argv, *call], cwd=ROOT, env=env, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["output"]["stdout"].split() == ["tool"] * 3
+    assert "uid" in result["receipt"]["jail"]["walls"]

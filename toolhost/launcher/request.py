@@ -53,6 +53,20 @@ class Enclosure(TypedDict):
     homeBytes: int
 
 
+class Enclosed(TypedDict):
+    """How bubblewrap is started where it runs as root. `enclosure` and `argv` are as a launch has them; `walls` are its
+    first options, read from the descriptor that becomes `options`; `filters` are the SHA-256 (hexadecimal) of the
+    system call filters that the descriptor `filter` may hold.
+    """
+
+    enclosure: Enclosure
+    argv: list[str]
+    walls: list[str]
+    filters: list[str]
+    options: int
+    filter: int
+
+
 @final  # so that one of the two can be told from the other by a name
 class Launch(TypedDict):
     """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there).

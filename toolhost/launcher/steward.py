@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from toolhost.launcher import calls, program
+from toolhost.launcher import calls, enclosed, program
 from toolhost.launcher.deeds import Deeds, uid_of
 from toolhost.launcher.places import check_stages, path_of
 from toolhost.launcher.request import Check, Hold, Launch, Run
@@ -136,6 +136,8 @@ def guard(request: Launch | Run | Hold | Check, fds: list[int], terms: Terms, no
     """Raise OSError for what a launcher does not do for this tool host."""
     if "argv" in request:
         check_launch(request, terms, enclosed=note.enclosed)
+        if request["enclosure"] is not None:
+            enclosed.hold(request, fds, terms["enclosed"])
         check_stages(request["stages"], fds[len(request["places"]) :], terms, note.state_root)
     elif "program" in request:
         given = request["arguments"]

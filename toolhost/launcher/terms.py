@@ -13,7 +13,7 @@ import errno
 import re
 from typing import Final, TypedDict
 
-from toolhost.launcher.request import Launch
+from toolhost.launcher.request import Enclosed, Launch
 
 #: What is written for a jail's share of processors, as niceness.
 _NICENESS: Final = range(20)
@@ -29,8 +29,9 @@ class Terms(TypedDict):
     """`user` is the tool host's. `jails` and `instances` are the first and the last user that a jail can be.
 
     `stages` are folders that may be covered for one. Nothing writable may lie in one of `closed`, be one of `top`, or
-    be, hold or lie in a hidden folder of `home`. `groups` are the tool host's control groups; `beside` is how the names
-    of those begin that stand beside them, None without. `guarded` are the names that placeholders have.
+    be, hold or lie in a hidden folder of `home`. `enclosed` is how bubblewrap is started where it runs as root, None
+    where it cannot be. `groups` are the tool host's control groups; `beside` is how the names of those begin that stand
+    beside them, None without. `guarded` are the names that placeholders have.
     """
 
     user: int
@@ -40,6 +41,7 @@ class Terms(TypedDict):
     closed: list[str]
     top: list[str]
     home: str
+    enclosed: Enclosed | None
     groups: list[str]
     beside: str | None
     guarded: list[str]

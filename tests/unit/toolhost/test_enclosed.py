@@ -1,0 +1,137 @@
+"""A launcher whose bubblewrap runs as root, and a tool host that gave root up: it gets jails and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.launch import Filesystem, SandboxSpec, ToolSpec
+from toolhost.launcher.enclosed import check_enclosed
+from toolhost.launcher.request import Enclosed, Launch
+from toolhost.launcher.terms import Refused
+from toolhost.policy import (
+    HostFacts,
+    LaunchPlan,
+    Place,
+    Request,
+    boot_command,
+    enclosure_of,
+    isolation,
+    plan,
+    start_of,
+)  # fmt: skip
+from toolhost.seccomp.program import program
+
+HOST = HostFacts(
+    bwrap="/opt/site/b/_bin/bwrap", bwrap_root="/opt/site", python="/root/py/bin/python3.11", prefix="/root/py",
+    inside="/app/toolhost/inside", machine="x86_64", links=[("/bin", "usr/bin")], dirs=["/lib32"],
+    etc=["/etc/alternatives"], stage="/run", user_namespaces=False, hidden=["/w/state"], landlock=6,
+)  # fmt: skip
+TERMS: Enclosed = {
+    "enclosure": json.loads(msgspec.json.encode(enclosure_of(HOST))),
+    "argv": start_of(HOST.bwrap, boot_command(HOST)),
+    "walls": isolation(HOST),
+    "filters": [
+        hashlib.sha256(program("x86_64", sockets=sockets, drops=True)).hexdigest() for sockets in (False, True)
+    ],
+    "options": 5,
+    "filter": 7,
+}
+
+
+def made(**sandbox: Any) -> LaunchPlan:
+    tool = ToolSpec(name="t", entry="/w/t/h.py", root="/w/t", exports=[], sandbox=SandboxSpec(**sandbox))
+    return plan(
+        Request(
+            tool=tool, workdir="/w", workdir_real="/w", guarded=[Place("/w/a/.git", "dir"), Place("/w/t", "dir")],
+            masked=[Place("/w/t/.env", "file"), Place("/w/t/.d", "dir")], read=[Place("/data", "file", "/shown")],
+            write=[Place("/out", "dir")],
+        ),
+        HOST,
+    )  # fmt: skip
+
+
+def check(changed: LaunchPlan, terms: Enclosed | None = TERMS, **request: Any) -> None:
+    asked: dict[str, Any] = {
+        "argv": start_of(changed.bwrap, changed.command), "env": changed.environment, "folder": None,
+        "stage": changed.stage, "enclosure": json.loads(msgspec.json.encode(changed.enclosure)),
+    }  # fmt: skip
+    launch: Launch = asked | request  # type: ignore[assignment] # the rest of it is terms.check_launch's affair
+    options = b"".join(option.encode() + b"\0" for option in changed.options)
+    check_enclosed(launch, options, changed.filter, terms)
+
+
+@pytest.mark.parametrize("sandbox", [{}, {"network": "public"}, {"isolation": "call"}, {"isolation": "shared"}])
+def test_every_plan_of_a_jail_is_one(sandbox: dict[str, Any]) -> None:
+    check(made(**sandbox, filesystem=Filesystem()))
+
+
+def options(change: Callable[[list[str]], list[str]]) -> LaunchPlan:
+    usual = made()
+    return msgspec.structs.replace(usual, options=change(list(usual.options)))
+
+
+def without(*words: str) -> LaunchPlan:
+    return options(lambda usual: [word for word in usual if word not in words])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        without("--unshare-pid"),
+        without("--as-pid-1"),
+        without("--die-with-parent"),
+        without("--clearenv"),
+        without("--seccomp", "7"),
+        without("--cap-drop", "ALL"),
+        options(lambda usual: [*usual, "--cap-add", "ALL"]),
+        options(lambda usual: [*usual, "--dev-bind", "/usr", "/x"]),
+        options(lambda usual: [*usual, "--share-net"]),
+        options(lambda usual: [*usual, "--userns", "3"]),
+        options(lambda usual: [*usual, "--bind", "/proc", "/x"]),
+        options(lambda usual: [*usual, "--bind", "/etc/shadow", "/x"]),
+        options(lambda usual: [*usual, "--ro-bind", "/usr/../proc", "/x"]),
+        options(lambda usual: [*usual, "--bind", "/usrx", "/x"]),
+        options(lambda usual: [*usual, "--proc", "/usr"]),
+        options(lambda usual: [*usual, "--ro-bind", "/usr"]),
+        options(lambda usual: [*usual, "--", "/bin/sh"]),
+        options(lambda usual: [*usual, "/bin/sh"]),
+        options(lambda usual: usual[:4]),
+        options(lambda usual: []),
+        msgspec.structs.replace(made(), filter=b""),
+        msgspec.structs.replace(made(), filter=program("x86_64", sockets=False, server=True)),
+        msgspec.structs.replace(made(), command=["/bin/sh"]),
+        msgspec.structs.replace(made(), bwrap="/bin/sh"),
+        msgspec.structs.replace(made(), environment={"LD_PRELOAD": "/w/x.so"}),
+    ],
+)
+def test_nothing_else_is(changed: LaunchPlan) -> None:
+    with pytest.raises(Refused):
+        check(changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shown": ["/"]},
+        {"texts": [["/run/../etc/cron.d/x", "* * * * * root true"]]},
+        {"links": [["/../../etc/x", "y"]]},
+        {"home": "/../etc"},
+        {"homeBytes": 1},
+    ],
+)
+def test_its_root_directory_is_the_one_of_this_host(change: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        check(made(), enclosure=TERMS["enclosure"] | change)
+
+
+def test_where_there_is_no_bubblewrap_nobody_has_one() -> None:
+    with pytest.raises(Refused):
+        check(made(), None)
+    with pytest.raises(Refused):
+        check(made(), folder="/w")

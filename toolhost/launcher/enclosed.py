@@ -1,0 +1,81 @@
+"""What a launcher does for a tool host that gave root up, where bubblewrap runs as root: one program, one set of walls.
+
+Elsewhere it does not matter what is executed, because it is nobody by then. Here the tool host chooses mounts, from
+what jails are made of, and nothing else: not the program, not its environment, not which namespaces it leaves, which
+capabilities it hands on and which filter it puts up. The terms say all of that before anything hostile is read.
+
+Source: docs/decisions/038 and 039.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final
+
+from toolhost.launcher.request import Enclosed, Launch
+from toolhost.launcher.terms import Refused, within
+
+#: Options and a filter are some kilobytes (bytes).
+MAX_TEXT: Final = 1 << 20
+#: Options that put something in its place, and how many words follow.
+_MOUNTS: Final = {
+    "--ro-bind": 2, "--bind": 2, "--ro-bind-data": 2, "--symlink": 2, "--tmpfs": 1, "--proc": 1, "--dev": 1,
+    "--perms": 1, "--size": 1, "--dir": 1, "--remount-ro": 1, "--setenv": 2, "--chdir": 1,
+}  # fmt: skip
+#: Of those: what takes its first word from where bubblewrap stands.
+_BINDS: Final = ("--ro-bind", "--bind")
+
+
+def check_enclosed(request: Launch, options: bytes, code: bytes, terms: Enclosed | None) -> None:
+    """Raise Refused for anything but a jail that begins as root with the walls of `terms`. Pure."""
+    if terms is None or request["enclosure"] != terms["enclosure"]:
+        raise Refused("that is not the root directory that bubblewrap gets here")
+    if request["argv"] != terms["argv"] or request["env"] or request["folder"] is not None:
+        raise Refused("that is not how bubblewrap is started here")
+    if hashlib.sha256(code).hexdigest() not in terms["filters"]:
+        raise Refused("that is no system call filter of a jail")
+    words = [os.fsdecode(word) for word in options.split(b"\0")]
+    walls = terms["walls"]
+    if words[: len(walls)] != walls or words[-1] != "":
+        raise Refused("these are not the walls of a jail")
+    # Processes of the host show in its /proc, which bubblewrap needs itself.
+    sources = [path for path in terms["enclosure"]["shown"] if path != "/proc"]
+    _check_mounts(words[len(walls) : -1], [*sources, str(request["stage"])])
+
+
+def _check_mounts(words: list[str], sources: list[str]) -> None:
+    at = 0
+    while at < len(words):
+        option = words[at]
+        count = _MOUNTS.get(option)
+        given = words[at + 1 : at + 1 + (count or 0)]
+        if count is None or len(given) < count:
+            raise Refused(f"bubblewrap has no {option} for a jail")
+        if option in _BINDS and not (_is_plain(given[0]) and any(within(given[0], path) for path in sources)):
+            raise Refused(f"nothing of a jail is in {given[0]}")
+        if option in ("--proc", "--dev") and given[0] != option.replace("--", "/"):
+            raise Refused(f"bubblewrap has no {option} {given[0]} for a jail")
+        at += 1 + count
+
+
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and ".." not in path.split("/")
+
+
+def hold(request: Launch, fds: list[int], terms: Enclosed | None) -> None:
+    """Check such a launch, and put in place of what was looked at a copy that nobody else can write to."""
+    if terms is None:
+        raise Refused("that is not the root directory that bubblewrap gets here")
+    found = {}
+    for number in (terms["options"], terms["filter"]):
+        if number not in request["places"]:
+            raise Refused("that is not how bubblewrap is started here")
+        index = request["places"].index(number)
+        data = found[number] = os.pread(fds[index], MAX_TEXT, 0)
+        copy = os.memfd_create("jail", os.MFD_CLOEXEC)
+        os.close(fds[index])
+        fds[index] = copy
+        os.write(copy, data)
+        os.lseek(copy, 0, os.SEEK_SET)
+    check_enclosed(request, found[terms["options"]], found[terms["filter"]], terms)
