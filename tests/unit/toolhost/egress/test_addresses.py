@@ -26,6 +26,35 @@ def test_public_means_public(address: str) -> None:
     assert refusal(address, "public") is not None
 
 
+_NO_MACHINE, _ITSELF, _LINK = "is no address of a single machine", "is this machine itself", "is a link-local address"
+_PRIVATE, _SPECIAL, _CARRIES = "is a private address", "is an address for a special purpose", "carries the IPv4 address"
+_RANGES = {
+    "0.0.0.0/8": _NO_MACHINE, "224.0.0.0/4": _NO_MACHINE, "240.0.0.0/4": _NO_MACHINE, "ff00::/8": _NO_MACHINE,
+    "127.0.0.0/8": _ITSELF, "::1/128": _ITSELF, "169.254.0.0/16": _LINK, "fe80::/10": _LINK,
+    "10.0.0.0/8": _PRIVATE, "100.64.0.0/10": _PRIVATE, "172.16.0.0/12": _PRIVATE, "192.168.0.0/16": _PRIVATE,
+    "fc00::/7": _PRIVATE, "fec0::/10": _PRIVATE,
+    "192.0.0.0/24": _SPECIAL, "192.0.2.0/24": _SPECIAL, "192.31.196.0/24": _SPECIAL, "192.52.193.0/24": _SPECIAL,
+    "192.88.99.0/24": _SPECIAL, "192.175.48.0/24": _SPECIAL, "198.18.0.0/15": _SPECIAL, "198.51.100.0/24": _SPECIAL,
+    "203.0.113.0/24": _SPECIAL, "100::/64": _SPECIAL, "2001:1::/32": _SPECIAL, "2001:1ff::/32": _SPECIAL,
+    "2001:db8::/32": _SPECIAL, "3fff::/20": _SPECIAL, "5f00::/16": _SPECIAL,
+    "64:ff9b::/96": _CARRIES, "64:ff9b:1::/48": _CARRIES, "2002::/16": _CARRIES, "2001::/32": _CARRIES,
+    "::8.0.0.0/104": _CARRIES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("net", _RANGES)
+def test_each_range_is_refused_from_its_first_address_to_its_last_and_says_what_it_is(net: str) -> None:
+    """For IPv6 there are two walls: what is none of the internet's own range 2000::/3 is refused as well."""
+    parsed = ipaddress.ip_network(net)
+    for address in (parsed[0], parsed[-1]):
+        assert (refusal(str(address), "public") or "").startswith(_RANGES[net]), address
+
+
+@pytest.mark.parametrize("address", ["::2", "1::", "1fff:ffff::1", "4000::", "fbff::1"])
+def test_what_is_not_of_the_internet_is_refused(address: str) -> None:
+    assert refusal(address, "public") is not None
+
+
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "1.1.1.1", "93.184.216.34", "172.15.0.1", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8"]
 )
