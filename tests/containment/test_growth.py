@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from toolhost.limits.decide import Growth
 from toolhost.limits.groups import Group, find_tree, remove_tree
 from toolhost.limits.growth import MAX_DEPTH, walk
+from toolhost.limits.look import unwritten
 from toolhost.limits.plan import GroupPlan
 
 ENOUGH = Growth(1 << 30, 1000)
@@ -36,6 +38,19 @@ def test_only_what_is_newer_counts(tmp_path: Path) -> None:
     assert walk(str(tmp_path / "gone"), since, ENOUGH) == Growth(0, 0)
     os.utime(tmp_path / "new", (0, 0))  # what a program can set does not matter
     assert walk(str(tmp_path), since, ENOUGH) == found
+
+
+def test_pages_that_wait_to_be_written_are_counted() -> None:
+    """Of some file systems nothing else shows what was written to them."""
+
+    def expected() -> int:
+        said = Path("/proc/meminfo").read_text(encoding="ascii")
+        return sum(int(kib) << 10 for kib in re.findall(r"^(?:Dirty|Writeback): *(\d+) kB$", said, re.MULTILINE))
+
+    before = expected()
+    while not before == (found := unwritten()) == expected():  # somebody writes
+        before = expected()
+    assert found == before
 
 
 def test_a_tree_that_is_too_deep_is_enough(tmp_path: Path) -> None:

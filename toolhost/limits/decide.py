@@ -186,13 +186,17 @@ class Growth(Struct, frozen=True):
     entries: int
 
 
-#: The part of the time that walks over a jail's folders may take.
+#: The part of a processor that walks over a jail's folders may take.
 WALK_PART: Final = 0.25
 
 
-def walk_again_at(began: float, done: float) -> float:
-    """When a jail whose walk found too little may be walked again, on the clock of these two (seconds)."""
-    return done + (done - began) * (1 / WALK_PART - 1)
+def walk_again_at(now: float, cost_s: float, frozen_s: float) -> float:
+    """When a jail whose walk found too little may be walked again, on the clock of `now` (seconds).
+
+    The walk has cost so much processor time, and the jail was frozen for so long: one that writes nothing loses half of
+    its time at most, however much others write.
+    """
+    return now + max(cost_s * (1 / WALK_PART - 1), frozen_s)
 
 
 class Budget:

@@ -26,7 +26,7 @@ from toolhost.limits.growth import walk
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005
-#: The part of the time that walks over the folders of all jails may take, and what they may take at once (seconds).
+#: The part of a processor that walks over the folders of all jails may take, and what they take at once (seconds).
 WALKS_PART: Final = 0.5
 WALKS_S: Final = 0.1
 #: What is waited for a walk before the jail is urged on, should it hold a folder's lock (seconds): most take a tenth.
@@ -36,7 +36,11 @@ WALK_S: Final = 1.0
 
 
 class _Device:
-    """A file system, and what it has lost since we look at it."""
+    """A file system, and what it has lost since we look at it.
+
+    Those that count no entries (btrfs) do not count either what waits to be written, up to half a minute: there every
+    page of this machine that does so counts as lost, and again when it is. So more may be lost than was, never less.
+    """
 
     __slots__ = ("_entries", "_free", "counts_entries", "lost", "walked_at")
 
@@ -51,6 +55,8 @@ class _Device:
         at = os.statvfs(place)
         free, entries = at.f_bfree * at.f_frsize, at.f_ffree
         self.counts_entries = at.f_files > 0
+        if not self.counts_entries:
+            free -= look.unwritten()
         if self._free >= 0:
             fallen, taken = self.lost
             self.lost = Lost(fallen + max(0, self._free - free), taken + max(0, self._entries - entries))
@@ -58,27 +64,33 @@ class _Device:
 
 
 class _Suspect(NamedTuple):
-    """A jail that may have reached a limit on that file system."""
+    """A jail that may have reached a limit on that file system, since when that is known (monotonic seconds)."""
 
     jail: Account
     number: int
     frozen: bool
+    since: float
 
 
 class _Walk:
-    """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then)."""
+    """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then).
 
-    __slots__ = ("asked_at", "done_at", "error", "found", "lost", "suspect")
+    `cost_s` is the processor time that it has taken.
+    """
+
+    __slots__ = ("asked_at", "cost_s", "done_at", "error", "found", "lost", "suspect")
 
     def __init__(self, suspect: _Suspect, lost: Lost) -> None:
         self.suspect = suspect
         self.lost = lost
         self.asked_at = self.done_at = time.monotonic()
+        self.cost_s = 0.0
         self.found: Growth | None = None  # or the jail was gone
         self.error: Exception | None = None
 
     def go(self) -> None:
-        jail, number, _ = self.suspect
+        jail, number, _, _ = self.suspect
+        began = time.thread_time()
         enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
         size = entries = 0
         try:
@@ -92,6 +104,7 @@ class _Walk:
             pass  # it may end at any moment, and what we read of it with it
         except Exception as error:  # a bug of ours: `Disks.step` raises it
             self.error = error
+        self.cost_s = time.thread_time() - began
         self.done_at = time.monotonic()
 
 
@@ -163,9 +176,9 @@ class Disks:
                 if any(suspect.jail is jail and suspect.number == number for suspect in self._suspects):
                     continue
                 if meter.suspects(device.lost, jail.limits):
-                    self._suspects.append(_Suspect(jail, number, jail.freeze()))
+                    self._suspects.append(_Suspect(jail, number, jail.freeze(), self._looked_at))
                 elif blind:
-                    self._suspects.append(_Suspect(jail, number, False))
+                    self._suspects.append(_Suspect(jail, number, False, self._looked_at))
 
     @property
     def suspects(self) -> bool:
@@ -190,11 +203,10 @@ class Disks:
         return None
 
     def _walked(self, asked: _Walk) -> tuple[Account, str] | None:
-        suspect, (jail, number, frozen) = asked.suspect, asked.suspect
+        suspect, (jail, number, frozen, since) = asked.suspect, asked.suspect
         limit = None
         try:
-            self._walks.spend(asked.asked_at, asked.done_at)
-            jail.walk_again_at = walk_again_at(asked.asked_at, asked.done_at)
+            self._walks.spend(asked.done_at - asked.cost_s, asked.done_at)
             if asked.error is not None:
                 raise asked.error
             if asked.found is not None and not jail.closed:
@@ -207,6 +219,8 @@ class Disks:
             self._suspects = [other for other in self._suspects if other is not suspect]
             if frozen and not any(other.jail is jail and other.frozen for other in self._suspects):
                 jail.thaw()
+            now = time.monotonic()
+            jail.walk_again_at = walk_again_at(now, asked.cost_s, now - since if frozen else 0.0)
         return None if limit is None else (jail, limit)
 
     def let_go(self) -> None:

@@ -5,8 +5,8 @@ must go on. It only reads; what it finds is handed to the loop, which ends jails
 
 How often. The file systems that jails write to are asked for their free space every disks.DISK_S, whatever else goes
 on; processor time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
-nor into walks over one jail's folders, and no more than half into walks over all of them. While no jail runs anything
-the thread sleeps.
+no more than a quarter of a processor into walks over one jail's folders, and half of one into walks over all of them.
+While no jail runs anything the thread sleeps.
 
 It must not be late while many want the processor, and so comes before all others where root's launcher can see to that.
 

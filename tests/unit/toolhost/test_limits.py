@@ -187,7 +187,12 @@ def test_who_is_frozen_waits_the_longer_the_less_it_has_to_be_done_with() -> Non
     order = [(True, True), (True, False), (False, False), (False, True)]
     places = [walked_before(*each) for each in order]
     assert places == sorted(set(places))
-    assert walk_again_at(10.0, 10.1) == pytest.approx(10.4)
+
+
+def test_a_walk_that_found_too_little_is_not_repeated_at_once() -> None:
+    assert walk_again_at(10.0, cost_s=0.1, frozen_s=0.0) == pytest.approx(10.3)
+    assert walk_again_at(10.0, cost_s=0.1, frozen_s=0.2) == pytest.approx(10.3)
+    assert walk_again_at(10.0, cost_s=0.1, frozen_s=0.5) == pytest.approx(10.5), "half of its time is the jail's"
 
 
 def walked(meter: DiskMeter, found: Growth, lost: Lost) -> str | None:
