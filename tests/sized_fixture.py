@@ -1,15 +1,24 @@
-"""A state directory whose workdirs get file systems of their own; nothing stays mounted, and no loop device is left."""
+"""State directories whose workdirs get file systems of their own; nothing stays mounted, and no loop device is left.
+
+They are not among pytest's own folders: one of a run that was killed is cleaned up by the next run.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from toolhost.launcher import calls, sized
+
+_PREFIX: Final = "gdn-sized-"
 
 
 def folder_of(folder: Path) -> int:
@@ -18,29 +27,55 @@ def folder_of(folder: Path) -> int:
 
 
 @pytest.fixture(scope="session")
-def sized_host(tmp_path_factory: pytest.TempPathFactory) -> None:
+def sized_host() -> None:
     """Skips where no such file system can be made."""
-    folder = tmp_path_factory.mktemp("can")
-    fd = folder_of(folder)
-    try:
-        held = sized.check(fd)
-    finally:
-        os.close(fd)
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        if not os.path.exists(f"/proc/{left.name.split('-')[2]}"):
+            _remove(left)
+    with _folder() as folder:
+        fd = folder_of(folder)
+        try:
+            held = sized.check(fd)
+        finally:
+            os.close(fd)
     if held["state"] != "sized":
         pytest.skip(f"no sized file systems here: {held['why']}")
 
 
 @pytest.fixture
-def state(sized_host: None, tmp_path: Path) -> Iterator[Path]:
+def state(sized_host: None) -> Iterator[Path]:
     """Empty. Whatever is mounted below it is unmounted at the end."""
-    made = tmp_path / "state"
-    made.mkdir(mode=0o700)
+    with _folder() as folder:
+        yield folder
+    assert is_released(folder)
+
+
+@pytest.fixture
+def small_disk(sized_host: None) -> Iterator[Path]:
+    """The same on a disk of 96 MiB."""
+    with _folder() as folder:
+        made = folder / "disk"
+        made.mkdir()
+        calls.mount_tmpfs(str(made), "size=96m,mode=0700")
+        yield made
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     try:
         yield made
     finally:
-        for point in mounts(made):
+        _remove(made)
+
+
+def _remove(folder: Path) -> None:
+    for point in reversed(mounts(folder)):
+        if (Path(point).parent / "workspace.ext4").exists():
             calls.unmount(point)
-        assert is_released(made)
+        else:  # a loop device that others' jails hold (see is_released) keeps the disk of its file
+            subprocess.run(["umount", "--lazy", point], check=True)
+    shutil.rmtree(folder)
 
 
 def mounts(folder: Path) -> list[str]:
@@ -51,8 +86,11 @@ def mounts(folder: Path) -> list[str]:
 
 def loops(folder: Path) -> list[str]:
     """The files below it that have a loop device."""
-    files = (path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file"))
-    return [file for file in files if file.startswith(f"{folder}/")]
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it has gone meanwhile
+            found.append(path.read_text().strip().removesuffix(" (deleted)"))
+    return [file for file in found if file.startswith(f"{folder}/")]
 
 
 def is_released(folder: Path) -> bool:

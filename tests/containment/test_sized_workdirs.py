@@ -15,13 +15,13 @@ import pytest
 
 from schemas.launch import Limits, SandboxSpec, ToolSpec
 from tests.containment.test_totals import LIMITS, bombs, taken
-from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, state
+from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, small_disk, state
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.launcher import sized
 from toolhost.launcher.sizes import GIB, IMAGE, MIB
 from toolhost.sized_workdirs import SizedWorkdirs
 
-__all__ = ["sized_host", "state"]
+__all__ = ["sized_host", "small_disk", "state"]
 
 #: What a file system takes beside what is in files: folders, extents, bitmaps (MiB).
 METADATA = 2
@@ -258,6 +258,18 @@ async def test_a_damaged_image_is_refused_with_the_reason(state: Path, tmp_path:
     assert error["code"] == "E_SANDBOX_UNAVAILABLE"
     assert "it holds no ext4 file system" in error["message"]
     assert list(workdir.iterdir()) == []
+
+
+async def test_a_disk_that_is_nearly_full_ends_before_the_image_breaks(small_disk: Path, tmp_path: Path) -> None:
+    """Writes that the file system has promised must find room; so jails meet its end first, and it lives on."""
+    workdir = instance(small_disk) / "workspace"
+    async with host(small_disk, tool(tmp_path, disk_mb=1024)) as made:
+        assert (await run(made, workdir, free=[]))["free"] <= 64 * MIB
+        error = await run(made, workdir, write=["big", 128 * MIB])
+        assert error["code"] == "ENOSPC", "not a limit of its own"
+        assert await run(made, workdir, remove=["big"], write=["small", MIB]) == {"remove": None, "write": None}
+    subprocess.run(["sync", "-f", str(workdir)], check=True)
+    assert not os.statvfs(workdir).f_flag & os.ST_RDONLY
 
 
 async def test_who_comes_after_the_last_jail_has_all_the_room(state: Path, tmp_path: Path) -> None:
