@@ -200,6 +200,21 @@ async def test_every_call_is_fresh(short_tmp: Path, workdir: Path, nests: bool, 
         await until(lambda: made.host.jail_count == nests)  # one that stays for the next call, or none
 
 
+async def test_what_a_worker_made_ahead_has_done_is_not_in_the_way_of_a_tool(short_tmp: Path, workdir: Path) -> None:
+    source = (
+        "import sys\n"
+        "def seen(ctx, input): return [__name__, sys.modules[__name__].seen is seen, __file__]\n"
+        "handlers = {'seen': seen}\n"
+    )
+    sandbox = msgspec.convert({"isolation": "call"}, SandboxSpec)
+    made_tool = make_tool(short_tmp, source, "seen", sandbox=sandbox)
+    entry = Path(made_tool.entry).rename(Path(made_tool.root) / "rehearsal.py")  # as what it has loaded
+    async with bench(msgspec.structs.replace(made_tool, entry=str(entry))) as made:
+        for _ in range(3):
+            output = (await made.call("t__seen", workdir=workdir))["output"]
+            assert output == ["rehearsal", True, str(entry)]
+
+
 async def test_the_home_lives_as_long_as_the_jail(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp), jail_idle_s=0.2) as made:
         assert (await made.call("t__keep", workdir=workdir))["output"] is False

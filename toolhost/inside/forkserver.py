@@ -133,5 +133,26 @@ def serve(plan: dict[str, Any]) -> NoReturn:
     compile("0", "", "exec")  # the first one makes a hundred types, 2 ms that every call would take for its tool
     gc.freeze()  # what is here now stays: a collection in a child would copy all of its memory
     Server(Walls(plan)).run()
+    if not _awaited():
+        _rehearse()
     worker.main()
     posix._exit(0)
+
+
+def _awaited() -> bool:
+    """Whether there is a call for this worker already: it was not made ahead."""
+    channel = poll()
+    channel.register(FD, POLLIN)
+    return bool(channel.poll(0))
+
+
+def _rehearse() -> None:
+    """Load something as a tool is loaded, while nobody waits for it.
+
+    A forked process copies each page of its parent when it first writes to it, and to look at an object is to write to
+    it. Without this a call would wait for a hundred copies before its tool's first line.
+    """
+    entry = __file__.rpartition("/")[0] + "/rehearsal.py"
+    frame = wire.unpack(wire.pack({"type": "init", "protocol": worker.PROTOCOL, "entry": entry, "env": {}}))
+    worker.load_handlers(frame["entry"], compiled=False)
+    del sys.modules["rehearsal"]
