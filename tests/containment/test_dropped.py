@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +70,23 @@ class Taken:
         return json.loads(self.process.stdout.readline())
 
 
-@pytest.fixture(scope="module")
-def taken() -> Iterator[Taken]:
+@contextmanager
+def taken_over(code: Path) -> Iterator[Taken]:
+    """One whose own code is there."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TAKEN_OVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", TAKEN_OVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=code
     )
     with process:
         yield Taken(process)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[Taken]:
+    with taken_over(ROOT) as made:
+        yield made
 
 
 @pytest.fixture
@@ -342,3 +350,28 @@ def test_file_systems_are_made_for_instances_and_nothing_else(taken: Taken, root
     assert taken(f"ask({{'hold': 1, 'make': True}}, {folder}, 2)")["state"] == "refused"
     assert taken(f"ask({{'check': True}}, {folder}, 2)")["state"] == "refused"
     assert sorted(roots.parent.iterdir()) == [roots]
+
+
+#: In a jail that is none: no bubblewrap, no Landlock, its user is all that keeps it.
+PLANTS = """
+cd /run/0
+for at in deep/er/toolhost/egress deep/er/schemas free; do touch $at/planted; done
+mv deep/er/toolhost deep/er/away; mv deep/er deep/away; mv deep away; mv free moved
+"""
+
+
+def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> None:
+    """A workdir may hold a checkout. Here nothing in the plan of its jail keeps it from what it likes."""
+    work = short_tmp / "work"
+    for name in ("schemas", "toolhost"):
+        shutil.copytree(ROOT / name, work / "deep" / "er" / name, ignore=shutil.ignore_patterns("vectors", "base"))
+    (work / "free").mkdir()
+    with taken_over(work / "deep" / "er") as there:
+        jail = {"argv": ["/bin/sh", "-c", PLANTS], "stages": [stage(0)]}
+        made = launch(there, f"os.open({str(work)!r}, os.O_PATH)", **jail)
+        assert "pid" in made, made
+        there(f"os.waitpid({made['pid']}, 0)[1]")
+    assert sorted(path.name for path in work.iterdir()) == ["deep", "moved"]
+    assert (work / "moved" / "planted").exists()
+    assert (work / "deep" / "er" / "toolhost" / "egress" / "proxy.py").exists()
+    assert not list((work / "deep").rglob("planted"))

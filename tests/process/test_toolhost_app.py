@@ -297,6 +297,19 @@ def test_root_keeps_only_what_jails_need(broker: PlayedBroker, short_tmp: Path) 
     server.server_close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only under root there is a steward")
+def test_without_its_steward_a_host_ends_and_says_why(broker: PlayedBroker, short_tmp: Path) -> None:
+    log = short_tmp / "log"
+    with toolhost(broker.endpoint, stderr=log) as host:
+        broker.welcome()
+        host.wait_ready()
+        below = descendants(host.process.pid)
+        os.kill(named(host.process.pid, "gdn-steward"), signal.SIGKILL)
+        assert host.process.wait(10) == 1
+        assert gone(below)
+    assert "steward of this tool host" in log.read_text() and "[E_SANDBOX_UNAVAILABLE]" in log.read_text()
+
+
 @pytest.mark.parametrize("how", ["frame", "SIGTERM"])
 def test_it_stops_with_everything_it_started(broker: PlayedBroker, workdir: Path, how: str) -> None:
     with toolhost(broker.endpoint) as host:

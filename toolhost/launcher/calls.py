@@ -35,7 +35,7 @@ _MOUNT_ATTR_IDMAP: Final = 0x00100000
 _PERF_TYPE_SOFTWARE, _PERF_COUNT_SW_TASK_CLOCK, _PERF_ATTR_SIZE = 1, 1, 128
 _PERF_INHERIT, _PERF_EXCLUDE_KERNEL, _PERF_EXCLUDE_HV = 1 << 1, 1 << 5, 1 << 6
 _PERF_FLAG_FD_CLOEXEC: Final = 8
-_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
+_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
 _MNT_DETACH: Final = 2
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _FSCONFIG_SET_STRING, _FSCONFIG_CREATE = 1, 1, 1, 6
 #: More than any kernel has; the last one is found by asking.
@@ -126,6 +126,12 @@ def set_attributes(tree: int, *, read_only: bool, user_namespace: int | None, re
 def attach(tree: int, at: str) -> None:
     """Put a detached mount in its place."""
     _call("move_mount", _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(at), _MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def bind_to_itself(fd: int) -> None:
+    """What is open there becomes a mount of its own, with what is mounted below it."""
+    at = f"/proc/self/fd/{fd}".encode()
+    _check(_libc.mount(at, at, None, _MS_BIND | _MS_REC, None), "bind")
 
 
 def change_root(folder: str) -> None:

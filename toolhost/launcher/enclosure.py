@@ -14,6 +14,7 @@ import stat
 from typing import Final
 
 from toolhost.launcher import calls, staging
+from toolhost.launcher.keeping import Kept
 from toolhost.launcher.request import Enclosure, Stage
 
 #: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root), SETGID, SETUID, SETPCAP (for the jail, to drop
@@ -23,7 +24,9 @@ KEPT: Final = (2, 6, 7, 8, 12, 21)
 _OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
 
 
-def enter(top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int) -> None:
+def enter(
+    top: str, enclosure: Enclosure, stages: list[Stage], trees: list[staging.Tree], uid: int, kept: list[Kept]
+) -> None:
     """In a new mount namespace: make that directory and go there. `top` is a folder that it may cover for that."""
     shown = [_copied(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
     calls.leave_mount_namespace()
@@ -34,7 +37,7 @@ def enter(top: str, enclosure: Enclosure, stages: list[Stage], trees: list[stagi
         os.symlink(target, top + name)
     for folder in ("/tmp", enclosure["home"]):  # bubblewrap begins in the first
         os.makedirs(top + folder, 0o755, exist_ok=True)
-    staging.place(top, stages, trees)
+    staging.place(top, stages, trees, kept)
     calls.mount_tmpfs(top + enclosure["home"], f"mode=0700,size={enclosure['homeBytes']},uid={uid},gid={uid}")
     for path, text in enclosure["texts"]:
         staging.write(top + path, text.replace("{uid}", str(uid)).encode())

@@ -9,6 +9,7 @@ import os
 import stat
 from contextlib import suppress
 
+from toolhost.launcher.keeping import Kept, kept_in
 from toolhost.launcher.request import Stage
 from toolhost.launcher.terms import Refused, Terms, check_workspace, check_writable
 
@@ -76,13 +77,17 @@ def hand_over(folder: int, uid: int) -> None:
         os.close(top)
 
 
-def check_stages(stages: list[Stage], fds: list[int], terms: Terms, state_root: str | None) -> None:
-    """Raise Refused when one of them could be written to, or would be given away, and must not be.
+def check_stages(stages: list[Stage], fds: list[int], terms: Terms, state_root: str | None) -> list[Kept]:
+    """What must stay read-only in those that can be written to.
+
+    Raises Refused when one of them could be written to, or would be given away, and must not be.
 
     By its path and by what it lies in: a folder of the system may be mounted elsewhere as well.
     """
     closed = None
-    for stage, fd in zip(stages, fds, strict=True):
+    kept: list[Kept] = []
+    never = [*terms["closed"], *([state_root] if state_root else [])]
+    for index, (stage, fd) in enumerate(zip(stages, fds, strict=True)):
         if stage["unmapped"] == "given":
             check_workspace(path_of(fd), state_root)
         if stage["readOnly"]:
@@ -92,6 +97,8 @@ def check_stages(stages: list[Stage], fds: list[int], terms: Terms, state_root: 
             closed = _identities(terms["closed"])
         if not closed.isdisjoint(_above(fd)):
             raise Refused(f"{path_of(fd)} lies in a folder that is never writable for a jail")
+        kept += kept_in(index, path_of(fd), never)
+    return kept
 
 
 def _identities(paths: list[str]) -> set[tuple[int, int]]:

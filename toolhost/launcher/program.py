@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, enclosure, sized, staging
+from toolhost.launcher.keeping import Kept
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
 #: Descriptors are moved to this or above before they go to their places, so that no place is taken by one of them.
@@ -32,8 +33,9 @@ _EGRESS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__
 _PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen.py"}
 
 
-#: Raises OSError for a request of a tool host that is not to have what it asks for, with the descriptors of its places.
-Guard = Callable[[Launch | Run | Hold | Check, list[int]], None]
+#: Raises OSError for a request of a tool host that is not to have what it asks for, with the descriptors of its places;
+#: else what must stay read-only in these.
+Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[Kept]]
 
 
 def serve(channel: socket.socket, guard: Guard | None = None) -> NoReturn:
@@ -56,12 +58,11 @@ def serve(channel: socket.socket, guard: Guard | None = None) -> NoReturn:
             continue
         counter: list[int] = []
         try:
-            if guard is not None:
-                guard(request, fds)
+            kept = [] if guard is None else guard(request, fds)
             if "program" in request:
                 answer = _run(request, fds)
             elif "argv" in request:
-                answer, counter = _launch(request, fds, namespaces)
+                answer, counter = _launch(request, fds, namespaces, kept)
             else:
                 answer = _workdir(request, fds, channel)
         except OSError as error:
@@ -97,7 +98,9 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces) -> tuple[dict[str, Any], list[int]]:
+def _launch(
+    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[Kept]
+) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
     staged = staging.Staged([], 0)
     counter: list[int] = []
@@ -114,7 +117,7 @@ def _launch(request: Launch, fds: list[int], namespaces: staging.UserNamespaces)
             try:
                 os.close(opened)
                 os.read(gate, 1)
-                _become(request, fds[: len(places)], staged)
+                _become(request, fds[: len(places)], staged, kept)
             except BaseException as error:
                 _fail(output, f"{type(error).__name__}: {error}")
         if request["counted"]:
@@ -191,7 +194,7 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
     os._exit(0)
 
 
-def _become(request: Launch, fds: list[int], staged: staging.Staged) -> NoReturn:
+def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[Kept]) -> NoReturn:
     """Everything between fork and exec."""
     for path in request["joins"]:
         _join(path)
@@ -206,10 +209,10 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged) -> NoReturn
     if uid is not None:
         os.setgroups([])
         if request["enclosure"] is not None and request["stage"] is not None:
-            enclosure.enter(request["stage"], request["enclosure"], request["stages"], staged.trees, uid)
+            enclosure.enter(request["stage"], request["enclosure"], request["stages"], staged.trees, uid, kept)
         else:
             if request["stage"] is not None:
-                staging.attach(request["stage"], request["stages"], staged.trees)
+                staging.attach(request["stage"], request["stages"], staged.trees, kept)
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
     if request["folder"] is not None:

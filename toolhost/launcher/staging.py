@@ -17,6 +17,7 @@ import signal
 from typing import Final, NamedTuple
 
 from toolhost.launcher import calls, copying
+from toolhost.launcher.keeping import Kept, keep
 from toolhost.launcher.request import Stage
 
 #: Room for mount points, and for one file that is copied (bytes).
@@ -203,21 +204,22 @@ def _detached(stage: Stage, fd: int, namespace: int | None, *, recursive: bool) 
     return tree
 
 
-def attach(folder: str, stages: list[Stage], trees: list[Tree]) -> None:
-    """In a new mount namespace: an empty folder, and every copy in its place there."""
+def attach(folder: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
+    """In a new mount namespace: an empty folder, every copy in its place there, and what is kept read-only in them."""
     calls.leave_mount_namespace()
     calls.mount_tmpfs(folder, f"mode=0755,size={_ROOM},nr_inodes=1k")
-    place("", stages, trees)
+    place("", stages, trees, kept)
 
 
-def place(top: str, stages: list[Stage], trees: list[Tree]) -> None:
-    """Put the copies in their places, as seen from the folder `top`."""
+def place(top: str, stages: list[Stage], trees: list[Tree], kept: list[Kept]) -> None:
+    """Put the copies in their places, as seen from the folder `top`, and keep read-only in them what is to stay so."""
     for stage, tree in zip(stages, trees, strict=True):
         at = top + stage["at"]
         if isinstance(tree, bytes):
             write(at, tree)
             continue
         put(at, stage["folder"], tree)
+    keep(top, stages, kept)
 
 
 def put(at: str, is_folder: bool, tree: int) -> None:

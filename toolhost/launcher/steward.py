@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, enclosed, program
 from toolhost.launcher.deeds import Deeds, uid_of
+from toolhost.launcher.keeping import Kept
 from toolhost.launcher.places import check_stages, path_of
 from toolhost.launcher.request import Check, Hold, Launch, Run
 from toolhost.launcher.sizes import POINT
@@ -132,23 +133,23 @@ def _launcher(channel: socket.socket, terms: Terms, note: Note) -> tuple[int, in
     return pid, ours.detach()
 
 
-def guard(request: Launch | Run | Hold | Check, fds: list[int], terms: Terms, note: Note) -> None:
-    """Raise OSError for what a launcher does not do for this tool host."""
+def guard(request: Launch | Run | Hold | Check, fds: list[int], terms: Terms, note: Note) -> list[Kept]:
+    """What must stay read-only for it. Raises OSError for what a launcher does not do for this tool host."""
     if "argv" in request:
         check_launch(request, terms, enclosed=note.enclosed)
         if request["enclosure"] is not None:
             enclosed.hold(request, fds, terms["enclosed"])
-        check_stages(request["stages"], fds[len(request["places"]) :], terms, note.state_root)
-    elif "program" in request:
+        return check_stages(request["stages"], fds[len(request["places"]) :], terms, note.state_root)
+    if "program" in request:
         given = request["arguments"]
-        if request["program"] == "listen" and len(given) == 1 and is_jails(uid_of(int(given[0])), terms):
-            return
-        if request["program"] != "proxy" or given:
+        into_jail = request["program"] == "listen" and len(given) == 1 and is_jails(uid_of(int(given[0])), terms)
+        if not into_jail and (request["program"] != "proxy" or given):
             raise Refused("that is no program of a jail's network")
     elif "hold" in request:
         check_workspace(f"{path_of(fds[0])}/{POINT}", note.state_root)
     else:
         check_trial(path_of(fds[0]), note.state_root)
+    return []
 
 
 def _tidy(deeds: Deeds, terms: Terms) -> None:
