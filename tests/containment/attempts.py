@@ -130,6 +130,16 @@ several(
 
 
 @attempt("files")
+def flags_of_its_open_code() -> None:
+    import fcntl
+
+    fd, flags = os.open(__file__, os.O_RDONLY), bytearray(8)
+    fcntl.ioctl(fd, 0x80086601, flags)  # FS_IOC_GETFLAGS
+    flags[0] ^= 0x40  # FS_NODUMP_FL
+    fcntl.ioctl(fd, 0x40086602, flags)  # FS_IOC_SETFLAGS
+
+
+@attempt("files")
 def names_beside_the_secret() -> int:
     """Told as they come and go, without the folder being read."""
     made = libc.inotify_init()

@@ -21,6 +21,7 @@ from msgspec import Struct
 EPERM: Final = 1
 EACCES: Final = 13
 EINVAL: Final = 22
+ENOTTY: Final = 25
 ENOSYS: Final = 38
 EOPNOTSUPP: Final = 95
 EAFNOSUPPORT: Final = 97
@@ -213,6 +214,10 @@ _OF_ANY_FILE: Final = (
     "utime", "utimes", "futimesat", "utimensat", "inotify_add_watch",
 )  # fmt: skip
 _ATTRIBUTES_READ: Final = ("getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr")
+#: Those of terminals, pipes and descriptors. Others set flags of files that were opened to read, or seal them for good.
+_IOCTL: Final = (
+    0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5410, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452,
+)  # fmt: skip
 #: And these for every process of that user: the first argument says which, 0 is whoever asks.
 _OF_ANY_PROCESS: Final = ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")
 _ITSELF: Final = Test(0, _ALL, (0,))
@@ -220,6 +225,7 @@ _BARE: Final[dict[str, Rule]] = {
     **{name: Rule((), EPERM) for name in _OF_ANY_FILE},
     **{name: Rule((), EOPNOTSUPP) for name in _ATTRIBUTES_READ},
     **{name: Rule((Case((_ITSELF,), ALLOW),), EPERM) for name in _OF_ANY_PROCESS},
+    "ioctl": Rule((Case((Test(1, _ALL, _IOCTL),), ALLOW),), ENOTTY),
     # PRIO_PROCESS, and not all processes of a group or a user.
     "setpriority": Rule((Case((_ITSELF, Test(1, _ALL, (0,))), ALLOW),), EPERM),
 }
