@@ -51,6 +51,8 @@ ETC: Final = (
     "/etc/pki/tls/certs",
     "/etc/pki/ca-trust/extracted",
 )
+#: An ordinary user's jails are that user, and would be told the names of that user's keys.
+COVERED: Final = ("/proc/keys", "/proc/key-users")
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
 #: What stands beside /usr: links on merged systems, folders on others.
@@ -198,6 +200,7 @@ def host_facts(
         links=links,
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
+        covered=[path for path in COVERED if os.path.exists(path)] if os.geteuid() != 0 else [],
         code=code_folders(),
         home=home(),
         hidden=_existing_folders(hidden),

@@ -45,7 +45,7 @@ class CallWalls(Struct, frozen=True, kw_only=True):
     """What a call gets. `fresh` in this order; `kept` are the places that show through, and do so by their paths.
 
     `workdir` is where the call starts, `drop` the numbers of the capabilities that no call may have, `filter` its
-    system call filter (hexadecimal).
+    system call filter (hexadecimal). `covered` are files of the new /proc that show empty.
     """
 
     fresh: list[Fresh]
@@ -53,9 +53,12 @@ class CallWalls(Struct, frozen=True, kw_only=True):
     workdir: str
     drop: list[int]
     filter: str
+    covered: list[str] = []
 
 
-def call_walls(private: dict[str, str], mounted: Iterable[str], workdir: str, filter_: bytes) -> CallWalls:
+def call_walls(
+    private: dict[str, str], mounted: Iterable[str], workdir: str, filter_: bytes, covered: Iterable[str] = ()
+) -> CallWalls:
     """`private` are the jail's memory file systems (place -> options), `mounted` where else something is mounted."""
     points = set(mounted)
     own = [place for place in private if place not in points]  # one that was granted is no call's own
@@ -66,5 +69,10 @@ def call_walls(private: dict[str, str], mounted: Iterable[str], workdir: str, fi
     fresh.append(Fresh("devpts", "/dev/pts", _NO_SUID | _NO_EXEC, "newinstance,ptmxmode=0666,mode=620"))
     fresh.append(Fresh("proc", "/proc", _READ_ONLY | _NO_SUID | _NO_DEV | _NO_EXEC, ""))
     return CallWalls(
-        fresh=fresh, kept=sorted(kept), workdir=workdir, drop=sorted(CAPABILITIES.values()), filter=filter_.hex()
+        fresh=fresh,
+        kept=sorted(kept),
+        workdir=workdir,
+        drop=sorted(CAPABILITIES.values()),
+        filter=filter_.hex(),
+        covered=list(covered),
     )

@@ -93,6 +93,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
     `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
     as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
+    `covered` are files of /proc that tell about an ordinary user's own, such as the names of keys; they show empty.
     `code` are places of ours that stay read-only, `hidden` folders that never show, `home` is the operator's home
     directory. `landlock` is the version of the kernel's interface, 0 without it.
 
@@ -114,6 +115,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     links: list[tuple[str, str]] = []
     dirs: list[str] = []
     etc: list[str] = []
+    covered: list[str] = []
     code: list[str] = []
     hidden: list[str] = []
     home: str = ""
@@ -294,7 +296,13 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     serves = forks(tool, host)
     trusted = OWN_PROCESSES if serves else 0
     mounts = sorted(_mounts(request, host, sources), key=lambda mount: (mount.path, mount.rank))
-    options = [*isolation(host, serves), *_system(host, sources, layout), *_private(host), *_interpreter(host, sources)]
+    covered = [] if serves else host.covered  # each call of a fork server has a new /proc, which covers them itself
+    options = [
+        *isolation(host, serves),
+        *_system(host, sources, layout, covered),
+        *_private(host),
+        *_interpreter(host, sources),
+    ]
     for mount in mounts:
         options += mount.options
     options = _with_parents(options)
@@ -344,6 +352,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
             ["/".join(mount.path) for mount in mounts],
             cwd,
             program(host.machine, sockets=network),
+            host.covered,
         )
         if serves
         else None,
@@ -462,7 +471,7 @@ def enclosure_of(host: HostFacts) -> Enclosure | None:
     return enclosure(host.stage, shown, host.links, JAIL_HOME, HOME_BYTES)
 
 
-def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
+def _system(host: HostFacts, sources: Sources, layout: Layout | None, covered: list[str]) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
@@ -478,7 +487,10 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
     for path in host.etc:
         options += ["--ro-bind", path, path]
     # /proc as a whole becomes read-only at the end: sysctls, sysrq and other processes' memory are files in it.
-    return [*options, "--proc", "/proc", "--dev", "/dev"]
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    for path in covered:
+        options += ["--ro-bind", "/dev/null", path]
+    return options
 
 
 def _private(host: HostFacts) -> list[str]:

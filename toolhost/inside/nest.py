@@ -47,6 +47,7 @@ class Walls:
         self.limits = [(number, value) for number, value in plan["limits"] if number == RLIMIT_NOFILE]
         self.landlock = plan["landlock"]
         self.kept = [path.encode("utf-8", "surrogateescape") for path in calls["kept"]]
+        self.covered = [path.encode() for path in calls["covered"]]
         self.fresh = [
             (fresh["kind"].encode(), fresh["at"].encode(), fresh["flags"], fresh["options"].encode())
             for fresh in calls["fresh"]
@@ -117,6 +118,8 @@ def _mount(walls: Walls) -> None:
                 call("mount", b"none", at, b"tmpfs", flags | _READ_ONLY, b"size=4k")
         elif kind != b"tmpfs":
             call("mount", b"none", at, kind, flags, options)
+    for path in walls.covered:
+        call("mount", b"/dev/null", path, None, _BIND, None)
 
 
 def _make(path: bytes, is_folder: bool) -> None:

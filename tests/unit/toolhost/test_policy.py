@@ -532,6 +532,17 @@ def test_other_calls_have_a_jail_as_before() -> None:
     assert usual.calls is None
 
 
+def test_what_tells_of_the_operators_keys_is_covered_in_the_proc_that_the_tool_sees() -> None:
+    """Not in a fork server's: the kernel makes no new /proc where the old one is covered."""
+    host = msgspec.structs.replace(HOST, covered=["/proc/keys"])
+    options = plan(Request(tool=TOOL), host).options
+    at = options.index("/proc/keys")
+    assert options[at - 2 : at] == ["--ro-bind", "/dev/null"] and at > options.index("--proc")
+    call = plan(Request(tool=msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call"))), host)
+    assert "/proc/keys" not in call.options
+    assert call.calls is not None and call.calls.covered == ["/proc/keys"]
+
+
 def test_a_private_place_that_was_granted_is_no_calls_own() -> None:
     walls = call_walls({"/tmp": "", "/dev/shm": ""}, ["/tmp", "/tmp/x"], "/w", b"")
     assert [fresh.at for fresh in walls.fresh] == ["/dev/shm", "/dev/pts", "/proc"]
