@@ -46,7 +46,7 @@ _FIRST: Final = """#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t devtmpfs dev /dev
 for m in $(/bin/busybox cat /m/list /m/list); do /bin/busybox insmod /m/$m.ko 2>/dev/null; done
-i=0; while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do /bin/busybox sleep 0.1; i=$((i+1)); done
+i=0; while [ ! -b /dev/vda ] && [ $i -lt 600 ]; do /bin/busybox sleep 0.1; i=$((i+1)); done
 /bin/busybox mount -t ext4 /dev/vda /new
 /bin/busybox umount /proc
 /bin/busybox mount --move /dev /new/dev
@@ -99,7 +99,7 @@ def first_files(modules: Path, busybox: Path) -> Iterable[tuple[str, int, bytes]
         path = there[name]
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         yield f"m/{name}.ko", stat.S_IFREG | 0o644, content
-    yield "m/list", stat.S_IFREG | 0o644, "\n".join(names).encode()
+    yield "m/list", stat.S_IFREG | 0o644, "".join(f"{name}\n" for name in names).encode()
 
 
 def image(root: Path, target: Path, size: str) -> None:

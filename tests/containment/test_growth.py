@@ -91,15 +91,31 @@ def test_groups_of_version_2(tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no group can be made: {error}")
     program = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 scope = sys.argv[1]
 Path(scope, "cgroup.procs").write_text("0")
+own, starting = os.getpid(), []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:  # as a supervisor that starts one process after the other
+        while os.getppid() == own:
+            if os.fork() == 0: time.sleep(0.02); os._exit(0)
+            time.sleep(0.001)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]: pass
+            except ChildProcessError: pass
+        os._exit(0)
+    starting.append(pid)
+time.sleep(0.02)
 from toolhost.limits.groups import Group, find_tree, remove_tree
 from toolhost.limits.plan import GroupPlan
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree
 assert Path("/proc/self/cgroup").read_text().splitlines()[-1].endswith("/goondan-host")
+assert Path(scope, "cgroup.procs").read_text() == "", "with processes in it, it could hand no controller on"
+for pid in starting: os.kill(pid, 9); os.waitpid(pid, 0)
+while Path(scope, "goondan-host/cgroup.procs").read_text().split() != [str(own)]: time.sleep(0.001)
 group = Group(GroupPlan(tree, []))
 pid = os.fork()
 if pid == 0:
@@ -131,9 +147,8 @@ assert not os.path.exists(tree.cpuacct)
         done = subprocess.run([sys.executable, "-c", program, scope], cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     finally:
-        for folder in (f"{scope}/goondan-host", scope):
-            if os.path.isdir(folder):
-                os.rmdir(folder)
+        for folder in [*Path(scope).glob("*/"), Path(scope)]:
+            folder.rmdir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="groups of version 1 are root's")

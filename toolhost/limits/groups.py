@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import time
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
@@ -27,6 +28,10 @@ PREFIX: Final = "goondan."
 _BESIDE: Final = "goondan-jail."
 #: Where the processes of a delegated group are put.
 _LEAF: Final = "goondan-host"
+#: Whoever is moved may have had children since the list was read, and a supervisor that starts everything at once has:
+#: those come in the next round, theirs after that. One that is ending cannot be moved, and is waited for (seconds).
+_ROUNDS: Final = 100
+_PAUSE_S: Final = 0.002
 #: A file of a group holds one line, or a few (bytes).
 _MAX_FILE: Final = 4096
 
@@ -99,9 +104,14 @@ def _version_2(mount: str, controllers: tuple[str, ...]) -> Tree | None:
     try:
         with suppress(FileExistsError):
             os.mkdir(f"{own}/{_LEAF}")
-        for pid in _read(f"{own}/cgroup.procs").split():
-            with suppress(ProcessLookupError):
-                _write(f"{own}/{_LEAF}/cgroup.procs", pid)
+        for _ in range(_ROUNDS):
+            pids = _read(f"{own}/cgroup.procs").split()
+            if not pids:
+                break
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    _write(f"{own}/{_LEAF}/cgroup.procs", pid)
+            time.sleep(_PAUSE_S)
         made = _host_group(own)
         if made is None:
             return None

@@ -35,7 +35,7 @@ def test_the_first_files_are_read_as_a_kernel_reads_them(tmp_path: Path) -> None
     assert {name: data for name, (_, data) in found.items() if name.startswith("m/")} == {
         "m/virtio.ko": b"virt!",
         "m/ext4.ko": b"e",
-        "m/list": b"virtio\next4",
+        "m/list": b"virtio\next4\n",
     }
     assert found["bin/busybox"] == (stat.S_IFREG | 0o755, b"#!") and stat.S_ISDIR(found["new"][0])
     assert list(found)[-1] == "TRAILER!!!"
