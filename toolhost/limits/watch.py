@@ -1,7 +1,8 @@
 """The thread that looks at jails while they run calls, and says when one has reached a limit.
 
 Why a thread: a look at a jail with many processes takes milliseconds of system calls, during which other agents' calls
-must go on. It only reads; what it finds is handed to the loop, which ends jails.
+must go on. A jail that is over a limit of all of it has its processes killed at once; the loop is told, and does the
+rest.
 
 How often. The file systems that jails write to are asked for their free space every disks.DISK_S, whatever else goes
 on; processor time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
@@ -163,7 +164,8 @@ class Watch:
         if over:
             self._tell(jail, "cpuSeconds", over)
         limit = exceeded(jail.usage(there), jail.limits)
-        if limit is not None:
+        if limit is not None and not jail.ending:
+            jail.end(limit)
             self._tell(jail, limit, None)
 
     def _tell(self, jail: Account, limit: str, calls: list[str] | None) -> None:
