@@ -1,6 +1,6 @@
 """Every attempt of attempts.py in real jails: none may get through. docs/sandbox.md shows the table.
 
-They are made as whoever runs the tests; when that is root, those of a forked call as an ordinary user besides.
+They are made as whoever runs the tests; when that is root, as an ordinary user besides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.containment.tried import every_attempt
 os.environ["HOST_SECRET"] = "x"
 with suppress(OSError):  # a key of this user's, for a minute: its name is for nobody in a jail
     call("keyctl", 15, call("add_key", b"user", b"gdn-test", b"x", 1, -4), 60)
-print(json.dumps(asyncio.run(every_attempt(Path(sys.argv[1]), only="call"))))
+print(json.dumps(asyncio.run(every_attempt(Path(sys.argv[1])))))
 """
 
 
@@ -50,12 +50,12 @@ async def test_no_attempt_gets_out(short_tmp: Path, monkeypatch: pytest.MonkeyPa
     judge(await every_attempt(short_tmp), *TOOLS)
 
 
-def test_no_attempt_gets_out_of_an_ordinary_users_call(short_tmp: Path) -> None:
+def test_no_attempt_gets_out_of_an_ordinary_users_jails(short_tmp: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the test before has just shown it")
     done = run_as_user(AS_USER, short_tmp)
     assert done.returncode == 0, done.stderr[-3000:]
-    judge(json.loads(done.stdout.splitlines()[-1]), "call")
+    judge(json.loads(done.stdout.splitlines()[-1]), *TOOLS)
 
 
 def test_the_document_shows_the_table() -> None:
