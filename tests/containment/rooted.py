@@ -111,6 +111,9 @@ async def main(place: Path, port: int) -> dict[str, Any]:
         (grants / name).write_text(f"{name} grant")
     (grants / "closed").chmod(0o600)
     os.chown(grants / "mine", *[instance_uid(str(own))] * 2)
+    given = place / "given"
+    given.mkdir()
+    os.chown(given, *[instance_uid(str(given))] * 2)
 
     def tool(name: str, *, network: Any = "none", isolation: Any = "instance", **files: list[str]) -> Any:
         sandbox = SandboxSpec(network=network, isolation=isolation, filesystem=Filesystem(**files))
@@ -144,8 +147,10 @@ async def main(place: Path, port: int) -> dict[str, Any]:
             await made.call("plain__write", {"path": str(grants / "mine")}, workdir=own),
             await made.call("closed_read__count", workdir=own),
             await made.call("foreign_write__count", workdir=own),
-            await made.call("plain__count", workdir=grants),
+            await made.call("private__count", workdir=grants),
+            await made.call("private__write", {"path": "made"}, workdir=given),
         ]
+        out["given"] = instance_uid(str(given))
         out["signals"] = [await made.call("plain__die", {"signal": number}, workdir=own) for number in (15, 11, 9)]
         out["slow"] = await made.call("plain__slow", workdir=own, deadline_ms=300)
         for name in ("fetch", "refused"):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
+from toolhost.launcher import copying
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has the reduced tier there")
@@ -26,6 +27,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
+from toolhost.launcher import copying
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.launcher import copying
 from toolhost.survey import survey
@@ -131,7 +133,7 @@ def test_limits_are_kept_there(played: Any) -> None:
 
 
 def test_what_is_somebody_elses_is_refused_with_what_would_help(played: Any) -> None:
-    read, written, closed, foreign, workdir = played["grants"]
+    read, written, closed, foreign, workdir, given = played["grants"]
     assert (read["output"], written["output"]) == ("open grant", played["uid"])
     assert "/grants/closed cannot be read by everybody" in closed["error"]["message"]
     assert closed["error"]["suggestion"].startswith("Let others read it: `chmod -R o+rX ")
@@ -139,6 +141,8 @@ def test_what_is_somebody_elses_is_refused_with_what_would_help(played: Any) -> 
     assert "(clone: Operation not permitted)" in foreign["error"]["message"]
     assert f"`chown -R {played['uid']}:{played['uid']} " in foreign["error"]["suggestion"]
     assert workdir["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
+    assert "/grants belongs to user 0" in workdir["error"]["message"]
+    assert given == {"status": "ok", "output": played["given"]}, "what the operator has given is taken"
 
 
 KILLED = """
@@ -206,3 +210,92 @@ def test_a_kernel_runs_there(short_tmp: Path) -> None:
     result = json.loads(done.stdout)
     assert result["output"]["stdout"].split() == ["tool"] * 3
     assert "uid" in result["receipt"]["jail"]["walls"]
+
+
+HIDING = """
+mount --bind -o ro /proc/sys /proc/sys && mount -t tmpfs -o ro none /proc/irq && exec "$0" -m toolhost.survey
+"""
+
+
+def test_a_container_that_hides_parts_of_proc_has_full_jails_under_root() -> None:
+    """The kernel refuses a fresh /proc to a user namespace there, and to no one else."""
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", HIDING, sys.executable], cwd=ROOT, env=ENVIRONMENT, capture_output=True,
+        text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tier"] == "full", found
+    assert "mount proc" in found["notes"][0]
+    assert not any("Owners of files" in note for note in found["notes"]), "they can be shown: root has user namespaces"
+
+
+@pytest.fixture
+def tree(short_tmp: Path) -> Path:
+    """A tool's folder, all of which everybody may read."""
+    top = short_tmp / "tree"
+    (top / "in" / "deep").mkdir(parents=True)
+    (top / ".hidden").mkdir(mode=0o700)
+    for name, mode in (
+        ("one.py", 0o644),
+        ("in/run", 0o755),
+        ("in/deep/two", 0o644),
+        (".env", 0o600),
+        (".hidden/x", 0o600),
+    ):
+        (top / name).write_text(name)
+        (top / name).chmod(mode)
+    (top / "in" / "link").symlink_to("/etc/shadow")
+    for folder in (top, top / "in", top / "in" / "deep"):
+        folder.chmod(0o755)
+    return top
+
+
+def closed(path: Path, *, deep: bool = True, uid: int = 4242) -> str | None:
+    fd = os.open(path, os.O_PATH)
+    try:
+        return copying.closed(fd, uid, deep=deep)
+    finally:
+        os.close(fd)
+
+
+def test_what_others_cannot_read_is_found(tree: Path) -> None:
+    assert closed(tree) is None
+    (tree / "in" / "deep" / "two").chmod(0o640)
+    assert closed(tree) == "in/deep/two"
+    assert closed(tree, deep=False) is None
+    assert closed(tree, uid=0) is None, "its owner may"
+    (tree / "in" / "deep").chmod(0o754)  # its names could be read, and nothing in it be opened
+    assert closed(tree) == "in/deep"
+    tree.chmod(0o700)
+    assert closed(tree) == closed(tree, deep=False) == "."
+    (tree / "one.py").chmod(0o600)
+    assert closed(tree / "one.py") == "."
+
+
+def test_a_copy_can_be_read_by_everybody(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (tree, *(path for path in tree.rglob("*") if not path.is_symlink())):
+        path.chmod(0o700 if path.is_dir() or path.name == "run" else 0o600)
+    os.utime(tree / "one.py", ns=(5, 7_000_000_001))
+    fd = os.open(tree, os.O_PATH)
+    copy = copying.copied(fd)
+    assert isinstance(copy, int)
+    at = Path(f"/proc/self/fd/{copy}")
+    assert closed(at) is None
+    assert (at / "in" / "deep" / "two").read_text() == "in/deep/two"
+    assert ((at / "in" / "run").stat().st_mode & 0o777, (at / "one.py").stat().st_mode & 0o777) == (0o755, 0o644)
+    assert (at / "one.py").stat().st_mtime_ns == 7_000_000_001  # compiled forms name it
+    assert os.readlink(at / "in" / "link") == "/etc/shadow"
+    assert ((at / ".env").read_text(), list((at / ".hidden").iterdir())) == ("", [])
+    with pytest.raises(OSError, match="Read-only"):
+        (at / "new").touch()
+    os.close(copy)
+    single = os.open(tree / "one.py", os.O_PATH)
+    assert copying.copied(single) == b"one.py"
+    monkeypatch.setattr(copying, "MAX_ENTRIES", 3)
+    assert copying.copied(fd) is None
+    monkeypatch.setattr(copying, "MAX_ENTRIES", 100)
+    monkeypatch.setattr(copying, "MAX_BYTES", 5)
+    assert copying.copied(fd) is None and copying.copied(single) is None
+    os.close(fd)
+    os.close(single)
