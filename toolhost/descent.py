@@ -28,6 +28,7 @@ from toolhost.policy import (
     GUARDED_NAMES,
     SYSTEM,
     TOP,
+    HostFacts,
     boot_command,
     enclosure_of,
     isolation,
@@ -71,23 +72,29 @@ def descend(endpoint: str = "") -> None:
     give_up(user, filter_)
 
 
-def _enclosed() -> Enclosed | None:
-    """How bubblewrap is started should there be no user namespaces; None when nothing could be started anyway."""
+def _enclosed() -> list[Enclosed]:
+    """How bubblewrap is started should there be no user namespaces: with and without power over networks."""
     try:
         host = facts.host_facts(facts.find_bwrap(), [], user_namespaces=False)
     except GoondanError:
-        return None
+        return []  # nothing could be started anyway
+    return [way for net_admin in (True, False) for way in _way(msgspec.structs.replace(host, net_admin=net_admin))]
+
+
+def _way(host: HostFacts) -> list[Enclosed]:
     if (made := enclosure_of(host)) is None:
-        return None
+        return []
     filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
-    return {
-        "enclosure": msgspec.convert(msgspec.to_builtins(made), Enclosure),
-        "argv": start_of(host.bwrap, boot_command(host)),
-        "walls": isolation(host),
-        "filters": [hashlib.sha256(code).hexdigest() for code in filters],
-        "options": ARGS_FD,
-        "filter": FILTER_FD,
-    }
+    return [
+        {
+            "enclosure": msgspec.convert(msgspec.to_builtins(made), Enclosure),
+            "argv": start_of(host.bwrap, boot_command(host)),
+            "walls": isolation(host),
+            "filters": [hashlib.sha256(code).hexdigest() for code in filters],
+            "options": ARGS_FD,
+            "filter": FILTER_FD,
+        }
+    ]
 
 
 def _terms(user: int, endpoint: str) -> Terms:

@@ -91,8 +91,10 @@ def without_landlock(signs: Signs) -> Finding:
     return Finding("landlock", "the kernel has no Landlock", _LANDLOCK.format(lsm=lsm, wsl=wsl))
 
 
-def explain(cause: str, signs: Signs) -> Finding:
-    """What kept a jail from being made, from the words of whoever failed and the signs of the host."""
+def explain(cause: str, signs: Signs, fix: str | None = None) -> Finding:
+    """What kept a jail from being made, from the words of whoever failed and the signs of the host. `fix` is what they
+    know would help.
+    """
     words = cause.lower()
     if signs.root and "mount_setattr" in words:
         return Finding("root", cause, _NO_IDMAP)
@@ -104,6 +106,8 @@ def explain(cause: str, signs: Signs) -> Finding:
         word in words for word in ("namespace", "uid map", "gid map", "unshare", "clone", "userns")
     ):
         return Finding("user namespaces", cause, _allow_namespaces(signs))
+    if signs.root and fix is not None and "cannot be read by everybody" in words:
+        return Finding("root", cause, fix)
     return Finding("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
 
 

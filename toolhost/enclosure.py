@@ -32,6 +32,7 @@ _ACCOUNTS: Final = {
 class Enclosure(Struct, frozen=True, rename="camel"):
     """The root directory that bubblewrap gets: `shown` read-only at their own paths, `links` (name, target), `texts`
     (path, content with `{uid}` in it), and at `home` a memory file system of `home_bytes` that is the jail's user's.
+    With `network` it gets a network namespace, too, in which nothing is up.
     """
 
     shown: list[str]
@@ -39,14 +40,15 @@ class Enclosure(Struct, frozen=True, rename="camel"):
     texts: list[tuple[str, str]]
     home: str
     home_bytes: int
+    network: bool = False
 
 
 def enclosure(
-    stage: str, shown: list[str], links: list[tuple[str, str]], home: str, home_bytes: int
-) -> Enclosure:  # fmt: skip
+    stage: str, shown: list[str], links: list[tuple[str, str]], home: str, home_bytes: int, *, network: bool = False
+) -> Enclosure:
     """`shown` are the folders and files of the system that a jail needs, `home` where its home stands inside."""
     texts = [(account(stage, name), text % home if "%s" in text else text) for name, text in _ACCOUNTS.items()]
-    return Enclosure([*shown, *DEVICES, "/proc"], links, texts, f"{stage}/home", home_bytes)
+    return Enclosure([*shown, *DEVICES, "/proc"], links, texts, f"{stage}/home", home_bytes, network)
 
 
 def account(stage: str, name: str) -> str:

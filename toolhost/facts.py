@@ -167,7 +167,12 @@ def landlock_abi() -> int:
 
 
 def host_facts(
-    bwrap: str, hidden: Iterable[str], *, disable_userns: bool = True, user_namespaces: bool = True
+    bwrap: str,
+    hidden: Iterable[str],
+    *,
+    disable_userns: bool = True,
+    user_namespaces: bool = True,
+    net_admin: bool = True,
 ) -> HostFacts:
     """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
 
@@ -206,6 +211,7 @@ def host_facts(
         hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
         user_namespaces=user_namespaces,
+        net_admin=net_admin,
         groups=own_tree(),
     )
 

@@ -66,6 +66,7 @@ _PRIVATE: Final = (
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
 #: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
+_NET_ADMIN: Final = "Give the container CAP_NET_ADMIN, or let it have user namespaces."
 #: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
 SYSTEM: Final = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
@@ -102,7 +103,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     `groups` is where control groups can be made. On a host of the `tier` reduced `lack` says why it has not the full
     one, and `fix` what would give it. `nests`: the walls around one call have been shown to hold inside of a jail, so
     that calls with `isolation: call` share one; else each has its own. Without `user_namespaces`, which only root can
-    do without, a jail begins as root and drops that itself (enclosure.py).
+    do without, a jail begins as root and drops that itself (enclosure.py); nobody can bring up its loopback interface
+    then without `net_admin`, which root mostly has.
     """
 
     bwrap: str
@@ -121,6 +123,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     home: str = ""
     disable_userns: bool = True
     user_namespaces: bool = True
+    net_admin: bool = True
     landlock: int = 0
     tier: Literal["full", "reduced"] = "full"
     fix: str | None = None
@@ -291,6 +294,9 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         check_read_grant(place.path)
         check_read_grant(place.shown)
     layout = _layout(tool)
+    if layout is not None and not host.net_admin:
+        text = f"the tool {tool.name} was granted a network, and no jail can have one here: root lacks CAP_NET_ADMIN"
+        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=_NET_ADMIN)
     files = [] if layout is None else [layout.hosts, RESOLVER]
     sources = Sources(request, host)
     serves = forks(tool, host)
@@ -454,7 +460,9 @@ def isolation(host: HostFacts, serves: bool = False) -> list[str]:
         ["--unshare-user", "--uid", str(JAIL_UID), "--gid", str(JAIL_GID)] if host.user_namespaces else ["--as-pid-1"]
     )
     options += [
-        "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
+        "--unshare-pid",
+        *(["--unshare-net"] if host.net_admin or host.user_namespaces else []),  # brings the loopback interface up
+        "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
         "--hostname", JAIL_HOSTNAME, "--die-with-parent", "--cap-drop", "ALL", "--clearenv",
         "--json-status-fd", str(STATUS_FD), "--seccomp", str(FILTER_FD),
     ]  # fmt: skip
@@ -468,7 +476,7 @@ def enclosure_of(host: HostFacts) -> Enclosure | None:
     if host.stage is None or host.user_namespaces:
         return None
     shown = ["/usr", *host.dirs, *host.etc, *([host.bwrap_root] if host.bwrap_root else [])]
-    return enclosure(host.stage, shown, host.links, JAIL_HOME, HOME_BYTES)
+    return enclosure(host.stage, shown, host.links, JAIL_HOME, HOME_BYTES, network=not host.net_admin)
 
 
 def _system(host: HostFacts, sources: Sources, layout: Layout | None, covered: list[str]) -> list[str]:

@@ -33,12 +33,13 @@ PROBE_S: Final = 15.0
 
 
 class Probed(NamedTuple):
-    """What is wrong with a jail, in the words of whoever found it, None when it is one; and why the owners of what it
-    was made from could not be shown as its user, None when they could or need not be.
+    """What is wrong with a jail, in the words of whoever found it, None when it is one; why the owners of what it was
+    made from could not be shown as its user, None when they could or need not be; what would help, if that is known.
     """
 
     problem: str | None
     unmapped: str | None = None
+    fix: str | None = None
 
 
 async def probe(facts: HostFacts, spec: ToolHostSpec) -> Probed:
@@ -65,7 +66,7 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
             lambda: plan(look_up(tool, None, spec, facts), facts), visit, output_limit=65536, name="probe"
         )
     except GoondanError as error:
-        return Probed(error.info.message)
+        return Probed(error.info.message, fix=error.info.suggestion)
     init = Init(WORKER_PROTOCOL, "probe", tool.entry, {}, import_paths=jail.plan.import_paths, jailed=True)
     call = Call(
         call_id="1",

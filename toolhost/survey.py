@@ -36,7 +36,7 @@ from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine, said_v
 from toolhost.limits.plan import mechanisms
 from toolhost.policy import HostFacts, walls
 from toolhost.privileges import runs_for_root
-from toolhost.probe import probe, probe_call
+from toolhost.probe import Probed, probe, probe_call
 from toolhost.reduced import MINIMUM_LANDLOCK
 
 #: A file of /proc or /sys that says one thing (bytes).
@@ -82,27 +82,33 @@ async def survey() -> Survey:
     except GoondanError as error:
         return await _reduced(without_bubblewrap(error.info.message), signs)
     signs = msgspec.structs.replace(signs, bwrap=bwrap)
-    cause: str | None = None
+    usual = host_facts(bwrap, [])
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
     # refuses new namespaces as well.
-    # Root can do without any: the jail is made with root's powers, and drops them itself.
-    kinds = [(True, True), (False, True), *([(False, False)] if signs.root else [])]
-    for disable_userns, user_namespaces in kinds:
-        facts = host_facts(bwrap, [], disable_userns=disable_userns, user_namespaces=user_namespaces)
-        problem, unmapped = await probe(facts, _NOTHING)
-        if problem is None:
-            lack = cause if not user_namespaces else None
-            notes = _notes(facts, signs, lack=lack, unmapped=unmapped)
+    kinds = [usual, msgspec.structs.replace(usual, disable_userns=False)]
+    if signs.root:
+        # Root can do without any: the jail is made with root's powers, and drops them itself.
+        rooted = msgspec.structs.replace(usual, user_namespaces=False)
+        kinds += [rooted, msgspec.structs.replace(rooted, net_admin=False)]
+    failed: list[Probed] = []
+    for facts in kinds:
+        if not facts.net_admin and "loopback" not in (failed[-1].problem or ""):
+            break
+        probed = await probe(facts, _NOTHING)
+        if probed.problem is None:
+            lack = None if facts.user_namespaces else failed[0].problem
+            notes = _notes(facts, signs, lack=lack, unmapped=probed.unmapped)
             return Survey(tier="full", walls=walls(facts), notes=notes, facts=facts)
-        cause = cause or problem
-    return await _reduced(explain(cause or "no probe was made", signs), signs)
+        failed.append(probed)
+    findings = [explain(failure.problem or "", signs, failure.fix) for failure in failed]
+    return await _reduced(findings[0], signs, others=[other for other in findings if other.what != findings[0].what])
 
 
-async def _reduced(finding: Finding, signs: Signs) -> Survey:
-    """The tier below, where it can be had: for tools that ask for no more."""
+async def _reduced(finding: Finding, signs: Signs, others: list[Finding] | None = None) -> Survey:
+    """The tier below, where it can be had: for tools that ask for no more. `others` are in the way as well."""
     can_be = finding.what in ("bubblewrap", "user namespaces", "procfs")
     if signs.root or signs.landlock < MINIMUM_LANDLOCK or not can_be:
-        return _none(finding)
+        return _none(finding, *(others or []))
     facts = msgspec.structs.replace(host_facts("", []), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix)
     facts = msgspec.structs.replace(facts, lack=finding.problem)
     if (await probe(facts, _NOTHING)).problem is not None:
@@ -110,10 +116,10 @@ async def _reduced(finding: Finding, signs: Signs) -> Survey:
     return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[finding], facts=facts)
 
 
-def _none(finding: Finding) -> Survey:
+def _none(finding: Finding, *others: Finding) -> Survey:
     message = f"tools need a jail, and none can be made: {finding.problem}"
     error = fail("E_SANDBOX_UNAVAILABLE", message, suggestion=finding.fix)
-    return Survey(tier=None, findings=[finding], error=error)
+    return Survey(tier=None, findings=[finding, *others], error=error)
 
 
 def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | None) -> list[str]:
@@ -123,6 +129,8 @@ def _notes(facts: HostFacts, signs: Signs, *, lack: str | None, unmapped: str | 
             "Jails have no user namespace here: bubblewrap runs as root, in a root directory that holds nothing of "
             f"this host but what jails are made from, and each jail drops root before any tool code. The cause: {lack}"
         )
+    if not facts.net_admin:
+        notes.append("Tools with a network grant are refused: root lacks CAP_NET_ADMIN, and no jail has a loopback.")
     if unmapped is not None:
         notes.append(
             f"Owners of files cannot be shown as others here ({unmapped}). An instance's own workspace belongs to a "

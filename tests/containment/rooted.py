@@ -111,6 +111,8 @@ async def main(place: Path, port: int) -> dict[str, Any]:
         (grants / name).write_text(f"{name} grant")
     (grants / "closed").chmod(0o600)
     os.chown(grants / "mine", *[instance_uid(str(own))] * 2)
+    (own / ".git").mkdir(parents=True)  # mounted read-only, in a folder that is closed to root without powers
+    own.chmod(0o700)
     given = place / "given"
     given.mkdir()
     os.chown(given, *[instance_uid(str(given))] * 2)

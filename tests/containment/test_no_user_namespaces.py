@@ -196,20 +196,39 @@ def test_the_survey_says_what_it_costs(error: str) -> None:
     assert "a jail without a user namespace can make no others" in calls
 
 
+CONTAINER = (
+    "chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap", "net_bind_service", "net_raw",
+    "sys_chroot", "mknod", "audit_write", "setfcap", "sys_admin",
+)  # fmt: skip
+
+
 def test_a_kernel_runs_there(short_tmp: Path) -> None:
-    """The whole of it: a tool host that is not root any more, and a launcher that knows what it may be asked for."""
+    """The whole of it: a tool host that is not root any more, and a launcher that knows what it may be asked for.
+
+    Root has the capabilities that it has in a usual container, and CAP_SYS_ADMIN.
+    """
+    limited = ["setpriv", f"--bounding-set=-all,{','.join(f'+{name}' for name in CONTAINER)}"]
     argv = command("EPERM", "-m", "kernel.cli", "call", "--bundle", ROOT / "examples" / "quickstart", "--json")
-    call = ["bash__exec", json.dumps({"command": "id -un; touch made; stat -c %U . made"})]
+    call = [*limited, *argv, "bash__exec", json.dumps({"command": "id -un; touch made; stat -c %U . made"})]
     env = ENVIRONMENT | {
         "HOME": str(short_tmp),
         "GOONDAN_STATE_ROOT": str(short_tmp / "s"),
         "XDG_RUNTIME_DIR": str(short_tmp),
     }
-    done = subprocess.run([*argv, *call], cwd=ROOT, env=env, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(call, cwd=ROOT, env=env, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["output"]["stdout"].split() == ["tool"] * 3
     assert "uid" in result["receipt"]["jail"]["walls"]
+
+
+def test_without_power_over_networks_a_jail_has_one_of_which_nothing_is_up() -> None:
+    argv = ["setpriv", "--bounding-set=-net_admin", *command("EPERM", "-m", "toolhost.survey")]
+    done = subprocess.run(argv, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tier"] == "full", found
+    assert "root lacks CAP_NET_ADMIN" in found["notes"][1]
 
 
 HIDING = """

@@ -17,6 +17,7 @@ _OLD: Final = {
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUSER: Final = 0x10000000
+_CLONE_NEWNET: Final = 0x40000000
 _CLONE_PARENT: Final = 0x00008000
 _PR_SET_PDEATHSIG, _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 1, 23, 24
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
@@ -75,6 +76,11 @@ def leave_mount_namespace() -> None:
     """A mount namespace of our own, from which nothing gets back to the host's."""
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _check(_libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "make / a slave")
+
+
+def leave_network_namespace() -> None:
+    """A network namespace of our own, with a loopback interface that is down."""
+    _check(_libc.unshare(_CLONE_NEWNET), "unshare")
 
 
 def mount_tmpfs(at: str, options: str) -> None:
@@ -142,10 +148,15 @@ def change_root(folder: str) -> None:
     os.chdir("/")
 
 
+def is_bounding(number: int) -> bool:
+    """Whether what is executed as root has that capability."""
+    return bool(_libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1)
+
+
 def bound_capabilities(kept: tuple[int, ...]) -> None:
     """What is executed as root from now on has these capabilities at most."""
     for number in range(_CAPABILITIES):
-        if number not in kept and _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) == 1:
+        if number not in kept and is_bounding(number):
             _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0), "prctl")
 
 

@@ -27,10 +27,16 @@ _MOUNTS: Final = {
 _BINDS: Final = ("--ro-bind", "--bind")
 
 
-def check_enclosed(request: Launch, options: bytes, code: bytes, terms: Enclosed | None) -> None:
+def way_of(request: Launch, ways: list[Enclosed]) -> Enclosed:
+    """The one of the ways that has this root directory. Raises Refused. Pure."""
+    for way in ways:
+        if request["enclosure"] == way["enclosure"]:
+            return way
+    raise Refused("that is not the root directory that bubblewrap gets here")
+
+
+def check_enclosed(request: Launch, options: bytes, code: bytes, terms: Enclosed) -> None:
     """Raise Refused for anything but a jail that begins as root with the walls of `terms`. Pure."""
-    if terms is None or request["enclosure"] != terms["enclosure"]:
-        raise Refused("that is not the root directory that bubblewrap gets here")
     if request["argv"] != terms["argv"] or request["env"] or request["folder"] is not None:
         raise Refused("that is not how bubblewrap is started here")
     if hashlib.sha256(code).hexdigest() not in terms["filters"]:
@@ -63,10 +69,9 @@ def _is_plain(path: str) -> bool:
     return path.startswith("/") and ".." not in path.split("/")
 
 
-def hold(request: Launch, fds: list[int], terms: Enclosed | None) -> None:
+def hold(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
     """Check such a launch, and put in place of what was looked at a copy that nobody else can write to."""
-    if terms is None:
-        raise Refused("that is not the root directory that bubblewrap gets here")
+    terms = way_of(request, ways)
     found = {}
     for number in (terms["options"], terms["filter"]):
         if number not in request["places"]:

@@ -20,6 +20,8 @@ from toolhost.launcher.request import Enclosure, Stage
 #: CAP_DAC_READ_SEARCH (to mount in folders that are closed to root), SETGID, SETUID, SETPCAP (for the jail, to drop
 #: them), NET_ADMIN (the loopback interface), SYS_ADMIN (mounts and namespaces).
 KEPT: Final = (2, 6, 7, 8, 12, 21)
+#: CAP_DAC_OVERRIDE, in place of the first: containers have that one.
+_ELSE: Final = 1
 #: Room for mount points and accounts; inodes are what it takes most of.
 _OPTIONS: Final = "mode=0755,size=1m,nr_inodes=2k"
 
@@ -30,6 +32,8 @@ def enter(
     """In a new mount namespace: make that directory and go there. `top` is a folder that it may cover for that."""
     shown = [_copied(path) for path in enclosure["shown"]]  # now: `top` may cover some, and then they are another's
     calls.leave_mount_namespace()
+    if enclosure["network"]:
+        calls.leave_network_namespace()
     calls.mount_tmpfs(top, _OPTIONS)
     for path, is_folder, tree in shown:
         staging.put(top + path, is_folder, tree)
@@ -42,7 +46,7 @@ def enter(
     for path, text in enclosure["texts"]:
         staging.write(top + path, text.replace("{uid}", str(uid)).encode())
     calls.change_root(top)
-    calls.bound_capabilities(KEPT)
+    calls.bound_capabilities(KEPT if calls.is_bounding(KEPT[0]) else (*KEPT, _ELSE))
 
 
 def _copied(path: str) -> tuple[str, bool, int]:

@@ -51,6 +51,7 @@ class Enclosure(TypedDict):
     texts: list[tuple[str, str]]
     home: str
     homeBytes: int
+    network: bool
 
 
 class Enclosed(TypedDict):

@@ -29,8 +29,8 @@ class Terms(TypedDict):
     """`user` is the tool host's. `jails` and `instances` are the first and the last user that a jail can be.
 
     `stages` are folders that may be covered for one. Nothing writable may lie in one of `closed`, be one of `top`, or
-    be, hold or lie in a hidden folder of `home`. `enclosed` is how bubblewrap is started where it runs as root, None
-    where it cannot be. `groups` are the tool host's control groups; `beside` is how the names of those begin that stand
+    be, hold or lie in a hidden folder of `home`. `enclosed` are the ways in which bubblewrap is started where it runs
+    as root. `groups` are the tool host's control groups; `beside` is how the names of those begin that stand
     beside them, None without. `guarded` are the names that placeholders have.
     """
 
@@ -41,7 +41,7 @@ class Terms(TypedDict):
     closed: list[str]
     top: list[str]
     home: str
-    enclosed: Enclosed | None
+    enclosed: list[Enclosed]
     groups: list[str]
     beside: str | None
     guarded: list[str]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from schemas.launch import Filesystem, SandboxSpec, ToolSpec
-from toolhost.launcher.enclosed import check_enclosed
+from toolhost.launcher.enclosed import check_enclosed, way_of
 from toolhost.launcher.request import Enclosed, Launch
 from toolhost.launcher.terms import Refused
 from toolhost.policy import (
@@ -56,14 +56,14 @@ def made(**sandbox: Any) -> LaunchPlan:
     )  # fmt: skip
 
 
-def check(changed: LaunchPlan, terms: Enclosed | None = TERMS, **request: Any) -> None:
+def check(changed: LaunchPlan, *ways: Enclosed, **request: Any) -> None:
     asked: dict[str, Any] = {
         "argv": start_of(changed.bwrap, changed.command), "env": changed.environment, "folder": None,
         "stage": changed.stage, "enclosure": json.loads(msgspec.json.encode(changed.enclosure)),
     }  # fmt: skip
     launch: Launch = asked | request  # type: ignore[assignment] # the rest of it is terms.check_launch's affair
     options = b"".join(option.encode() + b"\0" for option in changed.options)
-    check_enclosed(launch, options, changed.filter, terms)
+    check_enclosed(launch, options, changed.filter, way_of(launch, list(ways) or [TERMS]))
 
 
 @pytest.mark.parametrize("sandbox", [{}, {"network": "public"}, {"isolation": "call"}, {"isolation": "shared"}])
@@ -130,8 +130,18 @@ def test_its_root_directory_is_the_one_of_this_host(change: dict[str, Any]) -> N
         check(made(), enclosure=TERMS["enclosure"] | change)
 
 
-def test_where_there_is_no_bubblewrap_nobody_has_one() -> None:
+def test_there_is_a_way_with_a_network_namespace_of_the_launchers_and_one_with_bubblewraps() -> None:
+    other = msgspec.structs.replace(HOST, net_admin=False)
+    way = TERMS | {"enclosure": json.loads(msgspec.json.encode(enclosure_of(other))), "walls": isolation(other)}
+    check(made(), way, TERMS)
     with pytest.raises(Refused):
-        check(made(), None)
+        check(made(), way)
+    assert ("--unshare-net" in TERMS["walls"], "--unshare-net" in isolation(other)) == (True, False)
+    assert (TERMS["enclosure"]["network"], way["enclosure"]["network"]) == (False, True)
+    with pytest.raises(Refused):
+        way_of({"enclosure": TERMS["enclosure"]}, [])  # type: ignore[typeddict-item]
+
+
+def test_bubblewrap_finds_its_folder_itself() -> None:
     with pytest.raises(Refused):
         check(made(), folder="/w")

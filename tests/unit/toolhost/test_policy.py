@@ -448,6 +448,18 @@ def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() ->
     assert plan(request, msgspec.structs.replace(host, user_namespaces=True)).enclosure is None
 
 
+def test_without_power_over_networks_no_jail_has_a_granted_one() -> None:
+    host = msgspec.structs.replace(HOST, stage="/run", user_namespaces=False, net_admin=False)
+    made = plan(Request(tool=TOOL), host)
+    assert "--unshare-net" not in made.options
+    assert made.enclosure is not None and made.enclosure.network, "so the launcher leaves the host's"
+    granted = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(network="public"))
+    with pytest.raises(GoondanError, match="CAP_NET_ADMIN") as caught:
+        plan(Request(tool=granted), host)
+    assert caught.value.info.code == "E_SANDBOX_UNAVAILABLE"
+    assert "--unshare-net" in plan(Request(tool=TOOL), msgspec.structs.replace(host, user_namespaces=True)).options
+
+
 def test_a_call_has_a_jail_of_its_own_where_jails_can_make_no_namespaces() -> None:
     tool = msgspec.structs.replace(TOOL, sandbox=SandboxSpec(isolation="call"))
     host = msgspec.structs.replace(HOST, stage="/run", nests=True)
