@@ -205,7 +205,7 @@ def host_facts(
         links=links,
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
-        covered=[path for path in COVERED if os.path.exists(path)] if os.geteuid() != 0 else [],
+        covered=[path for path in COVERED if os.path.exists(path)] if not runs_for_root() else [],
         code=code_folders(),
         home=home(),
         hidden=_existing_folders(hidden),

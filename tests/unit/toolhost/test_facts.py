@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 import toolhost.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from schemas.users import TOOLHOST_UID
 from toolhost.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
 from toolhost.policy import HostFacts
 from toolhost.probe import CAPABILITIES, judge, judge_processes
@@ -163,6 +165,20 @@ def test_a_grant_leads_through_no_link_that_a_tool_could_have_put_there(
     with pytest.raises(GoondanError, match="leads through the link") as caught:
         look_up(make(tmp_path, sandbox), None, spec(), HOST)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
+
+
+def test_what_the_tool_host_may_not_write_to_itself_says_nothing_when_root_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is a user without any rights by now, and its jails' files belong to the owner of the workdir."""
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "keys")
+    granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "link")])))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for uid, refused in ((0, True), (TOOLHOST_UID, True), (1000, False)):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        with pytest.raises(GoondanError, match="leads through the link") if refused else nullcontext():
+            look_up(granted, None, spec(), HOST)
 
 
 def test_links_where_no_jail_can_write_are_followed(tmp_path: Path) -> None:
