@@ -3,12 +3,13 @@
     {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
      "findings": [{"what", "problem", "fix"}, …],
      "limits": {"memoryMb": "cgroup" | "watched", …},
-     "kernel": "6.18.0", "machine": "x86_64", "root": false,
+     "kernel": "6.18.0", "machine": "x86_64", "root": false, "user": 1000,
      "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
 
 `tier` is null when no tool can run; `findings` says why, and what would help. `walls` are those that the probe jail
 has shown to have, and `limits` says what keeps each limit of a jail, both in the words of the receipts; they are empty
-without a jail. Exit status 0 whatever was found: finding out is what was asked for.
+without a jail. `root` says whether root asks, and `user` who makes jails then: the tool host's own user, 0 where there
+is no such number. Exit status 0 whatever was found: finding out is what was asked for.
 
 The tool host itself starts with this survey, so both always agree.
 
@@ -179,6 +180,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     kernel: str
     machine: str
     root: bool
+    user: int
     bwrap: str | None
     bwrap_version: str | None
     landlock: int
@@ -199,6 +201,7 @@ def report(found: Survey) -> Report:
         kernel=os.uname().release,
         machine=os.uname().machine,
         root=runs_for_root(),
+        user=os.geteuid(),
         bwrap=bwrap,
         bwrap_version=None if bwrap is None else _version(bwrap),
         landlock=landlock_abi(),

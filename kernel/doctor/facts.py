@@ -49,7 +49,7 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     """What `python -m toolhost.survey` says after it has started a jail, as far as it is used here.
 
     `tier` is the sandbox that tools get, None when none can run and `findings` say why; `walls` are what a jail has,
-    and `limits` what keeps each limit of it.
+    and `limits` what keeps each limit of it. `user` is who a tool host is, None when it was not said.
     """
 
     tier: Literal["full", "reduced"] | None
@@ -60,6 +60,7 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     bwrap_version: str | None = None
     landlock: int = 0
     limits: dict[str, str] = {}
+    user: int | None = None
 
 
 class Host(Struct, frozen=True, kw_only=True):

@@ -140,6 +140,17 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         yield _warning("sandbox", "user", message, "Start it as an ordinary user.")
     elif host.uid:
         yield _ok("sandbox", "user", f"running as an ordinary user (uid {host.uid})")
+    if host.uid == 0 and survey is not None and survey.tier is not None and survey.user is not None:
+        yield _toolhost(survey.user)
+
+
+def _toolhost(user: int) -> Finding:
+    if user != 0:
+        return _ok("sandbox", "tool host", f"the tool host is not root: it becomes user {user}")
+    message = "the tool host stays root, with few of its powers: it cannot become a user of its own here"
+    powers = "CAP_CHOWN, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID and CAP_SETPCAP"
+    fix = f"Start it with {powers}, in a container with all user ids; or as an ordinary user."
+    return _warning("sandbox", "tool host", message, fix)
 
 
 def _jail(survey: Survey) -> Iterator[Finding]:

@@ -371,3 +371,18 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
     assert (work / "moved" / "planted").exists()
     assert (work / "deep" / "er" / "toolhost" / "egress" / "proxy.py").exists()
     assert not list((work / "deep").rglob("planted"))
+
+
+def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
+    """As in a container without that power: jails are made all the same."""
+    program = "from toolhost.descent import descend; descend(); print(open('/proc/self/status').read())"
+    argv = ["setpriv", "--bounding-set=-dac_read_search", sys.executable]
+    done = subprocess.run([*argv, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
+    assert (status["Uid"].split(), status["NoNewPrivs"], status["Seccomp"]) == (["0"] * 4, "1", "2")
+    assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == 1 << 1 | 1 << 5 | 1 << 19
+    assert {int(status[name], 16) for name in ("CapInh", "CapBnd", "CapAmb")} == {0}
+    argv += ["-m", "toolhost.survey"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    found = json.loads(done.stdout)
+    assert (found["root"], found["user"], found["tier"]) == (True, 0, "full")

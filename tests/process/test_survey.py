@@ -15,6 +15,7 @@ import pytest
 import toolhost.survey
 from kernel.doctor.facts import Survey
 from kernel.doctor.findings import _jail
+from schemas.users import TOOLHOST_UID
 from toolhost.diagnosis import Signs
 from toolhost.reduced import MINIMUM_LANDLOCK
 
@@ -55,6 +56,7 @@ def test_this_host() -> None:
     assert found["limits"]["openFiles"] == "rlimit"
     assert found["limits"]["memoryMb"] in ("cgroup", "watched")
     assert found["root"] == (os.geteuid() == 0)
+    assert found["user"] == (os.geteuid() or TOOLHOST_UID)
     assert any("your own user id" in note for note in found["notes"]) != found["root"]
 
 
@@ -88,7 +90,7 @@ async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.
     assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
     told = msgspec.to_builtins(toolhost.survey.Report(
         tier=found.tier, walls=[], notes=[], findings=found.findings, kernel="", machine="", root=False, bwrap=None,
-        bwrap_version=None, landlock=0, limits={},
+        bwrap_version=None, landlock=0, limits={}, user=1000,
     ))  # fmt: skip
     lines = list(_jail(msgspec.convert(told, Survey)))
     assert [(line.level, line.fix) for line in lines] == [("problem", finding.fix)]

@@ -21,7 +21,7 @@ _NICENESS: Final = range(20)
 TRIAL: Final = "sized-check."
 _TRIAL: Final = re.compile(r"(?:/workspaces/[^/]+)?/sized-check\.[0-9]+")
 #: Where an instance's folder is, in a state root, and what lies in it.
-_WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?")
+_WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/workspace(?:/.*)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 

@@ -110,7 +110,16 @@ def test_sized_workdirs_are_fine_where_they_can_be_made() -> None:
 
 def test_root_is_fine_where_each_jail_is_a_user_of_its_own() -> None:
     as_root = replace(with_host(uid=0), survey=with_survey(walls=["namespaces", "uid"]).survey)
-    assert {finding.level for finding in judge(as_root)} == {"ok"}
+    assert {finding.level for finding in judge(as_root) if finding.check != "tool host"} == {"ok"}
+
+
+@pytest.mark.parametrize(("user", "level"), [(2013265919, "ok"), (0, "warning")])
+def test_it_says_who_the_tool_host_of_root_is(user: int, level: str) -> None:
+    asked = replace(with_host(uid=0), survey=with_survey(walls=["uid"], user=user).survey)
+    (found,) = (finding for finding in judge(asked) if finding.check == "tool host")
+    assert found.level == level
+    assert (str(user) in found.message) == (user != 0)
+    assert not [finding for finding in judge(GOOD) if finding.check == "tool host"]
 
 
 NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo fix")])

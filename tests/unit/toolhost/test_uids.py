@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.uids import BLOCK, Uids
+from schemas.users import TOOLHOST_UID
+from toolhost.uids import BLOCK, INSTANCES, Uids
 
 
 def test_the_lowest_free_number_comes_first() -> None:
@@ -24,6 +25,14 @@ def test_numbers_run_out() -> None:
     assert uids.take() is None and uids.next() is None
     uids.give_back(taken[5] or 0)
     assert uids.take() == taken[5]
+
+
+def test_no_jail_has_the_number_of_the_tool_host() -> None:
+    last_of_all = Uids(32767)
+    taken = [last_of_all.take() for _ in range(BLOCK)]
+    assert taken[-2:] == [TOOLHOST_UID - 1, None]
+    assert last_of_all.bounds[1] == TOOLHOST_UID - 1
+    assert INSTANCES[0] > TOOLHOST_UID
 
 
 @given(st.integers(1, 4_194_304), st.integers(1, 4_194_304))
