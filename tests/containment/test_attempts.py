@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.containment import attempts
 from tests.containment.ordinary_user import run_as_user
@@ -48,6 +49,14 @@ def judge(found: dict[str, Any], *isolations: str) -> None:
 async def test_no_attempt_gets_out(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOST_SECRET", "x")
     judge(await every_attempt(short_tmp), *TOOLS)
+
+
+async def test_no_attempt_gets_out_of_a_call_as_on_linux_6_1(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Landlock of version 2, without its rules for TCP, devices, signals and abstract sockets."""
+    monkeypatch.setenv("HOST_SECRET", "x")
+    found = await every_attempt(short_tmp, only="call", facts=lambda facts: replace(facts, landlock=2))
+    assert found["call"]["signal_to_init"][2] == "OSError: nothing came in"
+    judge(found, "call")
 
 
 def test_no_attempt_gets_out_of_an_ordinary_users_jails(short_tmp: Path) -> None:

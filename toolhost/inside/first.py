@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # without the enumerations of the module around it
 import posix
 
 from .confine import FAILED
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
 _ALL = 0xFFFFFFFF
 
 
-_SIGCHLD = 17
+_SIGINT, _SIGCHLD = 2, 17
 
 
 def wait(child: int) -> NoReturn:
     """Reap until that child has ended, and end like it, in bubblewrap's words. The kernel then ends what is left."""
     try:
+        _not_interrupted()
         call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
         while True:
             _reaped(child, *posix.waitpid(-1, 0))
@@ -34,9 +36,9 @@ def wait_with_host(child: int, host: int) -> NoReturn:
     kernel does not let signal another user, not even by dying.
     """
     try:
-        import _signal  # type: ignore[import-not-found] # without the enumerations of the module around it
         from select import POLLIN, poll
 
+        _not_interrupted()
         call("close_range", 0, host - 1, 0)
         call("close_range", host + 1, _ALL, 0)
         waking, woken = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
@@ -57,6 +59,13 @@ def wait_with_host(child: int, host: int) -> NoReturn:
                 posix.read(waking, 4096)
     finally:
         posix._exit(FAILED)
+
+
+def _not_interrupted() -> None:
+    """A namespace's first process gets no signal from within that it does not handle, but Python handles SIGINT. The
+    worker can send that where Landlock has no scopes (before Linux 6.12), also to all of its group.
+    """
+    _signal.signal(_SIGINT, _signal.SIG_DFL)
 
 
 def _reaped(child: int, pid: int, status: int) -> None:
