@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 from toolhost.launcher import calls, sized
 
 _PREFIX: Final = "gdn-sized-"
+#: What the kernel may take to clear a loop device that nobody uses any more (seconds).
+_PATIENCE_S: Final = 10.0
 
 
 def folder_of(folder: Path) -> int:
@@ -97,14 +100,17 @@ def is_released(folder: Path) -> bool:
     """Whether no file below it has a loop device, but for those that others' jails on this machine still hold: they
     began meanwhile, and where mounts are not shared between namespaces they have copies of all.
     """
-    if not loops(folder):
-        return True
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
-            elsewhere = not os.path.samefile(process / "ns/mnt", "/proc/self/ns/mnt")
-            if elsewhere and str(folder) in (process / "mountinfo").read_text():
-                return True
-    return not loops(folder)
+    until = time.monotonic() + _PATIENCE_S
+    while loops(folder):
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile
+                elsewhere = not os.path.samefile(process / "ns/mnt", "/proc/self/ns/mnt")
+                if elsewhere and str(folder) in (process / "mountinfo").read_text():
+                    return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)  # the kernel clears a device beside the unmount that has let it go, and tells nobody
+    return True
 
 
 def instance(state: Path, key: str = "k1") -> Path:
