@@ -13,10 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import toolhost.launch
+from schemas.launch import ToolHostSpec
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
+from tests.toolhost_fixture import bwrap, make_tool
+from toolhost.facts import host_facts, look_up
 from toolhost.launcher import copying
+from toolhost.policy import plan
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has the reduced tier there")
@@ -143,6 +148,37 @@ def test_what_is_somebody_elses_is_refused_with_what_would_help(played: Any) -> 
     assert workdir["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
     assert "/grants belongs to user 0" in workdir["error"]["message"]
     assert given == {"status": "ok", "output": played["given"]}, "what the operator has given is taken"
+
+
+async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is root, and another jail in the same folder exchanges `.git` for a link after everything was looked at."""
+    work, keys = short_tmp / "work", short_tmp / "keys"
+    for folder in (work / ".git", keys):
+        folder.mkdir(parents=True, mode=0o700)
+    request = toolhost.launch._request
+
+    def exchanged(*arguments: Any) -> Any:
+        (work / ".git").rmdir()
+        (work / ".git").symlink_to(keys)
+        return request(*arguments)
+
+    monkeypatch.setattr(toolhost.launch, "_request", exchanged)
+    facts = host_facts(bwrap(), [], user_namespaces=False)
+    tool = make_tool(short_tmp, "handlers = {}", "f")
+    spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
+    made = plan(look_up(tool, str(work), spec, facts), facts)
+    launched = await toolhost.launch.launch(lambda: made)
+    assert os.waitpid(launched.pid, 0)[1] != 0
+    said = os.read(launched.output, 4096).decode()
+    # Whose folder it is would not matter to root, and what is not there cannot be shown.
+    assert said.startswith("bwrap: Can't find source path /run/0/.git: No such file"), said
+    assert list(keys.iterdir()) == []
+    launched.channel.close()
+    for fd in (launched.pidfd, launched.status, launched.output, *([launched.counter] if launched.counter else [])):
+        os.close(fd)
+    if launched.group is not None:
+        launched.group.remove()
+    toolhost.launch.UIDS.give_back(launched.uid or 0)
 
 
 KILLED = """
