@@ -56,7 +56,7 @@ def descend(endpoint: str = "") -> None:
     with suppress(GoondanError):
         facts.find_bwrap()  # asks programs for their versions, which cannot be started later
     facts.compile_for_jails()
-    facts.home()
+    os.environ.setdefault("HOME", facts.home())  # what `~` means in a grant
     filter_ = None
     with suppress(GoondanError):
         filter_ = host_program(facts.machine())

