@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import AbstractAsyncContextManager
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 
 from schemas.launch import Limits, SandboxSpec, ToolSpec
+from tests.containment.ordinary_user import run_as_user
 from tests.containment.test_totals import LIMITS, bombs, taken
 from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, small_disk, state
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.launcher import sized
 from toolhost.launcher.sizes import GIB, IMAGE, MIB
+from toolhost.launcher_link import LAUNCHER
 from toolhost.sized_workdirs import SizedWorkdirs
 
 __all__ = ["sized_host", "small_disk", "state"]
@@ -216,6 +219,28 @@ def test_an_image_that_is_still_in_use_somewhere_gets_no_second_device(state: Pa
         assert (len(mounts(state)), len(loops(state))) == (1, 1)
         elsewhere.communicate(b"\n", timeout=10)
     os.close(fd)
+
+
+async def test_a_launcher_that_is_lost_while_it_mounts_costs_no_call(state: Path, tmp_path: Path) -> None:
+    """It may have mounted or not: the next one finds out."""
+    async with host(state, tool(tmp_path)) as made:
+        await run(made, instance(state) / "workspace", list=[])
+        for number in range(3):
+            workdir = instance(state, f"lost-{number}") / "workspace"
+            _, call = made.start("t__run", {"list": []}, workdir=workdir)
+            await asyncio.sleep(0.004 * number)
+            os.kill(LAUNCHER.pid, signal.SIGKILL)
+            assert (await call)["output"] == {"list": []}
+            assert str(workdir) in mounts(state)
+    assert len(mounts(state)) == 4
+
+
+def test_an_ordinary_user_is_told_that_root_mounts(short_tmp: Path) -> None:
+    program = "import json, sys; from toolhost.disk import check; print(json.dumps(check(sys.argv[1])))"
+    done = run_as_user(program, short_tmp)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"state": "unable", "allowed": 0, "why": "only root can mount one"}
+    assert list(short_tmp.iterdir()) == []
 
 
 @pytest.mark.parametrize("lack", ["no program", "a program that fails"])
