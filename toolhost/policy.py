@@ -64,6 +64,11 @@ _PRIVATE: Final = (
 )  # fmt: skip
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7
+_RLIMIT_MEMLOCK, _RLIMIT_SIGPENDING = 8, 11
+#: Locked memory (bytes), signals and timers that wait: they count for the operator as well where a jail runs as that
+#: user, whose own programs then get none.
+_LOCKED: Final = 64 << 10
+_SIGNALS: Final = 1024
 #: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
 _NET_ADMIN: Final = "Give the container CAP_NET_ADMIN, or let it have user namespaces."
@@ -431,6 +436,8 @@ def resource_limits(limits: Limits, groups: Tree | None = None, trusted: int = 0
         (_RLIMIT_FSIZE, limits.file_mb << 20),
         (_RLIMIT_NOFILE, limits.open_files),
         (_RLIMIT_NPROC, processes_of_a_namespace(groups, limits) + trusted),
+        (_RLIMIT_MEMLOCK, _LOCKED),
+        (_RLIMIT_SIGPENDING, _SIGNALS),
     ]
 
 

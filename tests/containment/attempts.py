@@ -1,7 +1,8 @@
 """Ways out of a jail, each tried by a tool in a process of its own. Loaded by the worker as the module of a tool.
 
 An attempt that returns has got through, one that raises was refused. The verdict that each must have is in
-test_attempts.py. It uses nothing but the standard library and ctypes, as a hostile tool could.
+tried.py. It uses nothing but the standard library and ctypes, as a hostile tool could. attempts_on_the_kernel.py is the
+second half of the same module.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import platform
 import signal
 import socket
 import struct
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,11 +31,16 @@ NUMBERS = {
     "process_vm_writev": (311, 271), "kcmp": (312, 272), "finit_module": (313, 273), "kexec_load": (246, 104),
     "bpf": (321, 280), "userfaultfd": (323, 282), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
     "mq_open": (240, 180), "prlimit64": (302, 261),
-    "io_setup": (206, 0), "setxattr": (188, 5), "capset": (126, 91), "clone": (56, 220),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "lookup_dcookie": (212, 18), "vhangup": (153, 58),
+    "seccomp": (317, 277), "renameat2": (316, 276), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "tgkill": (234, 131), "tkill": (200, 130),
+    "sched_setattr": (314, 274), "io_setup": (206, 0), "setxattr": (188, 5), "capset": (126, 91), "clone": (56, 220),
 }  # fmt: skip
 NEWER = {
     "pidfd_getfd": 438, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fspick": 433,
     "clone3": 435, "openat2": 437, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447, "fchmodat2": 452,
+    "process_madvise": 440, "process_mrelease": 448, "statmount": 457, "listmount": 458, "lsm_set_self_attr": 460,
+    "lsm_list_modules": 461, "setxattrat": 463, "open_tree_attr": 467, "file_setattr": 469, "listns": 470,
 }  # fmt: skip
 HOST: dict[str, Any] = {}  # what the test tells: paths, ports and process ids of the host
 ATTEMPTS: dict[str, tuple[str, Callable[[], Any]]] = {}
@@ -173,7 +178,79 @@ def another_tools_folder() -> list[str]:
     return os.listdir(HOST["other_tool"])
 
 
+@attempt("files")
+def secret_from_a_folder_that_was_moved() -> bytes:
+    """A folder that is held open keeps its way upwards, wherever it is moved to."""
+    os.makedirs("deep/er")
+    held = os.open("deep/er", os.O_RDONLY)
+    os.rename("deep/er", "moved")
+    found = os.open("../" * 40 + HOST["secret"].lstrip("/"), os.O_RDONLY, dir_fd=held)
+    return os.read(found, 100)
+
+
+def lease(path: str, flags: int, kind: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(os.open(path, flags), 1024, kind)
+
+
+# Whoever opens a leased file waits for its holder; a descriptor to read is enough to stop those who want to write.
+several(
+    "files",
+    lease_on_a_new_file=lambda: lease("leased", os.O_CREAT | os.O_RDWR, 1),
+    lease_on_its_code=lambda: lease(__file__, os.O_RDONLY, 0),
+    lease_on_a_bundle_document=lambda: lease("goondan.yaml", os.O_RDONLY, 0),
+    its_code_linked=lambda: os.link(__file__, "linked"),
+    its_open_code_linked=lambda: unless(
+        libc.linkat(os.open(__file__, os.O_RDONLY), b"", -100, b"linked2", 0x1000) == 0
+    ),
+    its_code_opened_again=lambda: os.open(f"/proc/self/fd/{os.open(__file__, os.O_RDONLY)}", os.O_RDWR),
+    its_code_cut=lambda: os.truncate(__file__, 0),
+    its_code_replaced=lambda: os.rename(os.open("mine", os.O_CREAT) and "mine", __file__),
+    nameless_in_root=lambda: os.open("/", os.O_TMPFILE | os.O_RDWR),
+    document_exchanged=lambda: write("other") or call("renameat2", -100, b"other", -100, b"goondan.yaml", 2),
+)
+
+
+@attempt("files")
+def its_code_by_a_shared_mapping() -> str:
+    """What is mapped to read is written to through /proc: of a private mapping that changes a copy."""
+    import mmap
+
+    with open(__file__, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        at = next(int(line.split("-")[0], 16) for line in lines("/proc/self/maps") if line.endswith(__file__))
+        memory = os.open("/proc/self/mem", os.O_RDWR)
+        os.pwrite(memory, b"#", at)
+        return unless(mapped[:1] == b"#") and "changed"
+
+
 # --- /proc and /sys -------------------------------------------------------------------------------------------------
+
+
+@attempt("/proc and /sys")
+def settings_to_write() -> list[str]:
+    found = []
+    for base, _, names in os.walk("/proc/sys"):
+        for name in names:
+            try:
+                os.close(os.open(f"{base}/{name}", os.O_WRONLY | os.O_NONBLOCK))
+                found.append(f"{base}/{name}")
+            except OSError:
+                continue
+    return unless(found)  # type: ignore[no-any-return]
+
+
+@attempt("/proc and /sys")
+def way_out_through_any_process() -> list[str]:
+    found = []
+    for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
+        for link in ("root", "cwd", "exe"):
+            try:
+                found.append(read(f"/proc/{pid}/{link}{'/..' * 20}{HOST['secret']}"))
+            except OSError:
+                continue
+    return unless(found)  # type: ignore[no-any-return]
+
 
 several(
     "/proc and /sys",
@@ -216,6 +293,26 @@ several(
 
 
 @attempt("devices")
+def whiteout_left_by_a_move() -> int:
+    write("moving")
+    return call("renameat2", -100, b"moving", -100, b"moved-away", 4)
+
+
+@attempt("devices")
+def any_other_device() -> list[str]:
+    usual = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "stdin", "stdout", "stderr", "core", "console"}
+    found = []
+    for base, _, names in os.walk("/dev"):
+        for name in set(names) - usual:
+            try:
+                os.close(os.open(f"{base}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))
+                found.append(f"{base}/{name}")
+            except OSError:
+                continue
+    return unless([path for path in found if not path.startswith(("/dev/pts/", "/dev/shm/"))])  # type: ignore[no-any-return]
+
+
+@attempt("devices")
 def typing_into_a_terminal() -> None:
     import fcntl
 
@@ -249,6 +346,43 @@ several(
         {int(n) for n in os.listdir("/proc") if n.isdigit()} - {1, os.getppid(), os.getpid()}
     ),
 )
+
+
+def waiting(signal_number: int) -> Any:
+    return ctypes.create_string_buffer(struct.pack("iii", signal_number, 0, -1) + bytes(116))
+
+
+several(
+    "processes",
+    signal_to_a_thread_of_the_host=lambda: call("tkill", HOST["pid"], 0),
+    signal_to_a_thread_and_its_process=lambda: call("tgkill", HOST["pid"], HOST["pid"], 0),
+    signal_with_a_value=lambda: call("rt_sigqueueinfo", HOST["victim"], 9, waiting(9)),
+    signal_with_a_value_to_a_thread=lambda: call("rt_tgsigqueueinfo", HOST["victim"], HOST["victim"], 9, waiting(9)),
+    signal_by_descriptor=lambda: signal.pidfd_send_signal(os.pidfd_open(HOST["victim"]), signal.SIGKILL),
+    signal_to_a_group_of_the_host=lambda: os.kill(-HOST["victim"], 9),
+    group_of_the_host=lambda: os.setpgid(0, HOST["pid"]),
+    limits_raised=lambda: call("prlimit64", 0, 7, struct.pack("QQ", 1 << 20, 1 << 20), None),
+    deadline_scheduling=lambda: call(
+        "sched_setattr", 0, struct.pack("IIQiIQQQ", 48, 6, 0, 0, 0, 10**7, 3 * 10**7, 3 * 10**7), 0
+    ),
+    advice_on_others_memory=lambda: call("process_madvise", os.pidfd_open(1), bytes(16), 1, 4, 0),
+    memory_of_others_reaped=lambda: call("process_mrelease", os.pidfd_open(1), 0),
+    pages_of_others_moved=lambda: call("move_pages", 1, 0, 0, 0, 0, 0),
+)
+
+
+@attempt("processes")
+def signal_by_what_can_be_read() -> None:
+    """The owner of a descriptor gets a signal of one's choice; the test looks whether it lives."""
+    import fcntl
+
+    reading, writing = os.pipe()
+    fcntl.fcntl(reading, fcntl.F_SETOWN, HOST["victim"])
+    fcntl.fcntl(reading, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    os.write(writing, b"x")
+    time.sleep(0.05)
+    os.kill(HOST["victim"], 0)
 
 
 @attempt("processes")
@@ -302,6 +436,27 @@ several(
 
 
 @attempt("sockets")
+def any_family() -> list[tuple[int, int]]:
+    made = []
+    for family in range(48):
+        for kind in (1, 2, 3, 4, 5, 6, 10):
+            try:
+                socket.socket(family, kind).close()
+                made.append((family, kind))
+            except OSError:
+                continue
+    return unless(made)  # type: ignore[no-any-return]
+
+
+@attempt("sockets")
+def pair_without_its_other_end() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    right.close()
+    left.shutdown(socket.SHUT_RDWR)
+    left.connect(HOST["socket"])
+
+
+@attempt("sockets")
 def datagram_pair_to_a_socket_in_the_workdir() -> None:
     """An end of a pair could be sent to another address, were it a datagram one."""
     left, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -313,117 +468,6 @@ def stream_pair_to_a_socket_in_the_workdir() -> None:
     left, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     left.sendto(b"x", "stream.sock")
 
-
-# --- keyring, kernel surface ----------------------------------------------------------------------------------------
-
-several(
-    "keyring",
-    new_key=lambda: call("add_key", b"user", b"name", b"x", 1, -3),
-    ask_for_a_key=lambda: call("request_key", b"user", b"name", None, -3),
-    session_keyring=lambda: call("keyctl", 0, -3, 1),
-    users_keyring=lambda: call("keyctl", 0, -4, 1),
-)
-
-several(
-    "kernel surface",
-    bpf_program=lambda: call("bpf", 5, bytes(120), 120),
-    performance_counter=lambda: call("perf_event_open", struct.pack("IIQ", 1, 112, 0) + bytes(96), 0, -1, -1, 0),
-    page_faults=lambda: call("userfaultfd", 1),
-    ring=lambda: call("io_uring_setup", 4, bytes(120)),
-    module=lambda: call("init_module", b"x", 1, b""),
-    module_by_file=lambda: call("finit_module", 0, b"", 0),
-    new_kernel=lambda: call("kexec_load", 0, 0, 0, 0),
-    restart=lambda: call("reboot", 0xFEE1DEAD, 672274793, 0, 0),
-    swap=lambda: call("swapon", b"/tmp/x", 0),
-    accounting=lambda: call("acct", b"/tmp/x"),
-    clock=lambda: call("settimeofday", bytes(16), None),
-    clock_drift=lambda: call("clock_adjtime", 0, b"\x01" + bytes(207)),
-    kernel_log=lambda: call("syslog", 3, bytes(64), 64),
-    host_name=lambda: call("sethostname", b"x", 1),
-    quota=lambda: call("quotactl", 0x80000100, None, 0, bytes(64)),
-    watch_everything=lambda: call("fanotify_init", 0, 0),
-    loose_personality=lambda: call("personality", 0x0400000),
-    shared_memory=lambda: call("shmget", 0, 4096, 0o1600),
-    semaphores=lambda: call("semget", 0, 1, 0o1600),
-    messages=lambda: call("msgget", 0, 0o1600),
-    message_queue=lambda: call("mq_open", b"/q", os.O_CREAT | os.O_RDWR, 0o600, None),
-    kernel_io=lambda: call("io_setup", 1, bytes(8)),
-    secret_memory=lambda: call("memfd_secret", 0),
-    attribute_on_disk=lambda: call("setxattr", b".", b"user.x", b"1", 1, 0),
-)
-
-# --- namespaces and mounts ------------------------------------------------------------------------------------------
-
-
-def enter(name: str) -> int:
-    return call("setns", os.open(f"/proc/1/ns/{name}", os.O_RDONLY), 0)
-
-
-several(
-    "namespaces",
-    user_namespace=lambda: call("unshare", 0x10000000),
-    mount_namespace=lambda: call("unshare", 0x00020000),
-    network_namespace=lambda: call("unshare", 0x40000000),
-    process_namespace=lambda: call("unshare", 0x20000000),
-    user_namespace_by_clone=lambda: call("clone", 0x10000000 | 17, 0, 0, 0, 0),
-    mount_namespace_by_clone=lambda: call("clone", 0x00020000 | 17, 0, 0, 0, 0),
-    process_namespace_by_clone=lambda: call("clone", 0x20000000 | 17, 0, 0, 0, 0),
-    user_namespace_by_clone3=lambda: call("clone3", struct.pack("QQQQQ", 0x10000000, 0, 0, 0, 17) + bytes(24), 64),
-    namespace_of_init=lambda: enter("user"),
-    mounts_of_init=lambda: enter("mnt"),
-)
-
-several(
-    "mounts",
-    memory_mount=lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
-    usr_writable=lambda: call("mount", b"none", b"/usr", None, 32 | 4096, None),
-    guard_taken_off=lambda: call("umount2", os.fsencode(os.getcwd() + "/.git"), 2),
-    new_root=lambda: call("pivot_root", b"/tmp", b"/tmp"),
-    other_root=lambda: call("chroot", b"/tmp"),
-    tree=lambda: call("open_tree", -100, b"/", 1),
-    moved=lambda: call("move_mount", -100, b"/usr", -100, b"/tmp", 0),
-    file_system=lambda: call("fsopen", b"tmpfs", 0),
-    picked=lambda: call("fspick", -100, b"/usr", 0),
-    private_place_taken_off=lambda: call("umount2", b"/tmp", 2),
-    processes_taken_off=lambda: call("umount2", b"/proc", 2),
-    processes_writable=lambda: call("mount", b"none", b"/proc", None, 32, None),
-    a_place_shown_elsewhere=lambda: call("mount", b"/usr", b"/tmp", None, 4096, None),
-    attributes_of_mounts=lambda: call("mount_setattr", -100, b"/usr", 0, bytes(32), 32),
-)
-
-# --- privileges -----------------------------------------------------------------------------------------------------
-
-
-def capabilities(pid: str) -> list[int]:
-    return [int(line.split()[1], 16) for line in lines(f"/proc/{pid}/status") if line.startswith("Cap")]
-
-
-def copied() -> str:
-    subprocess.run(["cp", "/bin/true", "copied"], check=True)
-    return "copied"
-
-
-several(
-    "privileges",
-    user_0=lambda: os.setuid(0),
-    group_0=lambda: os.setgid(0),
-    other_groups=lambda: os.setgroups([0]),
-    user_of_the_host=lambda: os.setuid(65534),
-    capabilities=lambda: call("capset", struct.pack("II", 0x20080522, 0), struct.pack("IIIIII", 1, 1, 0, 0, 0, 0)),
-    set_user_id=lambda: os.chmod(copied(), 0o4755),
-    set_group_id=lambda: os.chmod(copied(), 0o2755),
-    set_user_id_when_made=lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o4755),
-    set_user_id_node=lambda: os.mknod("node", 0o104755),
-    set_user_id_by_openat2=lambda: call("openat2", -100, b"made2", struct.pack("QQQ", 0o101, 0o4755, 0), 24),
-    set_user_id_by_fchmodat2=lambda: call("fchmodat2", -100, os.fsencode(copied()), 0o4755, 0),
-    owner_changed=lambda: os.chown(copied(), 0, 0),
-    capabilities_left=lambda: unless([c for c in capabilities("self") if c]),
-    capabilities_of_init=lambda: unless([c for c in capabilities("1") if c]),
-    ambient_capability=lambda: unless(libc.prctl(47, 2, 21, 0, 0) == 0),
-    program_of_root=lambda: unless(
-        subprocess.run(["/bin/su", "-c", "id -u"], capture_output=True, text=True, timeout=5).stdout.strip() == "0"
-    ),
-)
 
 # --- descriptors, environment, persistence --------------------------------------------------------------------------
 

@@ -104,6 +104,21 @@ def socket_buffers(ctx: Any, input: dict[str, Any]) -> Any:
     time.sleep(60)
 
 
+def page_tables(ctx: Any, input: dict[str, Any]) -> Any:
+    """Pages that were never written to are the kernel's one page of zeros, but each 2 MiB of them take a table."""
+    for _ in range(6):
+        if os.fork() == 0:
+            room = mmap.mmap(
+                -1, 16 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ
+            )  # MAP_NORESERVE
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+            for at in range(0, len(room), 2 << 20):
+                room[at]
+            time.sleep(60)
+            os._exit(0)
+    time.sleep(60)
+
+
 def one_file(ctx: Any, input: dict[str, Any]) -> Any:
     """A file that grows until it may not."""
     with open("big", "wb", buffering=0) as out:

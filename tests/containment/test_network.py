@@ -41,6 +41,15 @@ def abstract(name):
         s.connect("\\0" + name)
         return "connected"
 
+def path(name):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(name)
+        return "connected"
+
+def pair(name):
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.sendto(b"out", name)
+
 def route():
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as s:
         body = struct.pack("BBBBBBBBI", 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack("HHI", 8, 4, 1)
@@ -70,6 +79,8 @@ def look(ctx, input):
         "udp": attempt(lambda: udp("127.0.0.1", ours)),
         "udp outside": attempt(lambda: udp("8.8.8.8", 53)),
         "abstract": attempt(lambda: abstract(input["abstract"])),
+        "path": attempt(lambda: path("stream.sock")),
+        "pair": attempt(lambda: pair("stream.sock")),
         "raw": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP).close()),
         "packet": attempt(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3).close()),
         "vsock": attempt(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()),
@@ -121,7 +132,11 @@ def listeners(abstract: str) -> Iterator[tuple[int, int, list[bytes]]]:
 
 async def test_a_grant_is_a_door_and_no_window(tmp_path: Path) -> None:
     abstract = f"gdn-test-{unused_port()}"
-    with pages() as (port, seen), listeners(abstract) as (other, udp, received):
+    with (
+        pages() as (port, seen),
+        listeners(abstract) as (other, udp, received),
+        socket.socket(socket.AF_UNIX) as stream,
+    ):
         network: Any = {"allow": [f"127.0.0.1:{port}"], "public": True}
         targets = [
             *(f"{name}:{other}" for name in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0")),
@@ -136,12 +151,18 @@ async def test_a_grant_is_a_door_and_no_window(tmp_path: Path) -> None:
             )
             for how, name in TOOLS.items()
         ]
+        work = tmp_path / "work"
+        work.mkdir()
+        stream.bind(str(work / "stream.sock"))  # a program of the operator's, in the operator's folder
+        stream.listen()
         async with bench(*tools) as host:
             arguments = {
                 "port": port, "other": other, "udp": udp, "abstract": abstract, "name": socket.gethostname(),
                 "targets": targets,
             }  # fmt: skip
-            results = await asyncio.gather(*(host.call(f"{tool.name}__look", arguments) for tool in tools))
+            results = await asyncio.gather(
+                *(host.call(f"{tool.name}__look", arguments, workdir=work) for tool in tools)
+            )
             for result in results:
                 assert result["status"] == "ok", result
                 found = result["output"]

@@ -16,11 +16,11 @@ from toolhost.reduced import MINIMUM_LANDLOCK
 pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
 
 PLAYED = """
-import asyncio, json, os, socket, sys, tempfile
+import asyncio, json, os, socket, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
 from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
-from tests.containment import attempts
+from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
 import toolhost.facts, toolhost.survey
 from toolhost.diagnosis import Finding
@@ -75,9 +75,9 @@ async def main():
     plain = place / "plain"; plain.mkdir()
     # Processes count on top of what the user has at the start, and others may start some.
     low = SandboxSpec(min_tier="reduced", limits=Limits(wall_seconds=40, processes=1024))
-    source = Path(attempts.__file__).read_text()
+    victim = subprocess.Popen(["/bin/sleep", "1000"], process_group=0)
     tools = [
-        make_tool(place, source, "run", sandbox=low),
+        make_tool(place, tried.source(), "run", sandbox=low),
         make_tool(place, LEFT, "leave", "ok", "sleeps", name="low", sandbox=low),
         make_tool(place, LEFT, "ok", name="high"),
         make_tool(place, LEFT, "ok", name="net", sandbox=SandboxSpec(min_tier="reduced", network="public")),
@@ -86,7 +86,8 @@ async def main():
     stream, datagram = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     stream.bind(str(plain / "stream.sock")); stream.listen(); datagram.bind(str(plain / "datagram.sock"))
     told = {"secret": str(place / "secret"), "other_tool": str(place / "tool-high"), "uid": os.getuid(),
-            "pid": os.getpid(), "port": tcp.getsockname()[1], "socket": str(plain / "stream.sock")}
+            "pid": os.getpid(), "victim": victim.pid, "port": tcp.getsockname()[1],
+            "socket": str(plain / "stream.sock")}
     async with bench(*tools) as made:
         made.host.open(facts)
         out = {"high": refusal(await made.call("high__ok", workdir=plain)),
@@ -104,6 +105,8 @@ async def main():
         result = await made.call("t__run", told, workdir=plain, deadline_ms=40000, within_s=45)
         assert result["status"] == "ok", result
         out["found"] = result["output"]
+        assert victim.poll() is None
+        victim.kill(); victim.wait()
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
     out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.remains.members(session)]
     print(json.dumps(out))

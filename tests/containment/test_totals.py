@@ -41,6 +41,7 @@ MET = [
     ("mapped_memory", {}, "memoryMb"),
     ("private_files", {"mb": 60}, "memoryMb"),
     ("socket_buffers", {}, "memoryMb"),
+    ("page_tables", {}, "memoryMb"),
     ("one_file", {}, "fileMb"),
     ("many_files", {}, "diskMb"),
     ("allocated", {}, "diskMb"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from schemas.launch import ExportSpec, Limits, SandboxSpec
-from tests.containment import attempts
+from tests.containment import attempts, attempts_on_the_kernel
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.policy import HostFacts
 
@@ -20,6 +22,15 @@ HARMLESS = {
     "user_of_the_host",  # it is that user, and stays what it was
     "bundle_document",  # a new file in a workdir without one; in a workdir that holds one, no jail is made
 }
+
+
+def source() -> str:
+    """The module of a tool that makes the attempts."""
+    first, second = (Path(half.__file__).read_text(encoding="utf-8") for half in (attempts, attempts_on_the_kernel))
+    kept = [
+        line for line in second.splitlines(keepends=True) if not line.startswith(("from __future__", "from tests."))
+    ]
+    return first + "".join(kept)
 
 
 async def every_attempt(
@@ -41,10 +52,9 @@ async def every_attempt(
     (work / "goondan.yaml").write_text("kind: Swarm\n")
     (place / "secret").write_text("host secret")
     other = make_tool(place, "handlers = {}\n", name="other")
-    source = Path(attempts.__file__).read_text(encoding="utf-8")
     limits = Limits(processes=64, wall_seconds=110)
     tools = [
-        make_tool(place, source, ExportSpec(name="run"), name=name, sandbox=SandboxSpec(limits=limits, isolation=how))
+        make_tool(place, source(), ExportSpec(name="run"), name=name, sandbox=SandboxSpec(limits=limits, isolation=how))
         for how, name in wanted.items()
     ]
     servers = {
@@ -53,6 +63,8 @@ async def every_attempt(
         "datagram": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
     }
     found: dict[str, Any] = {}
+    victim = subprocess.Popen(["/bin/sleep", "1000"], process_group=0)
+    key = attempts.call("add_key", b"user", b"a key of the host", b"x", ctypes.c_size_t(1), -4)  # the user's keyring
     try:
         servers["stream"].bind(str(work / "stream.sock"))
         servers["stream"].listen()
@@ -63,6 +75,7 @@ async def every_attempt(
             "other_tool": other.root,
             "uid": os.getuid(),
             "pid": os.getpid(),
+            "victim": victim.pid,
             "port": servers["tcp"].getsockname()[1],
             "socket": str(work / "stream.sock"),
         }
@@ -77,11 +90,15 @@ async def every_attempt(
                 for path in work.iterdir():
                     if path.is_symlink() or (path.is_file() and path.suffix != ".yaml"):
                         path.unlink()
+        assert victim.poll() is None
         assert len(os.listdir("/proc/self/fd")) <= before + 2  # the launcher's socket may be new
         try:
             raise AssertionError(f"somebody wrote to the host's socket: {servers['datagram'].recv(10)!r}")
         except BlockingIOError:
             return found
     finally:
+        victim.kill()
+        victim.wait()
+        attempts.call("keyctl", 9, key, -4)  # unlinked
         for server in servers.values():
             server.close()

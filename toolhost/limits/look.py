@@ -21,6 +21,8 @@ from toolhost.steward_link import STEWARD
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
 #: Sockets of a process that are not worth asking for what they hold: together less than a MiB or two.
 _FEW_SOCKETS: Final = 8
+#: A table has 512 entries: in an address space of so many times the limit they come to a sixteenth of it.
+_FEW_TABLES: Final = 512 // 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: Of one process, more than a jail may have open.
@@ -28,13 +30,17 @@ _MANY_SOCKETS: Final = 4096
 
 
 class Process(NamedTuple):
-    """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children."""
+    """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children.
+
+    `mapped` is its address space (bytes): what is mapped and never touched costs page tables when it is read.
+    """
 
     pid: int
     parent: int
     threads: int
     resident: int
     cpu_s: float
+    mapped: int = 0
 
 
 class View(NamedTuple):
@@ -77,7 +83,8 @@ def _process(pid: int, path: str) -> Process:
     finally:
         os.close(fd)
     ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return Process(pid, int(fields[1]), int(fields[17]), int(fields[21]) * _PAGE, ticks / _TICKS_PER_S)
+    resident, mapped = int(fields[21]) * _PAGE, int(fields[20])
+    return Process(pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped)
 
 
 def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Process]]:
@@ -109,6 +116,7 @@ def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = 
                         counted.add(device)
                         at = os.statvfs(f"{root}/{place}")
                         files += (at.f_blocks - at.f_bfree) * at.f_frsize
+    sockets += _tables(view, limit, there)
     rough = sum(process.resident for process in there) + files + sockets
     if rough <= limit:
         return rough
@@ -119,6 +127,23 @@ def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = 
         shared += fields.get("Pss_Shmem", 0)
     # A mapped file of a memory file system is in both: count the larger one.
     return own + max(shared, files) + sockets
+
+
+def _tables(view: View, limit: int, there: list[Process]) -> int:
+    """Page tables of the processes (bytes), 0 when so little is mapped that they cannot come to much.
+
+    The kernel's zero page and its huge ones are nobody's resident memory, but there is a table for each 2 MiB of them.
+    """
+    if sum(process.mapped for process in there) < limit * _FEW_TABLES:
+        return 0
+    total = 0
+    for process in there:
+        with suppress(OSError, ValueError), open(f"{view.proc}/{process.pid}/status", "rb") as source:
+            for line in source:
+                if line.startswith(b"VmPTE:"):
+                    total += int(line.split()[1]) << 10
+                    break
+    return total
 
 
 def _smaps(path: str) -> dict[str, int]:

@@ -63,8 +63,8 @@ read write close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigacti
 pwrite64 readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 ppoll
 sched_yield mremap msync mincore madvise dup dup2 dup3 pause nanosleep getitimer setitimer alarm getpid sendfile
 sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname getpeername setsockopt getsockopt fork vfork
-execve execveat exit exit_group wait4 waitid kill tkill tgkill uname fcntl flock fsync fdatasync truncate ftruncate
-getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat
+execve execveat exit exit_group wait4 waitid kill tkill tgkill uname flock fsync fdatasync truncate ftruncate
+getdents getdents64 getcwd chdir fchdir rename renameat mkdir mkdirat rmdir link linkat unlink unlinkat
 symlink symlinkat readlink readlinkat chown fchown lchown fchownat umask gettimeofday getrlimit setrlimit prlimit64
 getrusage sysinfo times getuid getgid geteuid getegid setuid setgid setreuid setregid setresuid setresgid getresuid
 getresgid setfsuid setfsgid getgroups setgroups setpgid getpgid getpgrp getppid getsid capget capset rt_sigpending
@@ -135,6 +135,14 @@ def _mknod(mode: int) -> Rule:
     return Rule((_no_set_id(mode), Case((Test(mode, _S_IFMT, _DEVICES),), EPERM)), ALLOW)
 
 
+# --- what others would notice ---------------------------------------------------------------------------------------
+
+#: F_SETLEASE, F_NOTIFY, F_SETDELEG: as on a file system without leases. Whoever opens a leased file waits for its
+#: holder, up to 45 s each time, and a descriptor to read is enough to keep an operator's editor or git from writing.
+_LEASES: Final = (1024, 1026, 1040)
+#: RENAME_WHITEOUT leaves a device on the operator's disk.
+_RENAME_WHITEOUT: Final = 4
+
 # --- processes ------------------------------------------------------------------------------------------------------
 
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET; NEWTIME is no flag of this call.
@@ -161,10 +169,9 @@ _ROUTE: Final = 0
 _LINKED: Final = Rule(  # both ends are here; a datagram one could still be sent or connected elsewhere
     (Case((Test(0, _ALL, (_AF_UNIX,)), Test(1, _TYPE, (_STREAM, _SEQPACKET))), ALLOW),), EPERM
 )
-_ANY_LINKED: Final = Rule((Case((Test(0, _ALL, (_AF_UNIX,)),), ALLOW),), EAFNOSUPPORT)
+#: No AF_UNIX: a grant names hosts, and in a workdir of the operator's a program may listen at a path.
 _SOCKET: Final = Rule(
     (
-        Case((Test(0, _ALL, (_AF_UNIX,)), Test(1, _TYPE, (_STREAM, _DGRAM, _SEQPACKET))), ALLOW),
         Case(
             (
                 Test(0, _ALL, (_AF_INET, _AF_INET6)),
@@ -257,7 +264,9 @@ def rules(*, sockets: bool, server: bool = False, drops: bool = False, bare: boo
         "personality": Rule((Case((Test(0, _ALL, _PERSONALITIES),), ALLOW),), EPERM),
         "prctl": Rule((Case((Test(0, _ALL, _PRCTL),), ALLOW),), EINVAL),
         "socket": _SOCKET if sockets else Rule((), EPERM),
-        "socketpair": _ANY_LINKED if sockets else _LINKED,
+        "socketpair": _LINKED,
+        "fcntl": Rule((Case((Test(1, _ALL, _LEASES),), EINVAL),), ALLOW),
+        "renameat2": Rule((Case((Test(4, _RENAME_WHITEOUT, (0,), unless=True),), EINVAL),), ALLOW),
     }
     made |= {name: Rule((), ALLOW if sockets else EPERM) for name in _USES_OF_SOCKETS}
     if bare:

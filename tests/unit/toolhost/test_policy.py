@@ -495,6 +495,8 @@ def test_limits_of_a_tool_become_those_of_its_processes() -> None:
         (resource.RLIMIT_FSIZE, 5 << 20),
         (resource.RLIMIT_NOFILE, 7),
         (resource.RLIMIT_NPROC, 9),
+        (resource.RLIMIT_MEMLOCK, 64 << 10),
+        (11, 1024),  # RLIMIT_SIGPENDING
     ]
 
 
