@@ -85,6 +85,12 @@ def write(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
+def new(path: str) -> str:
+    """A file of one's own."""
+    write(path)
+    return path
+
+
 def overwrite(path: str) -> None:
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, b"0")
@@ -206,9 +212,9 @@ several(
     ),
     its_code_opened_again=lambda: os.open(f"/proc/self/fd/{os.open(__file__, os.O_RDONLY)}", os.O_RDWR),
     its_code_cut=lambda: os.truncate(__file__, 0),
-    its_code_replaced=lambda: os.rename(os.open("mine", os.O_CREAT) and "mine", __file__),
+    its_code_replaced=lambda: os.rename(new("mine"), __file__),
     nameless_in_root=lambda: os.open("/", os.O_TMPFILE | os.O_RDWR),
-    document_exchanged=lambda: write("other") or call("renameat2", -100, b"other", -100, b"goondan.yaml", 2),
+    document_exchanged=lambda: call("renameat2", -100, new("other").encode(), -100, b"goondan.yaml", 2),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import tests.containment.attempts_on_the_kernel  # noqa: F401 # its attempts come to those of the other half
 from tests.containment import attempts
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS, TOOLS, every_attempt

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from schemas.launch import ExportSpec, Limits, SandboxSpec
-from tests.containment import attempts, attempts_on_the_kernel
+from tests.containment import attempts
 from tests.toolhost_fixture import bench, make_tool
 from toolhost.policy import HostFacts
 
@@ -26,7 +26,8 @@ HARMLESS = {
 
 def source() -> str:
     """The module of a tool that makes the attempts."""
-    first, second = (Path(half.__file__).read_text(encoding="utf-8") for half in (attempts, attempts_on_the_kernel))
+    folder = Path(__file__).parent
+    first, second = ((folder / f"{name}.py").read_text("utf-8") for name in ("attempts", "attempts_on_the_kernel"))
     kept = [
         line for line in second.splitlines(keepends=True) if not line.startswith(("from __future__", "from tests."))
     ]
