@@ -16,6 +16,7 @@ from typing import Final
 from toolhost.seccomp.rules import ALLOW, CLONE_NEW, EPERM, Case, Rule, Test, rules
 
 _ALL: Final = 0xFFFFFFFF
+_AF_UNIX: Final = 1
 _CLONE_THREAD: Final = 0x10000
 _PROT_WRITE, _PROT_EXEC, _MAP_ANONYMOUS = 2, 4, 0x20
 #: Of what every jail may: starting programs, other names for a file, being somebody else.
@@ -32,9 +33,12 @@ _PRCTL: Final = (1, 2, 3, 15, 16, 21, 23, 27, 30, 39, 0x53564D41)
 def host_rules() -> dict[str, Rule]:
     """The rule of every call that has one; all others are ENOSYS."""
     made = rules(sockets=True)
+    network = made["socket"]
     made |= {name: Rule((), EPERM) for name in REFUSED}
     made |= {
         "clone": Rule((Case((Test(0, CLONE_NEW, (0,)), Test(0, _CLONE_THREAD, (_CLONE_THREAD,))), ALLOW),), EPERM),
+        # The bus is one, and so is the way to the steward.
+        "socket": Rule((Case((Test(0, _ALL, (_AF_UNIX,)),), ALLOW), *network.cases), network.otherwise),
         # Libraries are mapped from files; nothing else becomes code.
         "mmap": Rule(
             (
