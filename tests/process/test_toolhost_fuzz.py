@@ -31,7 +31,7 @@ from toolhost.tenancy import Tenancy
 
 SEED = 20261121
 FRAMES = 100_000
-#: Through real jails, twelve at a time; some of them wait for the rest of a frame until their deadline.
+#: Through real jails, 24 at a time; some of them wait for the rest of a frame until their deadline.
 ATTACKS = 72
 #: What the process may grow by over all of them (bytes); one kept frame of each kind is a fraction of it.
 GROWTH = 24 << 20
@@ -237,12 +237,12 @@ async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
         async def attack(number: int, data: list[str]) -> dict[str, Any]:
             arguments = {"data": data, "s": 0.05}
             tool, key = ("t", f"k{number}") if number % 2 else ("c", "k")
-            return await made.call(f"{tool}__send", arguments, workdir=workdir, instance_key=key, deadline_ms=1000)
+            return await made.call(f"{tool}__send", arguments, workdir=workdir, instance_key=key, deadline_ms=2500)
 
         attacks = [[mutate(rng).hex() for _ in range(rng.randrange(1, 5))] for _ in range(ATTACKS)]
         results = []
-        for at in range(0, len(attacks), 12):
-            results += await asyncio.gather(*(attack(n, data) for n, data in enumerate(attacks[at : at + 12])))
+        for at in range(0, len(attacks), 24):
+            results += await asyncio.gather(*(attack(n, data) for n, data in enumerate(attacks[at : at + 24])))
         assert len(results) == ATTACKS
         assert {result["status"] for result in results} <= {"ok", "error", "pending"}
         codes = {result["error"]["code"] for result in results if result["status"] == "error"}
