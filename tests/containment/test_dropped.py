@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -386,3 +387,27 @@ def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     found = json.loads(done.stdout)
     assert (found["root"], found["user"], found["tier"]) == (True, 0, "full")
+
+
+def test_what_it_asks_for_a_jail_of_its_own_is_done(taken: Taken) -> None:
+    pid = launch(taken, argv=["/bin/sleep", "60"])["pid"]
+    try:
+        until = time.monotonic() + 10
+        while (said := taken(f"attempt(lambda: STEWARD.set_niceness({pid}, 7))")) != "done: None":
+            assert said.endswith("none of a jail's") and time.monotonic() < until, said  # it is still root's
+        assert taken(f"STEWARD.held_by({pid}, [0, 1, 999])") == 0  # it has no sockets
+        assert taken("attempt(lambda: STEWARD.held_by(os.getpid(), [0]))").endswith("none of a jail's")
+        autogroup = Path(f"/proc/{pid}/autogroup")
+        if autogroup.exists():
+            assert autogroup.read_text().endswith("nice 7\n")
+        assert taken(f"attempt(lambda: STEWARD.set_niceness({pid}, -7))").startswith("the niceness")
+        tree = taken("(lambda tree: tree and tree.cpu)(__import__('toolhost.limits.groups').limits.groups.own_tree())")
+        if tree is not None:
+            group = f"{Path(tree).parent}/goondan-jail.{taken.process.pid}.99"
+            if taken("attempt(lambda: STEWARD.make_group(99))") == "done: None":
+                assert Path(group).stat().st_uid == Path(group, "cpu.shares").stat().st_uid == TOOLHOST_UID
+                assert taken("attempt(lambda: STEWARD.remove_group(99))") == "done: None"
+                assert not Path(group).exists()
+    finally:
+        assert taken(f"attempt(lambda: os.kill({pid}, 9))") == "done: None"
+        taken(f"os.waitpid({pid}, 0)[1]")
