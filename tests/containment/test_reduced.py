@@ -16,7 +16,7 @@ from toolhost.reduced import MINIMUM_LANDLOCK
 pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
 
 PLAYED = """
-import asyncio, json, os, socket, subprocess, sys, tempfile
+import asyncio, atexit, json, os, socket, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
 from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
@@ -76,6 +76,7 @@ async def main():
     # Processes count on top of what the user has at the start, and others may start some.
     low = SandboxSpec(min_tier="reduced", limits=Limits(wall_seconds=40, processes=1024))
     victim = subprocess.Popen(["/bin/sleep", "1000"], process_group=0)
+    atexit.register(victim.kill)
     tools = [
         make_tool(place, tried.source(), "run", sandbox=low),
         make_tool(place, LEFT, "leave", "ok", "sleeps", name="low", sandbox=low),
@@ -106,7 +107,6 @@ async def main():
         assert result["status"] == "ok", result
         out["found"] = result["output"]
         assert victim.poll() is None
-        victim.kill(); victim.wait()
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
     out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.remains.members(session)]
     print(json.dumps(out))
