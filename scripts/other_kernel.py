@@ -71,7 +71,7 @@ python3 -c "import os; os.setxattr('$G', 'trusted.delegate', b'1')"
 cd /opt/gdn
 sed -n 's/.*other_kernel=\\([^ ]*\\).*/\\1/p' /proc/cmdline | base64 -d > /run/command
 (read -r pid rest < /proc/self/stat; echo $pid > $G/cgroup.procs; exec sh /run/command)
-echo "OTHER-KERNEL-EXIT $?"
+printf '\\nOTHER-KERNEL-EXIT %s\\n' $?
 sync; echo o > /proc/sysrq-trigger; sleep 60
 """
 
@@ -132,8 +132,10 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     try:
         assert machine.stdout is not None
         os.set_blocking(machine.stdout.fileno(), False)
-        while machine.poll() is None and time.monotonic() < ends:
+        ended = False
+        while not ended and time.monotonic() < ends:
             time.sleep(0.2)
+            ended = machine.poll() is not None  # what is read after that is all that there is
             new = (machine.stdout.read() or b"").decode("utf-8", "replace").replace("\r\n", "\n")
             said += new
             print(new, end="", flush=True)
