@@ -10,6 +10,7 @@ Source: sandbox.md section 3, item 1; capabilities(7); docs/decisions/039.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from contextlib import suppress
@@ -90,7 +91,12 @@ def _install(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program)
     header = struct.pack("HxxxxxxQ", len(program) // _INSTRUCTION, ctypes.addressof(buffer))
     number = ctypes.c_long(_SECCOMP[os.uname().machine])
-    _check(_libc.syscall(number, ctypes.c_long(_SECCOMP_SET_MODE_FILTER), ctypes.c_long(_SECCOMP_TSYNC), header))
+    try:
+        _check(_libc.syscall(number, ctypes.c_long(_SECCOMP_SET_MODE_FILTER), ctypes.c_long(_SECCOMP_TSYNC), header))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL):
+            raise
+        # A kernel that has none, or an emulated machine. No jail can be made there either, and the probe says so.
 
 
 def _held() -> int:
