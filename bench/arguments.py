@@ -22,8 +22,8 @@ from kernel.plan import catalog_items, tool_spec
 from schemas.codec import encode_value
 from schemas.launch import ToolHostSpec
 from schemas.worker_frames import Result
-from toolhost.exports import Exports, arguments
-from toolhost.results import shape
+from toolhost.calls.exports import Exports, arguments
+from toolhost.calls.results import shape
 
 #: Calls timed together: the clock's own cost and grain do not count then.
 BATCH = 50

@@ -30,7 +30,7 @@ import uvloop
 from schemas.launch import Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.disk import go_through
-from toolhost.sized_workdirs import SizedWorkdirs
+from toolhost.jails.sized_workdirs import SizedWorkdirs
 
 
 class Bomb(NamedTuple):

@@ -1,7 +1,8 @@
 """The user that a tool host becomes when root starts it. Pure.
 
 Numbers from 0x70000000 to 0x7FFFFFFE have nothing assigned in systemd's table (https://systemd.io/UIDS-GIDS/). The tool
-host gives the others of them to jails (toolhost/uids.py). How it is let in to what is root's: startup.admit_toolhost.
+host gives the others of them to jails (toolhost/policy/uids.py). How it is let in to what is root's:
+startup.admit_toolhost.
 
 Source: docs/decisions/039.
 """

@@ -32,7 +32,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SMOKE = ["-q", "tests/containment", "tests/process/test_quickstart.py", "tests/process/test_toolhost_bash.py"]
 #: Which bwrap the kernel takes, and its version.
 FIND_BWRAP = (
-    "from toolhost.facts import find_bwrap; import os; "
+    "from toolhost.policy.facts import find_bwrap; import os; "
     "f = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
 )
 

@@ -19,13 +19,13 @@ from schemas.codec import encode, encode_value
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.receipts import Receipt
-from toolhost.asking import Speaker
-from toolhost.facts import find_bwrap, host_facts
+from toolhost.calls.asking import Speaker
 from toolhost.host import Host
-from toolhost.policy import HostFacts
-from toolhost.sized_workdirs import SizedWorkdirs
-from toolhost.stays import Stays
-from toolhost.tenancy import LogLine, WorkerNews
+from toolhost.jails.sized_workdirs import SizedWorkdirs
+from toolhost.jails.stays import Stays
+from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.policy.facts import find_bwrap, host_facts
+from toolhost.policy.plan import HostFacts
 
 
 @lru_cache(maxsize=1)

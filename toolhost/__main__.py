@@ -12,7 +12,7 @@ import uvloop
 from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
 from toolhost.app import App, Settings
-from toolhost.descent import descend
+from toolhost.privileges.descent import descend
 
 
 def main(argv: list[str] | None = None) -> int:

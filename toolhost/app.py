@@ -25,16 +25,16 @@ from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.startup import report_ready
 from schemas.workdirs import STAYS
-from toolhost.facts import hidden_folders, with_hidden
+from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
-from toolhost.policy import HostFacts
-from toolhost.promises import PROMISES, PromiseFile
-from toolhost.sized_workdirs import SizedWorkdirs
+from toolhost.jails.sized_workdirs import SizedWorkdirs
+from toolhost.jails.stays import Stays
+from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.policy.facts import hidden_folders, with_hidden
+from toolhost.policy.plan import HostFacts
+from toolhost.privileges.steward_link import STEWARD
 from toolhost.state_folder import StateFolder
-from toolhost.stays import Stays
-from toolhost.steward_link import STEWARD
 from toolhost.survey import ALONE, calls_can_be_forked, survey
-from toolhost.tenancy import LogLine, WorkerNews
 
 #: How long queued results may take to reach the broker at the end (seconds).
 LINGER_S: Final = 0.5

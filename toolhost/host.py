@@ -1,8 +1,8 @@
 """The tool host's decisions about calls, put into effect: frames in, calls placed and timed, results out.
 
 It holds no socket of the bus: `send` is how results leave, `on_frame` how calls arrive, so that it runs the same with
-a link, in a test, and in front of a fake. What a callId means is calls.py's affair, jails are jails.py's, results
-answers.py's.
+a link, in a test, and in front of a fake. What a callId means is calls/taken.py's affair, jails are
+jails/live.py's, results calls/answers.py's.
 
 Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
@@ -23,19 +23,19 @@ from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, ToolCallPayload, ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
-from toolhost.answers import Answers
-from toolhost.asking import Asking, Speaker
-from toolhost.calls import Call, Kept
-from toolhost.completions import Announce, is_polling
-from toolhost.exports import Exports, Refused, arguments
-from toolhost.jails import Jails
-from toolhost.messages import MessageCache
-from toolhost.pending import Promise
-from toolhost.policy import HostFacts
-from toolhost.results import error_result, refusal
-from toolhost.sized_workdirs import SizedWorkdirs
-from toolhost.stays import Stays
-from toolhost.tenancy import LogLine, WorkerNews
+from toolhost.calls.answers import Answers
+from toolhost.calls.asking import Asking, Speaker
+from toolhost.calls.completions import Announce, is_polling
+from toolhost.calls.exports import Exports, Refused, arguments
+from toolhost.calls.messages import MessageCache
+from toolhost.calls.pending import Promise
+from toolhost.calls.results import error_result, refusal
+from toolhost.calls.taken import Call, Kept
+from toolhost.jails.live import Jails
+from toolhost.jails.sized_workdirs import SizedWorkdirs
+from toolhost.jails.stays import Stays
+from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.policy.plan import HostFacts
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0

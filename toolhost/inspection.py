@@ -28,12 +28,12 @@ from msgspec import Struct
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
-from toolhost.channel import Violation
-from toolhost.descent import descend
-from toolhost.facts import find_bwrap, hidden_folders, host_facts, look_up
-from toolhost.jail import Jail
-from toolhost.policy import HostFacts, plan
-from toolhost.steward_link import STEWARD
+from toolhost.jails.channel import Violation
+from toolhost.jails.jail import Jail
+from toolhost.policy.facts import find_bwrap, hidden_folders, host_facts, look_up
+from toolhost.policy.plan import HostFacts, plan
+from toolhost.privileges.descent import descend
+from toolhost.privileges.steward_link import STEWARD
 
 #: A module of handlers is written by people.
 MAX_SOURCE_BYTES: Final = 4 << 20

@@ -22,9 +22,9 @@ from schemas.hosts import Network
 from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Layout
-from toolhost.facts import machine
 from toolhost.launcher.request import Run
-from toolhost.launcher_link import LAUNCHER, LauncherLost
+from toolhost.policy.facts import machine
+from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
 from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.

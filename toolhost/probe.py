@@ -18,12 +18,12 @@ from msgspec import Raw
 from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
-from toolhost.cells import Cell, Cells
-from toolhost.channel import Violation
-from toolhost.facts import look_up
-from toolhost.jail import Jail, process_status
-from toolhost.nested import CAPABILITIES as KEPT
-from toolhost.policy import JAIL_UID, HostFacts, plan
+from toolhost.jails.cells import Cell, Cells
+from toolhost.jails.channel import Violation
+from toolhost.jails.jail import Jail, process_status
+from toolhost.policy.facts import look_up
+from toolhost.policy.nested import CAPABILITIES as KEPT
+from toolhost.policy.plan import JAIL_UID, HostFacts, plan
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.

@@ -17,7 +17,7 @@ from typing import Final, Self
 from schemas.address import path_segment
 from schemas.errors import fail
 from schemas.workdirs import LOCK, TOOLHOSTS
-from toolhost.steward_link import STEWARD
+from toolhost.privileges.steward_link import STEWARD
 
 #: How long the one before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0

@@ -31,14 +31,14 @@ from msgspec import Struct
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
 from schemas.receipts import Mechanism, Wall
-from toolhost.descent import descend
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
-from toolhost.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
 from toolhost.limits.plan import mechanisms
-from toolhost.policy import HostFacts, walls
-from toolhost.privileges import runs_for_root
+from toolhost.policy.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
+from toolhost.policy.plan import HostFacts, walls
+from toolhost.policy.reduced import MINIMUM_LANDLOCK
+from toolhost.privileges.descent import descend
+from toolhost.privileges.giving_up import runs_for_root
 from toolhost.probe import Probed, probe, probe_call
-from toolhost.reduced import MINIMUM_LANDLOCK
 
 #: A file of /proc or /sys that says one thing (bytes).
 _MAX_SIGN: Final = 4096

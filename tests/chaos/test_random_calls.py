@@ -26,7 +26,7 @@ from schemas.errors import CODES, HELP_BASE, is_os_error_code
 from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox
 from tests.service_fixture import MockApi, mock_api
-from toolhost.messages import CACHE_BYTES
+from toolhost.calls.messages import CACHE_BYTES
 
 CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "300"))
 #: Calls between two looks at the memory.

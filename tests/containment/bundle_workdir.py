@@ -12,7 +12,7 @@ from typing import Any
 from kernel.grants.written import find_written
 from schemas.workdirs import LOCK, STAYS, TOOLHOSTS
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.stays import Stays
+from toolhost.jails.stays import Stays
 
 SOURCE = """
 import os, shutil

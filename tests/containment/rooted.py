@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from schemas.launch import Filesystem, SandboxSpec
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jail import process_status
+from toolhost.jails.jail import process_status
+from toolhost.policy.uids import instance_uid
 from toolhost.survey import survey
-from toolhost.uids import instance_uid
 
 SOURCE = """
 import errno, os, pwd, signal, subprocess, time

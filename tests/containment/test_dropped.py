@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 #: The real thing: what `python -m toolhost` does before it opens its link. Then it answers one expression a line.
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
-from toolhost.descent import descend
+from toolhost.privileges.descent import descend
 descend()
-from toolhost.launcher_link import LAUNCHER
-from toolhost.steward_link import STEWARD
+from toolhost.privileges.launcher_link import LAUNCHER
+from toolhost.privileges.steward_link import STEWARD
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number, *arguments):
@@ -202,7 +202,7 @@ JAIL: dict[str, Any] = {
 
 def launch(taken: Taken, places: str = "", **changes: Any) -> dict[str, Any]:
     """What the launcher says to such a jail; `places` are expressions for descriptors of its stages."""
-    request = JAIL | {"uid": taken("__import__('toolhost.launch').launch.UIDS.bounds[0]")} | changes
+    request = JAIL | {"uid": taken("__import__('toolhost.jails.launch').jails.launch.UIDS.bounds[0]")} | changes
     answer: dict[str, Any] = taken(f"ask({request!r}, 2, 2, 2, {places})")
     return answer
 
@@ -334,7 +334,7 @@ def test_bubblewrap_is_root_only_where_it_must_be(taken: Taken) -> None:
     """It is said once, when it is known whether this host has user namespaces; and it is bubblewrap, in its root."""
     enclosure = {"shown": ["/usr"], "links": [], "texts": [], "home": "/home", "homeBytes": 1 << 20}
     places = [0, 1, 2, 5, 7]
-    uid = taken("__import__('toolhost.launch').launch.UIDS.bounds[0]")
+    uid = taken("__import__('toolhost.jails.launch').jails.launch.UIDS.bounds[0]")
     fds = ", ".join(["os.memfd_create('x')"] * len(places))
     asked = JAIL | {"uid": uid, "enclosure": enclosure, "places": places}
     assert "root directory that bubblewrap gets" in taken(f"ask({asked!r}, {fds})")["error"]
@@ -378,7 +378,7 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
 
 def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
     """As in a container without that power: jails are made all the same."""
-    program = "from toolhost.descent import descend; descend(); print(open('/proc/self/status').read())"
+    program = "from toolhost.privileges.descent import descend; descend(); print(open('/proc/self/status').read())"
     argv = ["setpriv", "--bounding-set=-dac_read_search", sys.executable]
     done = subprocess.run([*argv, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)

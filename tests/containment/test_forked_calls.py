@@ -13,9 +13,9 @@ from typing import Any
 from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jail import process_status
+from toolhost.jails.jail import process_status
+from toolhost.jails.pool import Slot
 from toolhost.limits import look
-from toolhost.pool import Slot
 
 SOURCE = """
 import os, resource, sys, time

@@ -22,14 +22,15 @@ import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost import launcher_link, offload
-from toolhost.jail import process_status
-from toolhost.launch import UIDS
+from toolhost import offload
+from toolhost.jails.jail import process_status
+from toolhost.jails.launch import UIDS
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Launch, Stage
-from toolhost.launcher_link import LAUNCHER
 from toolhost.limits.plan import processes_of_a_namespace
-from toolhost.uids import Uids, instance_uid
+from toolhost.policy.uids import Uids, instance_uid
+from toolhost.privileges import launcher_link
+from toolhost.privileges.launcher_link import LAUNCHER
 
 SOURCE = """
 import os, resource, subprocess, threading, time

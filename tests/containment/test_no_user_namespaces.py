@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import toolhost.launch
+import toolhost.jails.launch
 from schemas.launch import ToolHostSpec
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
 from tests.toolhost_fixture import bwrap, make_tool
-from toolhost.facts import host_facts, look_up
 from toolhost.launcher import copying
-from toolhost.policy import plan
+from toolhost.policy.facts import host_facts, look_up
+from toolhost.policy.plan import plan
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has the reduced tier there")
@@ -155,19 +155,19 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
     work, keys = short_tmp / "work", short_tmp / "keys"
     for folder in (work / ".git", keys):
         folder.mkdir(parents=True, mode=0o700)
-    request = toolhost.launch._request
+    request = toolhost.jails.launch._request
 
     def exchanged(*arguments: Any) -> Any:
         (work / ".git").rmdir()
         (work / ".git").symlink_to(keys)
         return request(*arguments)
 
-    monkeypatch.setattr(toolhost.launch, "_request", exchanged)
+    monkeypatch.setattr(toolhost.jails.launch, "_request", exchanged)
     facts = replace(host_facts(bwrap(), [], user_namespaces=False), groups=None)
     tool = make_tool(short_tmp, "handlers = {}", "f")
     spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
     made = plan(look_up(tool, str(work), spec, facts), facts)
-    launched = await toolhost.launch.launch(lambda: made)
+    launched = await toolhost.jails.launch.launch(lambda: made)
     assert os.waitpid(launched.pid, 0)[1] != 0
     said = os.read(launched.output, 4096).decode()
     # Whose folder it is would not matter to root, and what is not there cannot be shown.
@@ -176,7 +176,7 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
     launched.channel.close()
     for fd in (launched.pidfd, launched.status, launched.output, *([launched.counter] if launched.counter else [])):
         os.close(fd)
-    toolhost.launch.UIDS.give_back(launched.uid or 0)
+    toolhost.jails.launch.UIDS.give_back(launched.uid or 0)
 
 
 KILLED = """
@@ -191,7 +191,7 @@ handlers = {"stay": stay}
 import asyncio, os, sys, time
 from pathlib import Path
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.facts import find_bwrap, host_facts
+from toolhost.policy.facts import find_bwrap, host_facts
 async def main():
     facts = host_facts(find_bwrap(), [], user_namespaces=False)
     async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS
-from toolhost.facts import landlock_abi
-from toolhost.reduced import MINIMUM_LANDLOCK
+from toolhost.policy.facts import landlock_abi
+from toolhost.policy.reduced import MINIMUM_LANDLOCK
 
 pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
 
@@ -22,7 +22,7 @@ import msgspec
 from schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
-import toolhost.facts, toolhost.survey
+import toolhost.policy.facts, toolhost.survey
 from toolhost.diagnosis import Finding
 
 place = Path(sys.argv[1])
@@ -33,7 +33,7 @@ stub.write_text('''#!/bin/sh
 echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
-toolhost.facts._bwrap_candidates = lambda: [str(stub)]
+toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
 """
 SURVEY = (
     PLAYED
@@ -108,10 +108,10 @@ async def main():
         out["found"] = result["output"]
         assert victim.poll() is None
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
-    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.remains.members(session)]
+    out["left"] = [os.path.exists(os.path.dirname(home)), toolhost.jails.remains.members(session)]
     print(json.dumps(out))
 
-import toolhost.remains
+import toolhost.jails.remains
 asyncio.run(main())
 """
 )

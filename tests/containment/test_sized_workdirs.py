@@ -19,10 +19,10 @@ from tests.containment.ordinary_user import run_as_user
 from tests.containment.test_totals import LIMITS, bombs, taken
 from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, small_disk, state
 from tests.toolhost_fixture import Bench, bench, make_tool
+from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.launcher import sized
 from toolhost.launcher.sizes import GIB, IMAGE, MIB
-from toolhost.launcher_link import LAUNCHER
-from toolhost.sized_workdirs import SizedWorkdirs
+from toolhost.privileges.launcher_link import LAUNCHER
 
 __all__ = ["sized_host", "small_disk", "state"]
 

@@ -15,7 +15,7 @@ import pytest
 from schemas.launch import Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.jail import Jail
+from toolhost.jails.jail import Jail
 from toolhost.limits.groups import own_tree
 
 SOURCE = (Path(__file__).parent / "bombs.py").read_text(encoding="utf-8")

@@ -12,8 +12,10 @@ from msgspec import Raw
 
 from schemas import worker_frames
 from schemas.worker_frames import Result
-from toolhost import asks, channel, jails, messages, pool, reports, results
+from toolhost.calls import asks, messages, results
 from toolhost.inside import wire, worker
+from toolhost.jails import channel, pool, reports
+from toolhost.jails import live as jails
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolhost.facts import machine
+from toolhost.policy.facts import machine
 from toolhost.seccomp.program import relay_program
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from kernel.doctor.findings import _jail
 from schemas.users import TOOLHOST_UID
 from tests.toolhost_fixture import bwrap
 from toolhost.diagnosis import Signs
-from toolhost.reduced import MINIMUM_LANDLOCK
+from toolhost.policy.reduced import MINIMUM_LANDLOCK
 
 ROOT = Path(__file__).parents[2]
 

@@ -31,7 +31,7 @@ from schemas.startup import admit_toolhost
 from schemas.users import TOOLHOST_UID
 from tests.toolhost_fixture import make_tool
 from toolhost.app import App, Settings
-from toolhost.privileges import KEPT
+from toolhost.privileges.giving_up import KEPT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-secret-token"

@@ -16,8 +16,8 @@ from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer, Frame
 from schemas.launch import ExportSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost import reports
-from toolhost.asks import MAX_OPEN
+from toolhost.calls.asks import MAX_OPEN
+from toolhost.jails import reports
 
 SOURCE = """
 import asyncio, os, threading, time

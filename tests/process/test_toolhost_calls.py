@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-import toolhost.launch
+import toolhost.jails.launch
 from schemas.codec import encode_value
 from schemas.errors import fail
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
-from toolhost.calls import CallBook
-from toolhost.jails import MAX_MADE
-from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
+from toolhost.calls.taken import CallBook
+from toolhost.jails.live import MAX_MADE
+from toolhost.jails.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 
 SOURCE = """
 import os, time
@@ -149,7 +149,7 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
 async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
     short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolhost.answers.CallBook", lambda: CallBook(kept_bytes=100))
+    monkeypatch.setattr("toolhost.calls.answers.CallBook", lambda: CallBook(kept_bytes=100))
     async with bench(tool(short_tmp)) as made:
         await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
         made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))
@@ -329,7 +329,7 @@ async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_
 ) -> None:
     document = workdir / "goondan.yaml"
     document.write_text("a")
-    identity, saves = toolhost.launch._identity, [MAX_MADE - 1]
+    identity, saves = toolhost.jails.launch._identity, [MAX_MADE - 1]
 
     def looked_at(path: str) -> tuple[int, int]:
         found = identity(path)
@@ -339,7 +339,7 @@ async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_
             (workdir / "edited").rename(document)  # as editors save
         return found
 
-    monkeypatch.setattr(toolhost.launch, "_identity", looked_at)
+    monkeypatch.setattr(toolhost.jails.launch, "_identity", looked_at)
     async with bench(tool(short_tmp), protected=[str(document)]) as made:
         results = await asyncio.gather(*(made.call("t__bump", workdir=workdir) for _ in range(3)))
         assert [result["status"] for result in results] == ["ok"] * 3

@@ -22,12 +22,12 @@ from schemas.frames import Frame
 from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.channel import Channel, Violation
+from toolhost.calls.receipts import Usage
 from toolhost.host import Host
+from toolhost.jails.channel import Channel, Violation
+from toolhost.jails.pool import Slot, Start
+from toolhost.jails.tenancy import Tenancy
 from toolhost.limits.account import Account
-from toolhost.pool import Slot, Start
-from toolhost.receipts import Usage
-from toolhost.tenancy import Tenancy
 
 SEED = 20261121
 FRAMES = 100_000

@@ -346,7 +346,7 @@ async def test_the_tools_own_wall_clock_limit_counts_too(short_tmp: Path, workdi
 
 
 async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolhost.jails.SIBLING_GRACE_S", 1.0)
+    monkeypatch.setattr("toolhost.jails.live.SIBLING_GRACE_S", 1.0)
     source = (
         "import os, time\n"
         "def nap(ctx, input): time.sleep(input['s']); return 'rested'\n"
@@ -373,7 +373,7 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
 
 
 async def test_cancelling(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolhost.jails.CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr("toolhost.jails.live.CANCEL_GRACE_S", 0.3)
     async with bench(tool(short_tmp)) as made:
         call_id, waiter = made.start("t__waits", workdir=workdir)
         await made.call("t__echo", {}, workdir=workdir)

@@ -6,7 +6,7 @@ process: a jail without it is none.
 Limits come here and not before bubblewrap, because a limit of processes that is set inside a user namespace counts only
 the processes there.
 
-Source: sandbox.md section 3, items 5 and 6; toolhost/landlock.py and policy.py compute what is in the plan.
+Source: sandbox.md section 3, items 5 and 6; toolhost/policy computes what is in the plan.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-#: The descriptor of the plan (policy.BOOT_FD).
+#: The descriptor of the plan (toolhost.policy.plan.BOOT_FD).
 PLAN_FD = 8
 #: A plan is some kilobytes; one per path that shows.
 MAX_PLAN = 1 << 20
 #: What a jail ends with when a wall cannot be put up, and when a place was replaced while it was being made: then it is
-#: made again (toolhost/jail.py).
+#: made again (toolhost/jails/jail.py).
 FAILED = 125
 REPLACED = 124
 

@@ -47,7 +47,7 @@ MAX_URL = 8192
 PATH_SAFE = "/%:@!$&'()*+,;=-._~[]|"
 QUERY_SAFE = PATH_SAFE.replace("'", "") + "?^`{}"
 AGENT = "goondan"
-#: Where systems keep the certificates that they trust; a jail shows these (toolhost/facts.py).
+#: Where systems keep the certificates that they trust; a jail shows these (toolhost/policy/facts.py).
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/certs/ca-bundle.crt")
 #: No length has more digits.
 LENGTH_DIGITS = 19

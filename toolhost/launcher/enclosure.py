@@ -4,7 +4,7 @@ It follows paths in folders that other jails may be changing at that moment. Wha
 here. For the same reason bubblewrap gets no power over files: it may look everywhere and write where root could as an
 owner, which here is the memory that this directory is made of.
 
-Source: docs/decisions/038; toolhost/enclosure.py says what is in it.
+Source: docs/decisions/038; toolhost/policy/enclosure.py says what is in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What stays read-only in a folder that a jail may write to, whatever the tool host plans: our code and our state.
 
-The plan of an honest tool host mounts all of it read-only as well (policy.py). This holds for one that is not.
+The plan of an honest tool host mounts all of it read-only as well (toolhost/policy). This holds for one that is not.
 
 Source: docs/decisions/039.
 """

@@ -44,7 +44,7 @@ class Stage(TypedDict):
 
 
 class Enclosure(TypedDict):
-    """A root directory of its own for what is run, which then stays root: see toolhost/enclosure.py."""
+    """A root directory of its own for what is run, which then stays root: see toolhost/policy/enclosure.py."""
 
     shown: list[str]
     links: list[tuple[str, str]]

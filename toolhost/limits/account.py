@@ -19,7 +19,7 @@ from toolhost import offload
 from toolhost.limits import look
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Pace, Usage, exceeded
 from toolhost.limits.groups import Group
-from toolhost.steward_link import STEWARD
+from toolhost.privileges.steward_link import STEWARD
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02

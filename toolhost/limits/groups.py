@@ -20,7 +20,7 @@ from typing import Final
 
 from toolhost.launcher.deeds import FREEZER_STATE, remove_group
 from toolhost.limits.plan import GroupPlan, Tree, weight
-from toolhost.steward_link import STEWARD
+from toolhost.privileges.steward_link import STEWARD
 
 #: The names of our groups begin with it; the number of the tool host's process follows.
 PREFIX: Final = "goondan."

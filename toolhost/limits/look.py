@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from toolhost.launcher.sockets import held_by
-from toolhost.steward_link import STEWARD
+from toolhost.privileges.steward_link import STEWARD
 
-#: Memory file systems of a jail, seen from its first process (policy.py sizes them).
+#: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
 #: Sockets of a process that are not worth asking for what they hold: together less than a MiB or two.
 _FEW_SOCKETS: Final = 8

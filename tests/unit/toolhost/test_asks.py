@@ -15,7 +15,7 @@ from schemas.errors import error_payload
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
-from toolhost.asks import (
+from toolhost.calls.asks import (
     MAX_ANSWER,
     MAX_ASKED,
     MAX_INPUT,
@@ -27,9 +27,9 @@ from toolhost.asks import (
     correlation,
     value_of,
 )
-from toolhost.calls import Call
-from toolhost.channel import Violation
+from toolhost.calls.taken import Call
 from toolhost.inside import runtime
+from toolhost.jails.channel import Violation
 
 NOW, AT = 100.0, "2026-01-01T00:00:00.000Z"
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
 from schemas.launch import ExportSpec, ToolSpec
-from toolhost.calls import Call, CallBook, Kept
+from toolhost.calls.taken import Call, CallBook, Kept
 
 TOOL = ToolSpec(name="t", entry="/t/h.py", root="/t", exports=[])
 

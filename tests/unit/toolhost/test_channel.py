@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from schemas.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
-from toolhost.channel import (
+from toolhost.jails.channel import (
     FRAME_SLACK,
     MAX_ELEMENTS,
     MAX_OUTPUT_DEPTH,

@@ -14,7 +14,7 @@ from schemas.launch import Filesystem, SandboxSpec, ToolSpec
 from toolhost.launcher.enclosed import check_enclosed, way_of
 from toolhost.launcher.request import Enclosed, Launch
 from toolhost.launcher.terms import Refused
-from toolhost.policy import (
+from toolhost.policy.plan import (
     HostFacts,
     LaunchPlan,
     Place,

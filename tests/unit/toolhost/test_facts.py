@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import toolhost.facts
+import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.users import TOOLHOST_UID
-from toolhost.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
-from toolhost.policy import HostFacts
+from toolhost.policy.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
+from toolhost.policy.plan import HostFacts
 from toolhost.probe import CAPABILITIES, judge, judge_processes
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")
@@ -47,9 +47,9 @@ def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monk
 
     bad = [program("setuid", "0.11.0", 0o4755), program("setgid", "0.11.0", 0o2755), program("old", "0.8.0", 0o755)]
     good = program("good", "0.12.1", 0o755)
-    monkeypatch.setattr(toolhost.facts, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
+    monkeypatch.setattr(toolhost.policy.facts, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
     assert find_bwrap() == good
-    monkeypatch.setattr(toolhost.facts, "_bwrap_candidates", lambda: bad)
+    monkeypatch.setattr(toolhost.policy.facts, "_bwrap_candidates", lambda: bad)
     with pytest.raises(GoondanError) as caught:
         find_bwrap()
     message = caught.value.info.message

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
-from toolhost.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
-from toolhost.promises import PromiseFile
+from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
+from toolhost.calls.promises import PromiseFile
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:

@@ -11,9 +11,9 @@ import pytest
 from schemas.errors import GoondanError
 from schemas.grantable import within
 from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
-from toolhost.landlock import LIST, READ, RUN, WRITE, for_file
-from toolhost.nested import CallWalls, call_walls
-from toolhost.policy import GUARDED_NAMES, HostFacts, LaunchPlan, Place, Request, guard_candidates, plan
+from toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
+from toolhost.policy.nested import CallWalls, call_walls
+from toolhost.policy.plan import GUARDED_NAMES, HostFacts, LaunchPlan, Place, Request, guard_candidates, plan
 from toolhost.seccomp.program import program
 
 HOST = HostFacts(

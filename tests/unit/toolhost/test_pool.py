@@ -9,9 +9,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_calls import call
-from toolhost.calls import Call
-from toolhost.nested import MAX_CALLS
-from toolhost.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL, Action, Assign, End, Key, Pool, Slot, Start, key_of
+from toolhost.calls.taken import Call
+from toolhost.jails.pool import (
+    MAX_CALLS_PER_JAIL,
+    MAX_PENDING_PER_JAIL,
+    Action,
+    Assign,
+    End,
+    Key,
+    Pool,
+    Slot,
+    Start,
+    key_of,
+)
+from toolhost.policy.nested import MAX_CALLS
 
 
 class Driver:

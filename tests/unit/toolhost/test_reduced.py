@@ -8,8 +8,8 @@ import pytest
 from schemas.errors import GoondanError
 from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_policy import HOST, TOOL
-from toolhost.landlock import READ, RUN, WRITE, for_file
-from toolhost.policy import Place, Request, plan
+from toolhost.policy.landlock import READ, RUN, WRITE, for_file
+from toolhost.policy.plan import Place, Request, plan
 from toolhost.seccomp.program import program
 
 LOW = msgspec.structs.replace(HOST, tier="reduced", landlock=6, fix="Do this.", hidden=["/home/u/.goondan"])

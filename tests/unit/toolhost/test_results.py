@@ -13,8 +13,7 @@ from schemas.errors import CODES, HELP_BASE, error_payload
 from schemas.frames import ToolError
 from schemas.launch import ToolSpec
 from schemas.worker_frames import Result, WorkerError
-from toolhost.channel import Violation
-from toolhost.messages import (
+from toolhost.calls.messages import (
     CACHE_BYTES,
     ENTRY_BYTES,
     INSTANCE_MESSAGES,
@@ -22,7 +21,8 @@ from toolhost.messages import (
     MessageCache,
     SentMessages,
 )
-from toolhost.results import MAX_HANDLE, error_result, output_limit, refusal, shape
+from toolhost.calls.results import MAX_HANDLE, error_result, output_limit, refusal, shape
+from toolhost.jails.channel import Violation
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 RECEIPT = Raw(pack("told"))

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
+from toolhost.jails.sized_workdirs import mount_point
 from toolhost.launcher import sizes
 from toolhost.launcher.sizes import BLOCK, GIB, MIB
-from toolhost.sized_workdirs import mount_point
 
 
 @pytest.mark.parametrize(

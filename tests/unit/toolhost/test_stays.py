@@ -11,9 +11,9 @@ import pytest
 
 from schemas.errors import GoondanError
 from schemas.workdirs import MAX_SILENCE_S, Kept, Stay
-from toolhost import stays as module
-from toolhost.guarding import make_placeholders
-from toolhost.stays import Stays, joined
+from toolhost.jails import stays as module
+from toolhost.jails.guarding import make_placeholders
+from toolhost.jails.stays import Stays, joined
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.users import TOOLHOST_UID
-from toolhost.uids import BLOCK, INSTANCES, Uids
+from toolhost.policy.uids import BLOCK, INSTANCES, Uids
 
 
 def test_the_lowest_free_number_comes_first() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolhost.channel import MAX_OUTPUT_DEPTH, check_json
 from toolhost.inside import wire
+from toolhost.jails.channel import MAX_OUTPUT_DEPTH, check_json
 
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 scalars = (

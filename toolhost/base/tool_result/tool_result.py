@@ -1,7 +1,7 @@
 """`tool-result__get`: what pending work came to.
 
-The tool host itself answers these calls (toolhost/completions.py), because it is who knows the work of every jail; this
-module only says so, should it ever be asked.
+The tool host itself answers these calls (toolhost/calls/completions.py), because it is who knows the work of every
+jail; this module only says so, should it ever be asked.
 """
 
 from __future__ import annotations

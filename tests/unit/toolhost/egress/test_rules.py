@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.hosts import network, parse_rule, read_network
 from schemas.worker_frames import WorkerError
-from toolhost.denials import with_denial, without_network
+from toolhost.calls.denials import with_denial, without_network
 from toolhost.egress import messages
 from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Listener, hosts_entries, judge, lay_out, unconnected, unheard

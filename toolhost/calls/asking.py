@@ -1,0 +1,135 @@
+"""Questions of handlers on their way to the bus and back: the shell around asks.py.
+
+A question lives as long as its call: when the call ends, in whatever way, what it has open is dropped here, the handler
+is told, and an answer that still comes is acknowledged by the link and goes nowhere. The log says which those were; the
+broker cancels them.
+
+Source: delivery.md section 4; sandbox.md section 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame
+from schemas.worker_frames import Answer, Ask
+from toolhost.calls.asks import Asker, Refused, ended, refusal, value_of
+from toolhost.calls.taken import Call
+from toolhost.jails.tenancy import LogLine, rfc3339
+
+Reply = Callable[[Answer], None]
+
+
+class Speaker(Protocol):
+    """The side of a link (schemas/link.py) that questions need."""
+
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send an `event` with `replyTo` until its answering event is here."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
+
+    def forget(self, frame_id: str) -> None:
+        """Stop sending a frame."""
+
+
+class _Open:
+    """One open question."""
+
+    __slots__ = ("ask", "frame", "reply")
+
+    def __init__(self, ask: Ask, frame: Frame, reply: Reply) -> None:
+        self.ask = ask
+        self.frame = frame
+        self.reply = reply
+
+
+class _Caller:
+    """One call that has asked something."""
+
+    __slots__ = ("asker", "open")
+
+    def __init__(self) -> None:
+        self.asker = Asker()
+        self.open: dict[int, _Open] = {}
+
+
+class Asking:
+    """All questions of one tool host. Without a `speaker` each is refused."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, speaker: Speaker | None, on_log: Callable[[LogLine], None]
+    ) -> None:
+        self._loop = loop
+        self._speaker = speaker
+        self._on_log = on_log
+        self._callers: dict[str, _Caller] = {}  # by the call's name in its jail: a call that runs again begins anew
+
+    def ask(self, call: Call, ask: Ask, reply: Reply) -> None:
+        """A question of a call that runs. `reply` gets its answer, unless the jail is gone. Raises Violation."""
+        caller = self._callers.get(call.jail_id)
+        if caller is None:
+            caller = self._callers[call.jail_id] = _Caller()
+        try:
+            if self._speaker is None:
+                raise Refused("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
+            frame = caller.asker.frame(call, ask, self._loop.time(), rfc3339(time.time()))
+            send = self._speaker.ask if frame.reply_to is not None else self._speaker.post
+            try:
+                future = send(frame)
+            except GoondanError:
+                caller.asker.open.discard(ask.ask_id)
+                raise
+        except Refused as refused:
+            reply(refusal(ask, refused.error))
+        except GoondanError as error:
+            reply(refusal(ask, error.info))
+        else:
+            caller.open[ask.ask_id] = _Open(ask, frame, reply)
+            future.add_done_callback(partial(self._answered, call.jail_id, ask.ask_id))
+
+    def drop(self, call: Call) -> None:
+        """The call has ended, or its jail has: nobody waits for its answers."""
+        caller = self._callers.pop(call.jail_id, None)
+        if caller is None:
+            return
+        left = list(caller.open.values())
+        caller.open.clear()
+        for question in left:
+            if self._speaker is not None:
+                self._speaker.forget(question.frame.id)
+            question.reply(ended(question.ask))
+        if left:
+            names = ", ".join(question.frame.event_id or question.frame.type for question in left[:4])
+            message = f"the call ended while {len(left)} of its questions were open: {names}"
+            line = LogLine(time=time.time(), level="warn", message=message, tool=call.tool.name)
+            line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
+            self._on_log(line)
+
+    @property
+    def open_count(self) -> int:
+        """Questions without an answer."""
+        return sum(len(caller.open) for caller in self._callers.values())
+
+    def _answered(self, jail_id: str, ask_id: int, future: asyncio.Future[Frame]) -> None:
+        caller = self._callers.get(jail_id)
+        question = None if caller is None else caller.open.pop(ask_id, None)
+        if caller is None or question is None or future.cancelled():
+            return
+        caller.asker.open.discard(ask_id)
+        ask = question.ask
+        try:
+            value = value_of(ask, question.frame, future.result())
+        except Refused as refused:
+            question.reply(refusal(ask, refused.error))
+        except GoondanError as error:
+            question.reply(refusal(ask, error.info))
+        except Exception as error:
+            question.reply(refusal(ask, error_payload("E_INTERNAL", f"the answer could not be read: {error!r}"[:500])))
+        else:
+            question.reply(Answer(call_id=ask.call_id, ask_id=ask_id, value=value))

@@ -1,0 +1,239 @@
+"""What handlers ask of the bus through `ctx.runtime`: what goes there, under what names, what comes back. Pure.
+
+Rules.
+- Everything is asked in the name of a call that runs here; the broker finds out whose call that is.
+- An id is made of the call's, of what is asked, and of how often the call has asked the same before. So a handler that
+  is run again asks under the same ids, in whatever order, and the broker answers what it knows already.
+- Each call may have so many questions open, ask so many in all, and say so much; one more is refused, not queued.
+- What comes out of a jail is hostile: names are bounded, values walked before anything opens them.
+
+Source: delivery.md sections 2 and 4; sandbox.md section 5; requirements CONTEXT-09, AGENTS-12 to AGENTS-30.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from schemas.address import is_instance_key
+from schemas.codec import encode_value, from_raw, to_raw
+from schemas.errors import error_payload
+from schemas.frames import (
+    OPERATOR_CALL,
+    TOOL_COMPLETED,
+    AgentEvent,
+    AgentsList,
+    AgentsSpawn,
+    ErrorPayload,
+    Frame,
+    ReplyTo,
+)
+from schemas.worker_frames import Answer, Ask, WorkerError
+from toolhost.calls.taken import Call
+from toolhost.jails.channel import Violation, check_json
+
+#: Questions of one call that may be open at once, and that it may ask in all.
+MAX_OPEN: Final = 16
+MAX_ASKED: Final = 1000
+#: `input` and `metadata` of one question together, and of all questions of a call (bytes). The broker keeps what was
+#: sent and is not worked on yet, 256 MiB of everybody: one call must not fill that.
+MAX_INPUT: Final = 256 << 10
+MAX_SAID: Final = 16 << 20
+#: The answer to one question, as the handler gets it (bytes): several have to fit what may wait for a jail.
+MAX_ANSWER: Final = 4 << 20
+#: Names in a question (characters), and the path in one.
+MAX_NAME: Final = 256
+MAX_CWD: Final = 4096
+#: How long an answer may take when the handler does not say (milliseconds; AGENTS-12).
+TIMEOUT_MS: Final = 60_000
+#: How long the broker may take for what it knows itself (milliseconds).
+LOOK_UP_MS: Final = 10_000
+#: Of `request` and `send` (AGENTS-12, AGENTS-19).
+EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send"}
+#: Events of these types come from elsewhere, and mean something to the agent.
+_RESERVED: Final = frozenset({OPERATOR_CALL, TOOL_COMPLETED, "agent.response"})
+_EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+#: Longer callIds are shortened in ids, which may have 256 characters.
+_MAX_CALL_ID: Final = 200
+
+_NOTHING: Final = Raw(b"\xc0")
+
+
+class Refused(Exception):
+    """A question that does not go to the bus; `error` is its answer."""
+
+    def __init__(self, code: str, message: str, suggestion: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error_payload(code, message, suggestion=suggestion)
+
+
+class Asker:
+    """One call, and what it has asked. `open` are the ids of questions without an answer."""
+
+    __slots__ = ("_asked", "_said", "_same", "open")
+
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self._asked = 0
+        self._said = 0
+        self._same: Counter[bytes] = Counter()
+
+    def frame(self, call: Call, ask: Ask, now: float, created_at: str) -> Frame:
+        """The frame for the bus; the question is open then. `now` as in `call.deadline`, `created_at` RFC 3339.
+
+        Raises Refused, and Violation for what no honest worker sends.
+        """
+        if ask.ask_id in self.open:
+            raise Violation("the worker asked twice under one number")
+        if len(self.open) >= MAX_OPEN:
+            raise Refused("E_TOOL_LIMIT", f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
+        if self._asked >= MAX_ASKED:
+            raise Refused("E_TOOL_LIMIT", f"a call asks at most {MAX_ASKED} questions", "Do the rest in another call.")
+        self._asked += 1
+        self._said += _check(ask)
+        if self._said > MAX_SAID:
+            raise Refused(
+                "E_TOOL_LIMIT", f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call."
+            )
+        left_ms = None if call.deadline is None else max(1, int((call.deadline - now) * 1000))
+        frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
+        self.open.add(ask.ask_id)
+        return frame
+
+    def _name(self, call: Call, ask: Ask) -> str:
+        what = (ask.op, ask.target, ask.instance_key, ask.event_type, ask.input, ask.metadata, ask.cwd)
+        digest = hashlib.sha256(encode_value(what)).digest()[:12]
+        self._same[digest] += 1
+        name = call.id if len(call.id) <= _MAX_CALL_ID else hashlib.sha256(call.id.encode()).hexdigest()
+        return f"{name}~{digest.hex()}.{self._same[digest]}"
+
+
+def _check(ask: Ask) -> int:
+    """How many bytes it says. Raises Refused for arguments that are none, Violation for values that are not JSON."""
+    if ask.op in ("request", "send", "spawn") and not ask.target:
+        raise _invalid("target is missing: the name of an agent")
+    if len(ask.target or "") > MAX_NAME:
+        raise _invalid(f"target has at most {MAX_NAME} characters")
+    if ask.instance_key and not is_instance_key(ask.instance_key):
+        raise _invalid(f"instanceKey has at most {MAX_NAME} characters, none of them a control character")
+    if ask.cwd is not None and len(ask.cwd) > MAX_CWD:
+        raise _invalid(f"cwd has at most {MAX_CWD} characters")
+    if ask.event_type is not None and (not _EVENT_TYPE.match(ask.event_type) or ask.event_type in _RESERVED):
+        raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
+    if ask.timeout_ms is not None and ask.timeout_ms < 1:
+        raise _invalid("timeoutMs is at least 1")
+    size = 0
+    for value in (ask.input, ask.metadata):
+        if value is not None:
+            size += memoryview(value).nbytes
+            if size > MAX_INPUT:
+                raise Refused("E_TOOL_LIMIT", f"input and metadata have at most {MAX_INPUT} bytes together")
+            check_json(bytes(value))
+    if ask.metadata is not None and not isinstance(msgspec.msgpack.decode(ask.metadata), dict):
+        raise _invalid("metadata is an object")
+    return size
+
+
+def _invalid(message: str) -> Refused:
+    return Refused("E_TOOL_INVALID_ARGS", f"ctx.runtime: {message}", "Correct the argument.")
+
+
+def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str) -> Frame:
+    if ask.op == "list":
+        payload = to_raw(AgentsList(include_all=ask.include_all))
+        return Frame("agents.list", call_id=call.id, deadline_ms=_shorter(LOOK_UP_MS, left_ms), payload=payload)
+    if ask.op == "catalog":
+        return Frame("agents.catalog", call_id=call.id, deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+    key = ask.instance_key or call.instance_key
+    deadline_ms = _shorter(TIMEOUT_MS if ask.timeout_ms is None else ask.timeout_ms, left_ms)
+    if ask.op == "spawn":
+        frame = Frame("agents.spawn", id=name, to=ask.target, instance_key=key, call_id=call.id)
+        frame.deadline_ms, frame.payload = deadline_ms, to_raw(AgentsSpawn(ask.cwd))
+        return frame
+    asks = ask.op == "request"
+    event = AgentEvent(
+        id=name,
+        type=ask.event_type or EVENT_TYPES[ask.op],
+        created_at=created_at,
+        input=ask.input or _NOTHING,
+        instance_key=key,
+        metadata=None if ask.metadata is None else msgspec.msgpack.decode(ask.metadata),
+        reply_to=ReplyTo(call.agent, correlation(name)) if asks else None,
+    )
+    frame = Frame("event", to=ask.target, instance_key=key, event_id=name, call_id=call.id, reply_to=event.reply_to)
+    # What nobody waits for keeps until it is worked on.
+    frame.deadline_ms, frame.payload = deadline_ms if asks else None, to_raw(event)
+    return frame
+
+
+def _shorter(milliseconds: int, left_ms: int | None) -> int:
+    return milliseconds if left_ms is None else min(milliseconds, left_ms)
+
+
+def correlation(event_id: str) -> str:
+    """The correlation id of a request."""
+    return f"corr:{event_id}"
+
+
+# --- what comes back ------------------------------------------------------------------------------------------------
+
+
+def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
+    """What the handler gets for the frame that answers `asked`. Raises Refused when that is a failure."""
+    size = memoryview(answer.payload).nbytes
+    if size > MAX_ANSWER:
+        raise Refused(
+            "E_TOOL_LIMIT", f"the answer has {size} bytes, limit {MAX_ANSWER}", "Let the agent write to a file."
+        )
+    if ask.op == "send":
+        return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
+    if ask.op != "request":
+        return answer.payload
+    ended = from_raw(answer.payload, AgentEvent).answer
+    if ended is None:
+        raise Refused("E_AGENT_FAILED", f"agent {ask.target!r} sent no answer")
+    if ended.status == "failed":
+        raise _failed(str(ask.target), ended.error)
+    value: dict[str, Any] = {
+        "target": ask.target,
+        "eventId": asked.event_id,
+        "correlationId": None if asked.reply_to is None else asked.reply_to.correlation_id,
+        "accepted": True,
+        "async": False,
+        "response": ended.response,
+    }
+    return to_raw(value)
+
+
+def _failed(target: str, error: ErrorPayload | None) -> Refused:
+    """A turn that failed: errors about agents as they are, every other as E_AGENT_FAILED that says which."""
+    if error is None:
+        return Refused("E_AGENT_FAILED", f"agent {target!r} failed")
+    if error.code.startswith("E_AGENT_"):
+        return Refused(error.code, f"agent {target!r}: {error.message}", error.suggestion)
+    return Refused("E_AGENT_FAILED", f"agent {target!r} failed: {error.message} [{error.code}]", error.suggestion)
+
+
+def refusal(ask: Ask, error: ErrorPayload) -> Answer:
+    """An error as the answer to a question."""
+    return Answer(
+        call_id=ask.call_id,
+        ask_id=ask.ask_id,
+        error=WorkerError(
+            name="AgentError",
+            message=error.message,
+            code=error.code,
+            suggestion=error.suggestion,
+            help_url=error.help_url,
+        ),
+    )
+
+
+def ended(ask: Ask) -> Answer:
+    """The answer to what is asked after the call has ended, or was open then."""
+    return refusal(ask, error_payload("E_CALL_ENDED", "the call has ended, and ctx.runtime with it"))

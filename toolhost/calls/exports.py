@@ -1,0 +1,81 @@
+"""Which exports can be called, and with what: every export of every tool, narrowed for the agents that narrow it. Pure.
+
+An agent that narrows the sandbox of a tool (Agent.spec.sandbox, spec.tools[].sandbox) has entries of its own, and with
+them jails of its own: its generation is another one, so even a shared jail is not shared with agents that have more.
+
+Source: sandbox.md section 1; requirements HANDLER-06, SCHEMA-07.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from schemas.address import build_tool_name
+from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from schemas.codec import encode_value
+from schemas.errors import tool_error
+from schemas.frames import ToolError
+from schemas.launch import ExportSpec, ToolHostSpec, ToolSpec
+from toolhost.jails.channel import Violation, check_json
+
+
+class Entry(NamedTuple):
+    """One export of one tool, ready to be called. `tool.sandbox` is what this caller's jail gets."""
+
+    tool: ToolSpec
+    export: ExportSpec
+    checker: ArgumentChecker
+    isolation: str
+    generation: str
+
+
+class Refused(Exception):
+    """A call that is not taken on; `error` is its result."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Exports:
+    """The exports of a tool host."""
+
+    def __init__(self, spec: ToolHostSpec, generations: Mapping[str, str]) -> None:
+        """`generations` tells each tool from what the same name stood for in an earlier bundle."""
+        self._everyone: dict[str, Entry] = {}
+        self._narrowed: dict[tuple[str, str], Entry] = {}
+        for tool in spec.tools:
+            generation = generations[tool.name]
+            for export in tool.exports:
+                name = build_tool_name(tool.name, export.name)
+                checker = compile_arguments(export.parameters, export.aliases)
+                self._everyone[name] = Entry(tool, export, checker, tool.sandbox.isolation, generation)
+                for agent, sandbox in tool.narrowed.items():
+                    narrow = msgspec.structs.replace(tool, sandbox=sandbox, cut_from=tool.sandbox.filesystem)
+                    entry = Entry(narrow, export, checker, sandbox.isolation, f"{generation}/{agent}")
+                    self._narrowed[agent, name] = entry
+
+    def find(self, name: str | None, agent: str | None) -> Entry | None:
+        """What `agent` calls by the full name of a tool; None when there is none."""
+        if self._narrowed and (entry := self._narrowed.get((agent or "", name or ""))) is not None:
+            return entry
+        return self._everyone.get(name or "")
+
+
+def arguments(entry: Entry, name: str, raw: Raw) -> Raw:
+    """The arguments as the handler gets them. Raises Refused with the structured error otherwise (HANDLER-06)."""
+    data = bytes(raw)
+    try:
+        check_json(data)
+    except Violation as violation:
+        message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
+        raise Refused(tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")) from None
+    given = msgspec.msgpack.decode(data)
+    args, issues = entry.checker.apply(given)
+    if issues:
+        raise Refused(invalid_arguments(name, issues, entry.export.parameters))
+    return raw if args is given else Raw(encode_value(args))

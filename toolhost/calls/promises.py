@@ -1,0 +1,55 @@
+"""The file in which a tool host keeps what pending work it has promised: `pending.json` in its state folder.
+
+Read once, when a tool host starts: whatever stands in it was lost with the one before. Written anew whenever work
+begins or ends; it survives the end of the process, not of the machine's power. A file that cannot be read or written
+costs the promise, never a call.
+
+Source: requirement RESULT-04; design section 10.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from toolhost.calls.pending import Promise
+
+PROMISES: Final = "pending.json"
+#: A file larger than this is none of ours (bytes).
+_MAX_BYTES: Final = 4 << 20
+
+
+class PromiseFile:
+    """One such file; `path` None: nothing can be kept."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def read(self) -> list[Promise]:
+        """What stands in it; nothing when there is none."""
+        if self._path is None:
+            return []
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "rb") as file:
+                return msgspec.json.decode(file.read(_MAX_BYTES), type=list[Promise])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
+
+    def write(self, promises: list[Promise]) -> None:
+        """Put these in its place."""
+        if self._path is None:
+            return
+        if not promises:
+            with suppress(OSError):
+                os.unlink(self._path)
+            return
+        temporary = f"{self._path}.{os.getpid()}"
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            with open(os.open(temporary, flags, 0o600), "wb") as out:
+                out.write(msgspec.json.encode(promises))
+            os.rename(temporary, self._path)

@@ -1,0 +1,93 @@
+"""The results of calls, as the bus carries them: pure.
+
+An output is forwarded as the worker encoded it; an error is cut to its tool's limit and completed with what ERROR-02,
+ERROR-06 and ERROR-07 ask for.
+
+Source: requirements RESULT-01 to RESULT-05, ERROR-01 to ERROR-07, HANDLER-07; design section 12a.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from schemas.blobs import MAX_OUTPUT_BYTES
+from schemas.codec import encode_value
+from schemas.errors import CODES, help_url, tool_error
+from schemas.frames import ErrorPayload, ToolError, ToolResult
+from schemas.launch import ToolSpec
+from schemas.results import cut_message
+from schemas.worker_frames import Result, WorkerError
+from toolhost.jails.channel import Violation, check_json
+
+#: What a worker may say about its error beside the message (characters); a handler has no reason to say more.
+MAX_NAME: Final = 200
+MAX_CODE: Final = 100
+MAX_SUGGESTION: Final = 2000
+MAX_URL: Final = 1000
+#: A handle names work elsewhere; it is an identifier (characters).
+MAX_HANDLE: Final = 1024
+
+_NIL: Final = b"\xc0"
+# {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
+_OK: Final = encode_value({"status": "ok", "output": None, "receipt": None}).partition(b"\xc0")[0]
+_RECEIPT: Final = encode_value("receipt")
+
+
+def output_limit(output_mb: int) -> int:
+    """How many bytes an output may have: the tool's outputMb, and what the bus carries."""
+    return min(output_mb << 20, MAX_OUTPUT_BYTES)
+
+
+def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
+    """A worker's result as the payload of `tool.result` within the tool's limits, with the host's receipt.
+
+    Raises Violation when it is none of the protocol.
+    """
+    message_limit = tool.error_message_limit
+    if result.status == "ok":
+        output = bytes(result.output) if result.output is not None else _NIL
+        limit = output_limit(tool.sandbox.limits.output_mb)
+        if len(output) > limit:
+            return error_result(_too_large(len(output), limit), message_limit, receipt)
+        check_json(output)
+        return Raw(_OK + output + _RECEIPT + bytes(receipt))
+    if result.status == "pending":
+        if not result.handle or len(result.handle) > MAX_HANDLE:
+            raise Violation("the worker sent a pending result without a proper handle")
+        return Raw(encode_value(ToolResult(status="pending", handle=result.handle, receipt=receipt)))
+    if result.error is None:
+        raise Violation("the worker sent an error result without an error")
+    return error_result(_completed(result.error), message_limit, receipt)
+
+
+def error_result(error: ToolError, message_limit: int, receipt: Raw | None = None) -> Raw:
+    """An error as the payload of `tool.result`, its message cut (ERROR-03); the receipt if a jail had the call."""
+    if len(error.message) > message_limit:
+        error = msgspec.structs.replace(error, message=cut_message(error.message, message_limit))
+    return Raw(encode_value(ToolResult(status="error", error=error, receipt=receipt)))
+
+
+def refusal(info: ErrorPayload, *, name: str = "ToolHostError") -> ToolError:
+    """One of our own errors as the error of a result."""
+    return ToolError(
+        message=info.message, name=name, code=info.code, suggestion=info.suggestion, help_url=info.help_url
+    )
+
+
+def _too_large(size: int, limit: int) -> ToolError:
+    message = f"the output has {size} bytes, limit {limit} (outputMb)"
+    return tool_error("E_TOOL_LIMIT", message, name="OutputTooLarge")
+
+
+def _completed(error: WorkerError) -> ToolError:
+    code = (error.code or "E_TOOL")[:MAX_CODE]
+    return ToolError(
+        message=error.message,
+        name=error.name[:MAX_NAME] or "Error",
+        code=code,
+        suggestion=(error.suggestion or CODES.get(code) or CODES["E_TOOL"])[:MAX_SUGGESTION],
+        help_url=(error.help_url or help_url(code))[:MAX_URL],
+    )

@@ -1,0 +1,1 @@
+"""Jails, from their launch to the end of their last process."""

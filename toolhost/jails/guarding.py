@@ -1,0 +1,99 @@
+"""What stays read-only inside a folder that a jail may write to, as it is on this host: found, or made to be there.
+
+What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto: in a folder that
+holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
+one has ended; git and Python take no notice of empty ones.
+
+Source: sandbox.md section 2; docs/decisions/034.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from contextlib import suppress
+from typing import Final
+
+from schemas.errors import fail
+from toolhost.launcher.deeds import remove_unguarded
+from toolhost.policy.plan import GUARDED_NAMES, Place
+from toolhost.privileges.steward_link import STEWARD
+
+#: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
+MADE_NAMES: Final = GUARDED_NAMES
+#: Entries that are looked at for repositories in the folder, breadth first: some milliseconds of a cold start.
+MAX_SCANNED: Final = 2048
+#: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.
+_SKIPPED: Final = frozenset({"node_modules", "__pycache__", ".venv", ".git"})
+
+
+def existing(paths: list[str]) -> list[Place]:
+    """Those that are real files or folders under their very names; a link cannot be mounted over."""
+    places = []
+    for path in paths:
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            continue
+        if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+            places.append(Place(path, "dir" if stat.S_ISDIR(mode) else "file"))
+    return places
+
+
+def refuse_links(folder: str) -> None:
+    """Raise E_SANDBOX_DENIED when a guarded name of an operator's folder is a link: a tool could replace it."""
+    for name in GUARDED_NAMES:
+        path = f"{folder}/{name}"
+        if os.path.islink(path):
+            text = f"{path} is a link, which a tool could replace by something that you run later"
+            raise fail("E_SANDBOX_DENIED", text, suggestion="Put the folder itself there, or name another directory.")
+
+
+def repositories(folder: str) -> list[str]:
+    """`.git` of repositories, submodules and worktrees below a folder, as far as MAX_SCANNED entries tell."""
+    found: list[str] = []
+    todo = deque([folder])
+    left = MAX_SCANNED
+    while todo and left > 0:
+        here = todo.popleft()
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries[:left]:
+            left -= 1
+            if entry.name == ".git":
+                if here != folder:
+                    found.append(entry.path)
+            elif entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)
+    return found
+
+
+def make_placeholders(folder: str) -> list[str]:
+    """Make the missing ones of MADE_NAMES; those that were made. Where we may not, neither may a jail."""
+    made: list[str] = []
+    if STEWARD.runs:
+        with suppress(OSError):
+            made = STEWARD.make_placeholders(folder)
+        return made
+    for name in MADE_NAMES:
+        path = f"{folder}/{name}"
+        with suppress(OSError):
+            os.mkdir(path, 0o755)
+            made.append(path)
+            if os.geteuid() == 0:
+                owner = os.stat(folder)
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    return made
+
+
+def remove_placeholders(paths: list[str]) -> None:
+    """Remove those that are still empty, unless another tool host guards them."""
+    for path in paths:
+        with suppress(OSError):
+            if STEWARD.runs:
+                STEWARD.remove_placeholder(path)
+            else:
+                remove_unguarded(path)

@@ -1,0 +1,372 @@
+"""One live jail: its socket, its processes, its end.
+
+States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
+While it is being launched there is no Jail yet: `Jail.start` gives one when its process exists.
+
+Rules.
+- Without namespaces (the tier reduced) it ends with every process of its session instead.
+- A jail ends as a whole, by SIGKILL to the first process of its pid namespace: the kernel then ends every other one,
+  and that process is over only when all of them are. `gone` is reported after that, never before.
+- A frame that is refused ends the jail at once; how the jail is read is stream.py's affair.
+
+The host decides what a jail is for; nothing here knows calls or tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from schemas.codec import DECODE_ERRORS
+from schemas.trees import remove_tree
+from schemas.worker_frames import WorkerFrame
+from toolhost import offload
+from toolhost.calls.receipts import Usage
+from toolhost.jails.channel import Violation
+from toolhost.jails.launch import UIDS, Launched, launch
+from toolhost.jails.remains import end_session, members
+from toolhost.jails.stream import FrameStream, StrayOutput
+from toolhost.limits import look
+from toolhost.limits.account import Account
+from toolhost.limits.decide import limit_error
+from toolhost.policy.plan import LaunchPlan
+
+#: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
+EXIT_GRACE_S: Final = 0.25
+#: How long bubblewrap may take to name its first process before it is killed without (seconds).
+STATUS_PATIENCE_S: Final = 2.0
+#: bubblewrap's status lines are some hundred bytes; a longer one is none of its (bytes).
+MAX_STATUS: Final = 4096
+
+#: How the boot stage ends when a place of the jail was replaced while it was being made (inside/confine.py).
+REPLACED: Final = 124
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Owner(Protocol):
+    """Who a jail reports to, in the loop."""
+
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """The first process of the jail is known: `pid` here on the host. Its namespaces are there."""
+
+    def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:
+        """Frames of the worker, already within the limits."""
+
+    def jail_broken(self, jail: Jail, violation: Violation) -> None:
+        """The worker broke the protocol; the jail is being killed."""
+
+    def jail_printed(self, jail: Jail, text: str) -> None:
+        """Something was written to the jail's standard output or error."""
+
+    def jail_gone(self, jail: Jail, cause: str) -> None:
+        """Every process of the jail has ended. The last report of a jail."""
+
+
+class Jail:
+    """One jail, from its launch to the end of its last process. Use from the loop's thread only."""
+
+    @classmethod
+    async def start(
+        cls, make_plan: Callable[[], LaunchPlan], owner: Owner, *, output_limit: int, name: str, niceness: int = 0
+    ) -> Jail:
+        """Launch one. `make_plan` is called on another thread. Raises GoondanError (see launch.launch)."""
+        launched = await launch(make_plan, niceness=niceness)
+        return cls(launched, owner, asyncio.get_running_loop(), output_limit=output_limit, name=name)
+
+    def __init__(
+        self, launched: Launched, owner: Owner, loop: asyncio.AbstractEventLoop, *, output_limit: int, name: str
+    ) -> None:
+        plan = launched.plan
+        self.name = name
+        self.plan = plan
+        self.live = False
+        self.dying = False
+        self.gone = False
+        self.worker_pid: int | None = None
+        self.tenant: Any = None  # what the owner knows about this jail
+        self._owner = owner
+        self._loop = loop
+        self._reduced = plan.tier == "reduced"
+        self.pid = launched.pid
+        self.uid = launched.uid
+        self.unmapped = launched.unmapped
+        self.account = Account(
+            plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, plan.trusted
+        )
+        self.account.session = launched.pid
+        if self._reduced:
+            self.account.view = look.View("/proc", members=lambda: members(launched.pid))
+        self._pidfd = launched.pidfd
+        self._init_pid = 0
+        self._init_pidfd = -1
+        self._stream = FrameStream(
+            launched.channel,
+            loop,
+            output_limit,
+            on_frames=self._frames,
+            on_end=self._closed,
+            on_violation=self._violation,
+        )
+        #: Queue a frame for the worker, and send one with descriptors at once.
+        self.send, self.give = self._stream.send, self._stream.give
+        self._output = StrayOutput(launched.output, loop, lambda text: owner.jail_printed(self, text))
+        self._status = launched.status
+        self._status_data = b""
+        self._exit_code: int | None = None
+        self._reason: str | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
+        loop.add_reader(self._status, self._status_readable)
+        loop.add_reader(self._pidfd, self._exited)
+
+    # --- the worker
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the worker has not taken."""
+        return self._stream.unread
+
+    def hold(self) -> None:
+        """Keep what is sent from now on until `release`: the worker must not begin yet."""
+        self._stream.hold()
+
+    def release(self) -> None:
+        """The worker may begin."""
+        self._stream.release()
+
+    def _frames(self, frames: list[WorkerFrame]) -> None:
+        self._owner.jail_frames(self, frames)
+
+    def _closed(self) -> None:
+        if not self.dying:
+            self.dying = True
+            self._kill_timer = self._loop.call_later(EXIT_GRACE_S, self.kill, "closed its channel")
+
+    def _violation(self, violation: Violation) -> None:
+        self.kill(str(violation))
+        self._owner.jail_broken(self, violation)
+
+    def mark_live(self) -> None:
+        """The worker has said `ready`; find out its process id on this host."""
+        self.live = True
+        if self._init_pidfd < 0 and self._status >= 0:
+            self._status_readable()  # it came before `ready`, but the loop may see the two in any order
+        if self._init_pidfd >= 0:
+            self.worker_pid = _first_child(self._init_pid)
+        elif self._reduced:
+            self.worker_pid = self.pid
+
+    def strays(self) -> list[int]:
+        """Processes of the jail beside its first one and the worker, as this host counts them; children first found.
+
+        A few file reads: for idle jails only. Descendants show up once what stands above them is gone.
+        """
+        if self.worker_pid is None or self.dying:
+            return []
+        if self._reduced:
+            return [pid for pid in members(self.pid) if pid != self.pid]
+        if self._init_pidfd < 0:
+            return []
+        return [pid for pid in _children(self._init_pid) if pid != self.worker_pid] + _children(self.worker_pid)
+
+    def processes(self) -> list[int]:
+        """Every process of the jail, its first one included, as this host counts them."""
+        if self._reduced:
+            return members(self.pid)
+        found = [self._init_pid] if self._init_pidfd >= 0 else []
+        for pid in found:
+            found += _children(pid)  # the list grows while it is walked
+        return found
+
+    def usage(self) -> Usage:
+        """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
+
+        A few file reads, because this is asked in the loop: a jail with many processes is the watch's affair.
+        """
+        cpu_s, memory = self.account.seen()
+        ticks = kilobytes = 0
+        if (cpu_s is None or memory is None) and self.worker_pid is not None:
+            with (
+                suppress(OSError, IndexError, ValueError, KeyError),
+                open(f"/proc/{self.worker_pid}/stat", "rb") as stat,
+            ):
+                fields = stat.read().rpartition(b")")[2].split()
+                ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+                kilobytes = int(process_status(self.worker_pid)["VmHWM"].removesuffix(" kB"))
+        return Usage(
+            int(max(ticks / _TICKS_PER_S, self.account.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
+            max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
+        )
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether it has ended before it ran anything, because a place of it was replaced meanwhile."""
+        return not self.live and self._exit_code == REPLACED and self.last_words.startswith("boot: ")
+
+    @property
+    def last_words(self) -> str:
+        """The last line that the jail wrote to its standard output or error, for the error of a crash."""
+        return self._output.last_words
+
+    # --- the end
+
+    def _status_readable(self) -> None:
+        try:
+            data = os.read(self._status, MAX_STATUS)
+        except (BlockingIOError, InterruptedError):
+            return
+        if data:
+            *lines, rest = (self._status_data + data).split(b"\n")
+            self._status_data = rest
+            for line in lines:
+                self._status_line(line)
+        if not data or len(self._status_data) > MAX_STATUS:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+
+    def _status_line(self, line: bytes) -> None:
+        try:
+            told = msgspec.json.decode(line, type=_BwrapStatus)
+        except DECODE_ERRORS:
+            return
+        if told.exit_code is not None:
+            self._exit_code = told.exit_code
+        if told.child_pid is not None and self._init_pidfd < 0 and not self.gone:
+            self._found_init(told.child_pid)
+
+    def _found_init(self, pid: int) -> None:
+        with suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            if _parent(pid) != self.pid:  # it has ended meanwhile, and the number may be somebody else's
+                os.close(pidfd)
+                return
+            self._init_pid, self._init_pidfd = pid, pidfd
+            self.account.view = look.by_namespace(pid)
+            if self._reason is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            else:
+                self._owner.jail_found(self, pid)
+
+    def kill(self, reason: str) -> None:
+        """End the jail as a whole. Its calls are the caller's affair. Safe to call again."""
+        if self.gone or self._reason is not None:
+            return
+        self.dying = True
+        self._reason = reason
+        self._stream.close()
+        with suppress(ProcessLookupError):
+            if self._init_pidfd >= 0:
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+                self.account.hasten()
+            elif self._status < 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            else:
+                # Killed before it has told its child's number, bubblewrap could leave that child waiting for ever.
+                self._set_kill_timer(STATUS_PATIENCE_S, self._kill_outside)
+
+    def _set_kill_timer(self, delay_s: float, action: Callable[[], None]) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._kill_timer = self._loop.call_later(delay_s, action)
+
+    def _kill_outside(self) -> None:
+        if self._init_pidfd < 0 and not self.gone:
+            child = _first_child(self.pid)
+            with suppress(ProcessLookupError):
+                if child is not None:
+                    os.kill(child, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _exited(self) -> None:
+        """bubblewrap has ended. The jail has only when its first process has, too."""
+        if self._status >= 0:
+            self._status_readable()  # the exit code may still be there
+        self._loop.remove_reader(self._pidfd)
+        if self._reduced:
+            end_session(self.pid)
+        with suppress(ChildProcessError):  # somebody else in this process has reaped it
+            _, wait_status = os.waitpid(self.pid, 0)
+            if self._exit_code is None:
+                code = os.waitstatus_to_exitcode(wait_status)
+                self._exit_code = 128 - code if code < 0 else code
+        self.dying = True
+        if self._init_pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
+            self._loop.add_reader(self._init_pidfd, self._finish)
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        if self.uid is not None:
+            UIDS.give_back(self.uid)
+        self.account.close()
+        if (private := self.plan.private) is not None:
+            offload.remove(lambda: remove_tree(private))
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if self._init_pidfd >= 0:
+            self._loop.remove_reader(self._init_pidfd)
+            os.close(self._init_pidfd)
+        os.close(self._pidfd)
+        self._output.close()  # after bubblewrap's own error, if it could not start
+        if self._status >= 0:
+            self._loop.remove_reader(self._status)
+            os.close(self._status)
+            self._status = -1
+        self._stream.drain()
+        met = self.account.met
+        cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.plan.totals).message
+        self._owner.jail_gone(self, self._reason or cause)
+
+
+class _BwrapStatus(msgspec.Struct, rename="kebab"):
+    child_pid: int | None = None
+    exit_code: int | None = None
+
+
+def exit_cause(code: int) -> str:
+    """An exit status in words; bubblewrap reports a signal as 128 plus its number."""
+    if code > 128:
+        with suppress(ValueError):
+            return f"ended by {signal.Signals(code - 128).name}"
+    return f"exited with status {code}"
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process, whichever of its threads started them."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
+                found += map(int, source.read().split())
+    return found
+
+
+def _first_child(pid: int) -> int | None:
+    return next(iter(_children(pid)), None)
+
+
+def process_status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status; empty when the process is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as source:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in source)}
+    return {}
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return int(source.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,286 @@
+"""How a jail is started: its plan becomes a request to the launcher, with the descriptors that belong to it.
+
+What is asked of the file system (the plan needs it, and opening the places) happens beside the loop, the launcher
+answers through it; so a start holds nobody up, and several are on their way at once. Chosen is nothing but which user
+number is free. Use from the loop's thread.
+
+Source: sandbox.md section 3; delivery.md section 8; docs/decisions/031.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from schemas.errors import fail
+from schemas.trees import remove_tree
+from schemas.worker_frames import WORKER_FD
+from toolhost import offload
+from toolhost.launcher.request import Launch
+from toolhost.limits.groups import Group
+from toolhost.policy.plan import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan, start_of
+from toolhost.policy.uids import Uids, instance_uid
+from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
+
+UIDS: Final = Uids(os.getpid())
+
+
+class Launched(NamedTuple):
+    """A jail that has just been started. The caller owns every descriptor, reaps `pid`, and gives `uid` back.
+
+    `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
+    yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
+    jail's user on this host, None when that is our own; `unmapped` says why owners of files could not be shown as that
+    user, None when all could. `group` are its control groups, `counter` a descriptor that
+    counts its processor time: None where there is none.
+    """
+
+    plan: LaunchPlan
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    status: int
+    output: int
+    uid: int | None
+    group: Group | None
+    niceness: int
+    counter: int | None
+    unmapped: str | None = None
+
+
+class _Parts(NamedTuple):
+    """What a launch needs beside the launcher. `given` are descriptors for the jail, by their numbers there, then those
+    of its stages; `undo` closes and removes everything else.
+    """
+
+    plan: LaunchPlan
+    places: dict[int, int]
+    staged: list[int]
+    given: ExitStack
+    undo: ExitStack
+    channel: socket.socket
+    status: int
+    output: int
+    group: Group | None
+    niceness: int
+
+
+async def launch(make_plan: Callable[[], LaunchPlan], *, niceness: int = 0) -> Launched:
+    """Start the jail of the plan that `make_plan` returns; it is called on another thread.
+
+    `niceness` is its place among others while processors are short (limits/decide.py).
+    Raises what it raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no start).
+
+    A launcher that was lost may have begun this jail. That one ends when it finds its channel closed, having run
+    nothing of a tool; so it can be tried again, once, as another user.
+    """
+    for last in (False, True):
+        try:
+            return await _launch(make_plan, niceness)
+        except LauncherLost as error:
+            if last:
+                raise fail("E_SANDBOX_UNAVAILABLE", str(error), suggestion="Call again; it is started anew.") from None
+    raise AssertionError  # two tries have an outcome
+
+
+async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launched:
+    try:
+        parts = await offload.prepared(lambda: _prepare(make_plan(), niceness))
+    except OSError as error:
+        raise _no_start(error) from None
+    uid: int | None = None
+    with parts.undo as undo:
+        with parts.given:
+            if parts.plan.stage is not None:
+                uid = UIDS.take()
+                if uid is None:
+                    raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
+            try:
+                request = _request(parts, uid)
+                fds = [*(parts.places[place] for place in request["places"]), *parts.staged]
+                answer, counters = await LAUNCHER.ask(request, fds)
+                for fd in counters:
+                    undo.callback(os.close, fd)
+                if "error" in answer:
+                    raise _Failed(answer["error"], answer["fix"])
+                pid = int(answer["pid"])
+                pidfd = os.pidfd_open(pid)
+            except LauncherLost:
+                raise  # whoever it may have begun is that user for a while: the number is not given back
+            except OSError as error:
+                if uid is not None:
+                    UIDS.give_back(uid)
+                raise _no_start(error) from None
+        undo.pop_all()
+    if uid is not None and (following := UIDS.next()) is not None:
+        LAUNCHER.prepare(0, 0, following)  # what we made for an instance is root's
+    counter = counters[0] if counters else None
+    plan, group, unmapped = parts.plan, parts.group, answer["unmapped"]
+    return Launched(
+        plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, group, niceness, counter, unmapped
+    )
+
+
+class _Failed(OSError):
+    """The launcher's own words, and what would help, if it knows."""
+
+    def __init__(self, problem: str, fix: str | None) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
+
+def _no_start(error: OSError) -> Exception:
+    fix = error.fix if isinstance(error, _Failed) else None
+    return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}", suggestion=fix)
+
+
+def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
+    """Descriptors, control groups and folders of one jail. Raises OSError and GoondanError; then nothing is left."""
+    with ExitStack() as undo, ExitStack() as given:
+
+        def ours(fd: int) -> int:
+            undo.callback(os.close, fd)
+            return fd
+
+        def jails(fd: int) -> int:
+            given.callback(os.close, fd)
+            return fd
+
+        channel, theirs = socket.socketpair()
+        undo.callback(channel.close)
+        channel.setblocking(False)
+        places = {WORKER_FD: jails(theirs.detach())}
+        kept = []
+        for at in (STATUS_FD, 1):
+            reading, writing = os.pipe()
+            kept.append(ours(reading))
+            places[at] = jails(writing)
+            os.set_blocking(reading, False)
+        places[2] = places[1]
+        places[0] = jails(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        # The options as bubblewrap reads them: each followed by a zero byte.
+        places[ARGS_FD] = jails(_memory_file(b"".join(os.fsencode(option) + b"\0" for option in plan.options)))
+        places[FILTER_FD] = jails(_memory_file(plan.filter))
+        places[BOOT_FD] = jails(_memory_file(_boot_plan(plan)))
+        for place, text in enumerate(plan.files, FILES_FD):
+            places[place] = jails(_memory_file(text.encode()))
+        if plan.open_workdir is not None:
+            places[WORKDIR_FD] = jails(open_place(plan.open_workdir, "dir"))
+        staged = [jails(open_place(stage.source, stage.kind)) for stage in plan.stages]
+        if plan.private is not None:
+            undo.callback(remove_tree, plan.private)
+            _make_private(plan.private, plan.code)
+        group = None if plan.group is None else Group(plan.group, niceness)
+        if group is not None:
+            undo.callback(group.remove)
+        parts = _Parts(
+            plan, places, staged, given.pop_all(), undo.pop_all(), channel, kept[0], kept[1], group, niceness
+        )
+    return parts  # noqa: RET504 # inside, the stacks could be taken for swallowing an exception
+
+
+def _make_private(folder: str, code: str) -> None:
+    """A folder for one jail that has no mounts: its home, its temporary files, and our code under its name there."""
+    os.mkdir(folder, 0o700)
+    for name in ("home", "tmp", "code"):
+        os.mkdir(f"{folder}/{name}", 0o700)
+    os.symlink(code, f"{folder}/code/goondan_tool")
+
+
+def _boot_plan(plan: LaunchPlan) -> bytes:
+    """What the boot stage puts up; bubblewrap installs the filter where there is one."""
+    limits = [
+        (number, value + _own_tasks() if number == resource.RLIMIT_NPROC and plan.tier == "reduced" else value)
+        for number, value in plan.limits
+    ]
+    text = plan.filter.hex() if plan.tier == "reduced" else None  # msgpack of jails has no bytes
+    return msgspec.msgpack.encode(
+        {
+            "landlock": plan.landlock,
+            "limits": limits,
+            "filter": text,
+            "calls": plan.calls,
+            "drops": plan.enclosure is not None,
+            "folder": plan.workdir,
+            "seen": {at: _identity(path) for at, path in plan.seen},
+        }
+    )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Device and inode of what is at that very path. Raises E_SANDBOX_DENIED when it is, or goes through, a link."""
+    fd = open_place(path)
+    try:
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(fd)
+
+
+def _own_tasks() -> int:
+    """How many processes and threads this user has: without a user namespace a limit of processes counts them all."""
+    found = 0
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                found += len(os.listdir(f"/proc/{name}/task"))
+    return found
+
+
+def _request(parts: _Parts, uid: int | None) -> Launch:
+    plan, group = parts.plan, parts.group
+    reduced = plan.tier == "reduced"
+    return {
+        "argv": plan.command if reduced else start_of(plan.bwrap, plan.command),
+        "env": plan.environment,
+        "folder": plan.workdir if reduced else None,
+        "places": [place for place in parts.places if not reduced or place in (0, 1, 2, WORKER_FD, BOOT_FD)],
+        "stage": plan.stage,
+        "stages": [
+            {
+                "at": stage.at,
+                "readOnly": stage.read_only,
+                "owned": stage.mapped,
+                "folder": stage.kind == "dir",
+                "unmapped": stage.unmapped,
+            }
+            for stage in plan.stages
+        ],
+        "uid": uid,
+        "heir": None if plan.heir is None else instance_uid(plan.heir),
+        "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
+        "joins": [] if group is None else group.joins,
+        "niceness": parts.niceness,
+        "counted": group is None or not group.counts_cpu,
+    }
+
+
+def _memory_file(data: bytes) -> int:
+    """A file in memory that will be read from its beginning."""
+    fd = os.memfd_create("jail", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_place(path: str, kind: str = "file") -> int:
+    """The file or folder of that very path: a tool that can rename what is above it must not send us elsewhere."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECTORY if kind == "dir" else 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be opened: {error.strerror}") from None
+    if os.readlink(f"/proc/self/fd/{fd}") != path:
+        os.close(fd)
+        raise fail("E_SANDBOX_DENIED", f"{path} was replaced while a jail was being started")
+    return fd

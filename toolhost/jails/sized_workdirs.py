@@ -1,0 +1,249 @@
+"""File systems of their own for the workdirs that we make: asked of the launcher before a jail starts in one.
+
+Rules.
+- Each jail in a workdir can take `diskMb`, whatever was there before. So what jails can take together is set anew
+  before each of them starts: the sum over those that live there. When there is none, others may write what they like.
+- A workdir that has an image is used with it or not at all, whatever the operator has chosen since.
+- Where none can be made, it is said once, and what is written is watched.
+
+What is done as root is the launcher's (`launcher/sized.py`). Use from the loop's thread only.
+
+Source: sandbox.md section 4; docs/decisions/040.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from schemas.codec import DECODE_ERRORS
+from schemas.errors import GoondanError, fail
+from schemas.grantable import within
+from schemas.launch import ToolHostSpec, ToolSpec
+from toolhost import offload
+from toolhost.jails.launch import open_place
+from toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
+from toolhost.launcher.sizes import IMAGE, MIB, POINT
+from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
+from toolhost.privileges.steward_link import STEWARD
+
+#: How much longer than the launcher's own patience is waited (seconds).
+_LONGER_S: Final = 5.0
+#: An answer is a sentence and a number (bytes).
+_MAX_ANSWER: Final = 8192
+#: Less room than this is none (bytes): what is written comes in pieces.
+_FULL: Final = MIB
+#: `<state_dir>/instances/<agent>/<key>/workspace`.
+_DEPTH: Final = 4
+_HELP: Final = 'docs/sandbox.md, "A file system for each workdir", says what can be done.'
+
+
+def mount_point(workdir: str, state_dir: str) -> str | None:
+    """The instance's workspace that `workdir` is or lies in (both resolved); None when it is somebody's own folder."""
+    if not within(workdir, state_dir):
+        return None
+    parts = workdir[len(state_dir) :].strip("/").split("/")
+    if len(parts) < _DEPTH or (parts[0], parts[3]) != ("instances", POINT):
+        return None
+    return "/".join([state_dir, *parts[:_DEPTH]])
+
+
+class Claim:
+    """What one jail may take in its workdir. `sized`: the file system keeps it to that."""
+
+    __slots__ = ("point", "size", "sized", "whole")
+
+    def __init__(self, point: str, size: int) -> None:
+        self.point = point
+        self.size = size
+        self.sized = False
+        self.whole = False  # nothing was left out because the disk below has not so much
+
+    def limit_met(self) -> str | None:
+        """The limit of its tool that has filled the file system, if it is full."""
+        with suppress(OSError):
+            at = os.statvfs(self.point)
+            if self.sized and at.f_favail == 0:
+                return "files"
+            if self.sized and self.whole and at.f_bavail * at.f_frsize < _FULL:
+                return "diskMb"
+        return None
+
+
+class _Point:
+    __slots__ = ("claims", "lock")
+
+    def __init__(self) -> None:
+        self.claims: list[Claim] = []
+        self.lock = asyncio.Lock()  # the last to ask must be the one whose sum counts
+
+
+class SizedWorkdirs:
+    """Those of one tool host."""
+
+    def __init__(self, folder: str | None = None, warn: Callable[[str], None] = lambda message: None) -> None:
+        """`folder` is one of ours, in which it can be tried whether such file systems can be made."""
+        self._folder = folder
+        self._warn = warn
+        self._said: set[str] = set()
+        self._points: dict[str, _Point] = {}
+        self._able: asyncio.Task[bool] | None = None
+        self._left: set[asyncio.Task[None]] = set()
+
+    def configure(self, spec: ToolHostSpec) -> None:
+        """Find out whether this host can, as soon as the operator wants it."""
+        if spec.sized_workdirs and self._able is None:
+            self._able = asyncio.ensure_future(self._check())
+
+    async def claim(self, tool: ToolSpec, workdir: str | None, spec: ToolHostSpec) -> Claim | None:
+        """Have a jail of that tool able to take its `diskMb` there. None: the workdir has no file system of its own.
+
+        `release` it when the jail is gone. Raises GoondanError E_SANDBOX_UNAVAILABLE when the workdir has one that
+        cannot be used, E_SANDBOX_DENIED and OSError.
+        """
+        if workdir is None or tool.sandbox.isolation == "shared":
+            return None
+        point = mount_point(os.path.realpath(workdir), os.path.realpath(spec.state_dir))
+        if point is None:
+            return None
+        make = spec.sized_workdirs and self._able is not None and await self._able
+        if not make and not os.path.lexists(f"{os.path.dirname(point)}/{IMAGE}"):
+            return None
+        claim = Claim(point, tool.sandbox.limits.disk_mb * MIB)
+        of_point = self._points.setdefault(point, _Point())
+        of_point.claims.append(claim)
+        try:
+            async with of_point.lock:
+                wanted = sum(other.size for other in of_point.claims)
+                held = await _ask(point, {"hold": wanted, "make": make})
+        except BaseException:
+            self.release(claim)
+            raise
+        if held["state"] == "refused":
+            self.release(claim)
+            raise fail("E_SANDBOX_UNAVAILABLE", f"the workdir {point}: {held['why']}", suggestion=_HELP)
+        if held["state"] == "unable":
+            self._say(f"{point} gets no file system of its own, so what is written there is watched: {held['why']}")
+        claim.sized, claim.whole = held["state"] == "sized", held["allowed"] >= wanted
+        return claim
+
+    def release(self, claim: Claim | None) -> None:
+        """Its jail is gone."""
+        if claim is not None and (of_point := self._points.get(claim.point)) is not None:
+            of_point.claims.remove(claim)
+            if not of_point.claims and claim.sized:
+                leaving = asyncio.ensure_future(self._leave(claim.point, of_point))
+                self._left.add(leaving)
+                leaving.add_done_callback(self._left.discard)
+            elif not of_point.claims and not of_point.lock.locked():
+                del self._points[claim.point]
+
+    async def settled(self) -> None:
+        """Wait until what is left is known to the workdirs without jails."""
+        await asyncio.gather(*self._left)
+
+    async def _leave(self, point: str, of_point: _Point) -> None:
+        async with of_point.lock:
+            if not of_point.claims:
+                with suppress(GoondanError, OSError):  # the next jail there will say what is wrong
+                    await _ask(point, {"hold": None, "make": False})
+        if not of_point.claims:
+            self._points.pop(point, None)
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._warn(message)
+
+    async def _check(self) -> bool:
+        problem, folder = "the tool host has no folder of its own", self._folder
+        if folder is not None:
+            try:
+                if STEWARD.runs:
+                    folder = STEWARD.make_trial()  # nobody else may write to it: a mount would follow his links
+                held = await _ask(f"{folder}/{POINT}", {"check": True})
+                problem = held["why"]
+            except OSError as error:
+                problem = error.strerror or str(error)
+            with suppress(OSError):
+                if STEWARD.runs:
+                    STEWARD.remove_trial()
+                else:
+                    os.rmdir(folder)
+        if problem:
+            message = "disk.sized: workdirs get no file systems of their own here, what is written is watched instead"
+            self._say(f"{message}: {problem}. `gdn doctor` says what would help.")
+        return not problem
+
+
+async def _ask(point: str, request: Hold | Check) -> Held:
+    """Of the launcher, about the folder of `point`. One that was lost may have done it: that is found then."""
+    for last in (False, True):
+        try:
+            return await _ask_once(point, request)
+        except LauncherLost:
+            if last:
+                raise
+    raise AssertionError  # two tries have an outcome
+
+
+async def _ask_once(point: str, request: Hold | Check) -> Held:
+    folder = await offload.prepared(lambda: _folder(point, make="hold" in request))
+    reading = -1
+    try:
+        reading, writing = os.pipe()
+        try:
+            answer, _ = await LAUNCHER.ask(request, [folder, writing])
+        finally:
+            os.close(writing)
+        if "later" not in answer:
+            return msgspec.convert(answer, Held)
+        os.set_blocking(reading, False)
+        said = await _read(reading)
+        return msgspec.json.decode(said, type=Held)
+    except DECODE_ERRORS:
+        return {"state": "refused", "allowed": 0, "why": "mounting it has come to no end"}
+    finally:
+        os.close(folder)
+        if reading >= 0:
+            os.close(reading)
+
+
+def _folder(point: str, *, make: bool) -> int:
+    """The folder that the mount point lies in, which is made if need be."""
+    wanted = point if make else os.path.dirname(point)
+    if STEWARD.runs and not os.path.isdir(wanted):
+        STEWARD.make_workdir(wanted[wanted.rindex("/instances/") + 1 :])
+    elif not STEWARD.runs:
+        os.makedirs(wanted, 0o700, exist_ok=True)
+    return open_place(os.path.dirname(point), "dir")
+
+
+async def _read(fd: int) -> bytes:
+    """Everything until the other end is closed, or b"" after some time."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[bytes] = loop.create_future()
+    found = bytearray()
+
+    def readable() -> None:
+        try:
+            data = os.read(fd, _MAX_ANSWER)
+        except BlockingIOError:
+            return
+        found.extend(data)
+        if (not data or len(found) > _MAX_ANSWER) and not over.done():
+            over.set_result(bytes(found))
+
+    loop.add_reader(fd, readable)
+    try:
+        async with asyncio.timeout(PATIENCE_S + _LONGER_S):
+            return await over
+    except TimeoutError:
+        return b""
+    finally:
+        loop.remove_reader(fd)

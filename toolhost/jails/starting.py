@@ -1,0 +1,47 @@
+"""The start of one jail for a tool: what it will see is looked up, its stay in the folders of others is put on record,
+and it is launched. All but the launch happens beside the loop.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from schemas.launch import ToolHostSpec, ToolSpec
+from toolhost import offload
+from toolhost.calls.results import output_limit
+from toolhost.jails.guarding import remove_placeholders
+from toolhost.jails.jail import Jail, Owner
+from toolhost.jails.stays import Stays
+from toolhost.policy.facts import look_up
+from toolhost.policy.plan import HostFacts, LaunchPlan, plan
+
+
+async def start_jail(
+    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, stays: Stays, *, owner: Owner,
+    niceness: int, sized: bool = False,
+) -> Jail:  # fmt: skip
+    """Start it, and its stay, which is the caller's to end after the jail. Raises GoondanError and OSError: none is
+    left then. `niceness`: see launch.launch. `sized`: the workdir lies in a file system with a bound.
+    """
+    begun: list[list[str]] = []
+
+    def make_plan() -> LaunchPlan:
+        request = look_up(tool, workdir, spec, facts, sized=sized)
+        try:
+            made = plan(request, facts)
+        except BaseException:
+            remove_placeholders(request.made)
+            raise
+        stays.begin(made.named, made.guarded, made.made)
+        begun.append(made.named)
+        return made
+
+    limit = output_limit(tool.sandbox.limits.output_mb)
+    started = False
+    try:
+        jail = await Jail.start(make_plan, owner, output_limit=limit, name=tool.name, niceness=niceness)
+        started = True
+        return jail
+    finally:
+        for named in begun[:-1] if started else begun:  # of tries that came to nothing
+            offload.soon(partial(stays.end, named))

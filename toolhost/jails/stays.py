@@ -1,0 +1,253 @@
+"""The folders of others that jails can write to at the moment, and the record of those times (schemas/workdirs.py).
+
+Rules.
+- A stay begins, and is on disk, before the first jail that can write to its folder starts; it ends after the last one.
+- The places that stay read-only are held open, so that nothing else can get their inode. A program of the host that
+  puts another file in such a place (an editor that saves by renaming) takes the mount away that kept it: then `intact`
+  is False, and the jails of the folder must make way for new ones.
+- A folder that was made for a jail is shared-locked while it is in use, and removed only under an exclusive lock:
+  another tool host may guard it as well.
+
+A record must be on disk before a jail starts, which takes long on a busy disk. So `begin` and `end` are called from one
+thread beside the loop (offload.py), one after the other; `intact` and `beat` from the loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from schemas.errors import fail
+from schemas.grantable import within
+from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
+from toolhost.jails.guarding import MADE_NAMES, remove_placeholders
+
+#: Stays of one tool host that are kept apart; beyond it those of one folder are joined.
+MAX_STAYS: Final = 200
+#: A record larger than this is none of ours (bytes).
+_MAX_BYTES: Final = 16 << 20
+
+
+class _Present:
+    """One folder with jails in it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.began = time.time_ns() - SLACK_NS
+        self.began_after_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self.jails = 0
+        self.pins: dict[str, tuple[int, Kept]] = {}
+        self.broken: set[str] = set()
+        self.made: list[str] = []
+
+    def pin(self, path: str) -> None:
+        """Hold a place open. Raises OSError."""
+        fd = _open_shared(path) if os.path.basename(path) in MADE_NAMES else None
+        if fd is None:
+            fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                self.broken.add(path)  # it can be written by another name
+            if not _leads_to(path, status.st_dev, status.st_ino):
+                raise BlockingIOError(f"{path} was replaced")
+        except OSError:
+            os.close(fd)
+            raise
+        self.pins[path] = (fd, Kept(path, status.st_dev, status.st_ino))
+
+    def look(self) -> bool:
+        """Whether every place is still what it was; what is not, is not held any longer."""
+        gone = [path for path, (_, kept) in self.pins.items() if not _leads_to(path, kept.device, kept.inode)]
+        for path in gone:
+            os.close(self.pins.pop(path)[0])
+            self.broken.add(path)
+        return not gone
+
+    def kept(self) -> list[Kept]:
+        return [kept for path, (_, kept) in self.pins.items() if path not in self.broken]
+
+    def end(self) -> Stay:
+        """What there is to say about it afterwards."""
+        self.look()
+        kept = self.kept()
+        for fd, _ in self.pins.values():
+            os.close(fd)
+        remove_placeholders(self.made)
+        # The clock of files runs behind this one: what was written until now has no later time, and somebody who writes
+        # from now on shall not be taken for a tool.
+        now = time.time_ns()
+        # The clock may have been set meanwhile; no file escapes by that.
+        lasted = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self.began_after_boot + SLACK_NS
+        return Stay(self.folder, min(self.began, now - lasted), max(now, self.began + lasted), kept)
+
+
+class Stays:
+    """All of them, of one tool host. `path` is the record, None when none can be kept."""
+
+    def __init__(self, path: str | None) -> None:
+        """Goes on with what stands in the record."""
+        self._path = path
+        self._present: dict[str, _Present] = {}
+        self._past: list[Stay] = []
+        self._lock = threading.Lock()  # of what is present: never held while something is written
+        self.take_over(path)
+
+    def take_over(self, path: str | None) -> None:
+        """The record of a tool host that is gone becomes part of ours, and what it made is removed."""
+        if path is None:
+            return
+        for stay in _read(path):
+            remove_placeholders(stay.made)
+            if stay.ended is None:
+                with suppress(OSError):
+                    last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
+                    kept = [place for place in stay.kept if _leads_to(place.path, place.device, place.inode)]
+                    self._past.append(Stay(stay.folder, stay.began, min(last, time.time_ns() + SLACK_NS), kept))
+            else:
+                self._past.append(stay)
+        if self._past:
+            self._write()
+        if path != self._path:
+            with suppress(OSError):
+                os.unlink(path)
+
+    def begin(self, folders: list[str], guarded: list[str], made: list[str]) -> None:
+        """A jail is about to start that can write to these. Raises GoondanError E_SANDBOX_DENIED: it may not."""
+        begun: list[str] = []
+        new = False
+        try:
+            with self._lock:
+                for folder in dict.fromkeys(folders):
+                    present = self._present.get(folder)
+                    if present is None:
+                        present = self._present[folder] = _Present(folder)
+                        new = True
+                    present.jails += 1
+                    begun.append(folder)
+                    present.made += [path for path in made if within(path, folder)]
+                    mine = [path for path in guarded if within(path, folder) and path != folder]
+                    if present.jails > 1:  # what the others may write to is not kept
+                        present.broken |= present.pins.keys() ^ set(mine)
+                    for path in mine:
+                        if path not in present.pins:
+                            present.pin(path)
+            if new or made:
+                self._write(durable=True)
+        except OSError as error:
+            for folder in begun:
+                self._leave(folder)
+            text = f"what must stay read-only there cannot be kept so: {error.strerror or error}"
+            raise fail("E_SANDBOX_DENIED", text, suggestion="Call again; see whether the disk is full.") from None
+
+    def end(self, folders: list[str]) -> None:
+        """The last process of a jail is gone."""
+        before = len(self._present)
+        for folder in dict.fromkeys(folders):
+            self._leave(folder)
+        if len(self._present) != before:
+            self._write()
+
+    def intact(self, folders: list[str]) -> bool:
+        """Whether everything in these that must stay read-only still does: a few system calls."""
+        with self._lock:
+            return all(present.look() for folder in folders if (present := self._present.get(folder)) is not None)
+
+    def beat(self) -> None:
+        """Every second or so while there are jails."""
+        if self._present and self._path is not None:
+            with suppress(OSError):
+                os.utime(self._path)
+
+    def _leave(self, folder: str) -> None:
+        with self._lock:
+            present = self._present.get(folder)
+            if present is None:
+                return
+            present.jails -= 1
+            if present.jails > 0:
+                return
+            del self._present[folder]
+        self._past.append(present.end())
+
+    def _write(self, *, durable: bool = False) -> None:
+        """Put the record in place. Raises OSError when a beginning cannot be recorded; an end can wait for the next."""
+        self._past = joined(self._past)
+        if self._path is None:
+            return
+        with self._lock:
+            present = [Stay(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
+        temporary = f"{self._path}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            with open(os.open(temporary, flags, 0o600), "wb") as out:
+                out.write(msgspec.json.encode([*self._past, *present]))
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
+            os.rename(temporary, self._path)
+        except OSError:
+            if durable:
+                raise
+
+
+def joined(stays: list[Stay]) -> list[Stay]:
+    """At most MAX_STAYS of those in folders that are still there: the two of a folder with the least between them
+    become one, in which only that was kept that was in both.
+    """
+    left = sorted((stay for stay in stays if os.path.isdir(stay.folder)), key=lambda stay: (stay.folder, stay.began))
+    while len(left) > MAX_STAYS:
+        gaps = [
+            (after.began - (before.ended or 0), index)
+            for index, (before, after) in enumerate(itertools.pairwise(left))
+            if before.folder == after.folder
+        ]
+        if not gaps:
+            break
+        index = min(gaps)[1]
+        one, other = left[index], left[index + 1]
+        paths = {kept.path for kept in other.kept}
+        kept = [place for place in one.kept if place.path in paths]
+        left[index : index + 2] = [Stay(one.folder, one.began, max(one.ended or 0, other.ended or 0), kept)]
+    return left
+
+
+def _read(path: str | None) -> list[Stay]:
+    """What stands in a record; nothing when there is none."""
+    if path is None:
+        return []
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=list[Stay])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return []
+
+
+def _open_shared(path: str) -> int | None:
+    """A folder that others may want to remove, open and locked against that; None when it cannot be. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (NotADirectoryError, PermissionError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _leads_to(path: str, device: int, inode: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (device, inode)

