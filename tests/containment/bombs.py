@@ -159,6 +159,80 @@ def nameless(ctx: Any, input: dict[str, Any]) -> Any:
         kept.append(fd)
 
 
+def send_off(fd: int) -> tuple[socket.socket, socket.socket]:
+    """Its last descriptor lies in a socket from now on, until somebody receives it."""
+    pair = socket.socketpair()
+    socket.send_fds(pair[0], [b"x"], [fd])
+    os.close(fd)
+    return pair
+
+
+def files_in_flight(ctx: Any, input: dict[str, Any]) -> Any:
+    """Files without names, whose descriptors no process has."""
+    kept = []
+    block = b"x" * (1 << 20)
+    for _ in range(input["mb"] // 8):
+        fd = os.open(".", os.O_TMPFILE | os.O_RDWR)
+        for _ in range(8):
+            os.write(fd, block)
+        kept.append(send_off(fd))
+    time.sleep(3)
+    return len(kept)
+
+
+def memory_in_flight(ctx: Any, input: dict[str, Any]) -> Any:
+    """The same with files in memory; each pair of sockets lies in the next one."""
+    block, inner = b"x" * (1 << 20), None
+    for _ in range(input["mb"] // 8):
+        fd = os.memfd_create("bomb")
+        for _ in range(8):
+            os.write(fd, block)
+        pair = send_off(fd)
+        if inner is not None:
+            socket.send_fds(pair[0], [b"x"], [inner[0].fileno(), inner[1].fileno()])
+            inner[0].close()
+            inner[1].close()
+        inner = pair
+    time.sleep(3)
+    return "done"
+
+
+def passing(ctx: Any, input: dict[str, Any]) -> Any:
+    """Two processes that pass a descriptor to and fro, until there is a file `done` in the folder: how often."""
+    here, there = socket.socketpair()
+    if os.fork() == 0:
+        here.close()
+        while True:
+            _, fds, _, _ = socket.recv_fds(there, 1, 1)
+            if not fds:
+                os._exit(0)
+            socket.send_fds(there, [b"x"], fds)
+            os.close(fds[0])
+    there.close()
+    fd = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    times = 0
+    while not os.path.exists("done"):
+        for _ in range(10):
+            socket.send_fds(here, [b"x"], [fd])
+            os.close(fd)
+            fd = socket.recv_fds(here, 1, 1)[1][0]
+            times += 1
+    here.close()
+    os.wait()
+    return times
+
+
+def writing(ctx: Any, input: dict[str, Any]) -> Any:
+    """One file, written again and again."""
+    block = b"x" * (1 << 20)
+    for _ in range(input["mb"] // 16):
+        with open("again", "wb") as out:
+            for _ in range(16):
+                out.write(block)
+        os.unlink("again")
+    return "here"
+
+
 def mapped_files(ctx: Any, input: dict[str, Any]) -> Any:
     """The same, held by a mapping alone."""
     kept = []

@@ -51,7 +51,10 @@ MET = [
     ("empty_files", {}, "files"),
     ("descriptors", {}, "openFiles"),
 ]
-NAMES = sorted({name for name, _, _ in MET} | {"quiet", "relay", "spin", "deaf", "output", "printing"})
+IN_FLIGHT_NAMES = {"files_in_flight", "memory_in_flight", "passing", "writing"}
+NAMES = sorted(
+    {name for name, _, _ in MET} | IN_FLIGHT_NAMES | {"quiet", "relay", "spin", "deaf", "output", "printing"}
+)
 
 #: A jail that has used a second of the processor comes after everything else that wants it, on a busy machine for long.
 PATIENT: Any = {"deadline_ms": 100_000, "within_s": 110.0}
@@ -143,6 +146,37 @@ async def test_who_writes_little_goes_on_beside_those_that_fill_the_disk(place: 
                 assert result["error"]["message"] == "the limit diskMb was reached: 60 MiB on disk", result
         result = await little
         assert result["status"] == "ok", result
+
+
+IN_FLIGHT = Limits(disk_mb=48, memory_mb=96, processes=24)
+
+
+@both_mechanisms
+@a_busy_machine_is_no_failure
+@pytest.mark.parametrize(("name", "limit"), [("files_in_flight", "diskMb"), ("memory_in_flight", "memoryMb")])
+async def test_files_whose_descriptors_lie_in_sockets_are_counted(
+    place: Path, grouped: bool, name: str, limit: str
+) -> None:
+    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+        result = await made.call(f"bomb__{name}", {"mb": 160}, workdir=place / "w")
+        assert result["status"] == "error", result
+        assert f"the limit {limit} was reached" in result["error"]["message"], result
+
+
+@both_mechanisms
+@a_busy_machine_is_no_failure
+async def test_who_passes_descriptors_on_is_not_blamed_for_a_neighbour(place: Path, grouped: bool) -> None:
+    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+        (place / "passing").mkdir()
+        await made.call("bomb__quiet", workdir=place / "passing", agent="passing")
+        _, passing = made.start("bomb__passing", workdir=place / "passing", agent="passing")
+        wrote = await made.call("bomb__writing", {"mb": 3 * IN_FLIGHT.disk_mb}, workdir=place / "w")
+        assert wrote == {"status": "ok", "output": "here"}
+        await asyncio.sleep(0.3)
+        (place / "passing" / "done").touch()
+        result = await asyncio.wait_for(passing, 30)
+        assert result["status"] == "ok", result
+        assert result["output"] > 100
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may say which thread comes first")

@@ -17,7 +17,8 @@ from typing import Any, Final
 from schemas.launch import Limits
 from toolhost import offload
 from toolhost.limits import look
-from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Pace, Usage, exceeded
+from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
+from toolhost.limits.flight import HiddenMemory, Kept
 from toolhost.limits.groups import Group
 from toolhost.privileges.steward_link import STEWARD
 
@@ -59,6 +60,8 @@ class Account:
         self.since = time.time() - _TICK_S
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
+        self.kept: dict[int, Kept] = {}  # by file system
+        self.undecided: dict[int, Growth] = {}  # what names showed of a jail that may keep descriptors in flight
         self.walk_again_at = 0.0  # on the monotonic clock (seconds)
         self.closed = False
         self.met: str | None = None  # the limit that ended the jail, as far as the kernel or the watch did
@@ -73,6 +76,9 @@ class Account:
         self._counter = counter
         # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
         self._lock = threading.Lock()
+        self._memory_counts = group is not None and group.tree.memory is not None
+        self._hidden = HiddenMemory(0 if self._memory_counts else look.shared())
+        self._kept_memory = Kept()
         for place in places:
             with suppress(OSError):
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)
@@ -114,8 +120,8 @@ class Account:
         """What is to be held against its limits."""
         group = self._group
         memory = None
-        if there and self.view is not None and (group is None or group.tree.memory is None):
-            memory = look.memory(self.view, self.limits.memory_mb * MIB, list(there), self.cells().values())
+        if there and self.view is not None and not self._memory_counts:
+            memory = self._memory(self.view, list(there))
             self.peak = max(self.peak, memory)
         counts = group is None or group.tree.pids is None
         with self._lock:
@@ -126,6 +132,21 @@ class Account:
             refused=refused,
             out_of_memory=group is not None and group.out_of_memory(),
         )
+
+    def _memory(self, view: look.View, there: list[look.Process]) -> int:
+        """What is seen of it, and what may be hidden in sockets if it keeps descriptors there (bytes)."""
+        limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
+        found = look.memory(view, limit, there, cells)
+        shared = look.shared()
+        sockets: set[int] = set()
+        if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
+            sockets = look.still_in_flight(view)
+            if not sockets:
+                self._hidden.clear(shared, found.shared)
+        if self._kept_memory.look(time.monotonic(), sockets):
+            found = look.memory(view, 0, there, cells)  # each page once: what is seen is not hidden
+            return found.size + self._hidden.most(look.shared(), found.shared)
+        return found.size
 
     def is_quick(self, total_s: float, now: float) -> bool:
         """Whether others need not be kept from waiting for it. `total_s`: the processor time that it has used."""

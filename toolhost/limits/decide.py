@@ -252,13 +252,23 @@ class DiskMeter:
         most = self._most(lost)
         return most.size >= limits.disk_mb * MIB * DISK_PART or most.entries >= limits.files * DISK_PART
 
-    def walked(self, growth: Growth, began: Lost, done: Lost, limits: Limits) -> str | None:
+    def hides(self, growth: Growth, lost: Lost, limits: Limits) -> bool:
+        """Whether more may have been written than was found, and that matters: it is not known who took it."""
+        full = limits.disk_mb * MIB * DISK_PART
+        return growth.size < full <= self._most(lost).size
+
+    def walked(
+        self, growth: Growth, began: Lost, done: Lost, limits: Limits, *, kept_in_flight: bool = False
+    ) -> str | None:
         """A walk has found this; the file system had lost `began` before it, and `done` after it: the limit reached.
 
         What the file system has not lost the jail cannot have taken, however large the files are that it touched. What
-        was lost during the walk may be in what it found, or not: that counts towards the next one.
+        was lost during the walk may be in what it found, or not: that counts towards the next one. `kept_in_flight`: it
+        keeps descriptors where nobody sees their files, and so all that was lost is held to be its own.
         """
         most = self._most(done)
+        if kept_in_flight:
+            growth = Growth(max(growth.size, most.size), growth.entries)
         self._size = min(growth.size, most.size)
         self._entries = min(growth.entries, most.entries) if done.taken else growth.entries
         self._lost = began

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from toolhost.limits import look
 from toolhost.limits.account import Account
 from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
+from toolhost.limits.flight import Kept
 from toolhost.limits.growth import walk
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
@@ -31,6 +32,8 @@ WALKS_PART: Final = 0.5
 WALKS_S: Final = 0.1
 #: What is waited for a walk before the jail is urged on, should it hold a folder's lock (seconds): most take a tenth.
 PATIENCE_S: Final = 0.02
+#: Between two looks at what a jail has in flight (seconds).
+FLIGHT_S: Final = 0.01
 #: Between two walks over folders of a file system that does not count its entries (seconds).
 WALK_S: Final = 1.0
 
@@ -75,30 +78,40 @@ class _Suspect(NamedTuple):
 class _Walk:
     """A walk over the folders of a suspect, from when it was asked for (monotonic seconds, and what was lost then).
 
-    `cost_s` is the processor time that it has taken.
+    `named` is what an earlier one found if nothing but what has no name is to be looked at. `cost_s` is the processor
+    time that it has taken; `in_flight` are sockets of the jail with descriptors under way.
     """
 
-    __slots__ = ("asked_at", "cost_s", "done_at", "error", "found", "lost", "suspect")
+    __slots__ = ("asked_at", "cost_s", "done_at", "error", "found", "in_flight", "lost", "named", "suspect")
 
     def __init__(self, suspect: _Suspect, lost: Lost) -> None:
         self.suspect = suspect
         self.lost = lost
         self.asked_at = self.done_at = time.monotonic()
         self.cost_s = 0.0
+        self.named = suspect.jail.undecided.get(suspect.number)
+        self.in_flight: set[int] = set()
         self.found: Growth | None = None  # or the jail was gone
         self.error: Exception | None = None
 
     def go(self) -> None:
-        jail, number, _, _ = self.suspect
+        jail, number, frozen, _ = self.suspect
         began = time.thread_time()
         enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
         size = entries = 0
         try:
-            for place in jail.devices[number]:
-                found = walk(place, jail.since, enough)
-                size, entries = size + found.size, entries + found.entries
+            if self.named is None:
+                for place in jail.devices[number]:
+                    found = walk(place, jail.since, enough)
+                    size, entries = size + found.size, entries + found.entries
+                self.named = Growth(size, entries)
+            size, entries = self.named.size, self.named.entries
             if jail.view is not None and size < enough.size:
                 size += sum(file.size for file in look.nameless(jail.view) if file.device == number)
+                if size < enough.size and frozen:
+                    self.in_flight = look.in_flight(jail.view, look.processes(jail.view))
+                elif size < enough.size:
+                    self.in_flight = look.still_in_flight(jail.view)
             self.found = Growth(size, entries)
         except (OSError, ValueError, IndexError, struct.error):
             pass  # it may end at any moment, and what we read of it with it
@@ -147,6 +160,7 @@ class Disks:
             with suppress(OSError):
                 device.look(places[0])
             jail.disks[number] = DiskMeter(device.lost)
+            jail.kept[number] = Kept()
 
     def due_in(self) -> float:
         """When `look` has something to do (seconds from now), 0 or less for now."""
@@ -175,7 +189,9 @@ class Disks:
                     continue
                 if any(suspect.jail is jail and suspect.number == number for suspect in self._suspects):
                     continue
-                if meter.suspects(device.lost, jail.limits):
+                if number in jail.undecided:  # it goes on: what it passes on is received meanwhile
+                    self._suspects.append(_Suspect(jail, number, False, self._looked_at))
+                elif meter.suspects(device.lost, jail.limits):
                     self._suspects.append(_Suspect(jail, number, jail.freeze(), self._looked_at))
                 elif blind:
                     self._suspects.append(_Suspect(jail, number, False, self._looked_at))
@@ -211,8 +227,7 @@ class Disks:
                 raise asked.error
             if asked.found is not None and not jail.closed:
                 self._look()
-                device = self._devices[number]
-                limit = jail.disks[number].walked(asked.found, asked.lost, device.lost, jail.limits)
+                limit = self._decide(asked, asked.found)
                 if limit is not None:
                     jail.end(limit)
         finally:
@@ -221,7 +236,24 @@ class Disks:
                 jail.thaw()
             now = time.monotonic()
             jail.walk_again_at = walk_again_at(now, asked.cost_s, now - since if frozen else 0.0)
+            if number in jail.undecided:
+                jail.walk_again_at = max(jail.walk_again_at, now + FLIGHT_S)
         return None if limit is None else (jail, limit)
+
+    def _decide(self, asked: _Walk, found: Growth) -> str | None:
+        """The limit that the jail has reached; None also if that is not known yet, and looks go on."""
+        jail, number, _, _ = asked.suspect
+        lost, meter = self._devices[number].lost, jail.disks[number]
+        before = jail.undecided.pop(number, None)
+        hides = meter.hides(found, lost, jail.limits)
+        kept = jail.kept[number].look(asked.done_at, asked.in_flight if hides else ())
+        if hides and not kept:
+            if asked.in_flight and asked.named is not None:
+                jail.undecided[number] = asked.named
+                return None
+            if before is not None:  # it may have received them, and given them names since
+                return None
+        return meter.walked(found, asked.lost, lost, jail.limits, kept_in_flight=kept)
 
     def let_go(self) -> None:
         """Nobody is a suspect any more."""

@@ -25,6 +25,8 @@ _FEW_SOCKETS: Final = 8
 _FEW_TABLES: Final = 512 // 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+#: Looks at what is in flight while its jail runs, which a program that passes descriptors on is unlikely to outlast.
+_LOOKS_IN_TURN: Final = 3
 #: Of one process, more than a jail may have open.
 _MANY_SOCKETS: Final = 4096
 
@@ -100,8 +102,15 @@ def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Proce
     return found
 
 
-def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = ()) -> int:
-    """What the jail's memory comes to (bytes). Pages that processes share count once, if it nears `limit` otherwise.
+class Memory(NamedTuple):
+    """What a jail's memory comes to (bytes), and `shared` of it: files in memory, and what processes share."""
+
+    size: int
+    shared: int
+
+
+def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = ()) -> Memory:
+    """What the jail's memory comes to. Pages that processes share count once, if it nears `limit` otherwise.
 
     `cells`: processes, by their numbers in the view, that have mounts of their own.
     """
@@ -119,14 +128,14 @@ def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = 
     sockets += _tables(view, limit, there)
     rough = sum(process.resident for process in there) + files + sockets
     if rough <= limit:
-        return rough
+        return Memory(rough, files)
     own = shared = 0
     for process in there:
         fields = _smaps(f"{view.proc}/{process.pid}/smaps_rollup")
         own += fields.get("Pss_Anon", 0)
         shared += fields.get("Pss_Shmem", 0)
     # A mapped file of a memory file system is in both: count the larger one.
-    return own + max(shared, files) + sockets
+    return Memory(own + max(shared, files) + sockets, max(shared, files))
 
 
 def _tables(view: View, limit: int, there: list[Process]) -> int:
@@ -215,12 +224,21 @@ def outer_processes(init_pid: int) -> list[int]:
 
 def unwritten() -> int:
     """Pages of files that this machine has in memory and not yet on disk (bytes)."""
+    return _of_the_machine(b"\nDirty:", b"\nWriteback:")
+
+
+def shared() -> int:
+    """What files in memory hold, and what processes share, on this machine (bytes)."""
+    return _of_the_machine(b"\nShmem:")
+
+
+def _of_the_machine(*names: bytes) -> int:
     fd = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
     try:
         said = os.read(fd, 8192)
     finally:
         os.close(fd)
-    return sum(int(said.partition(name)[2].split(None, 1)[0]) << 10 for name in (b"\nDirty:", b"\nWriteback:"))
+    return sum(int(said.partition(name)[2].split(None, 1)[0]) << 10 for name in names)
 
 
 class Nameless(NamedTuple):
@@ -254,3 +272,38 @@ def nameless(view: View) -> set[Nameless]:
                         if file not in open_ones:
                             found.add(Nameless(*file, int(last, 16) - int(first, 16)))
     return found
+
+
+def in_flight(view: View, there: Iterable[Process]) -> set[int]:
+    """Sockets (inodes) of the jail in whose queues descriptors lie that nobody has received.
+
+    One that lies in such a queue itself may hold more. A socket that listens counts for those that it has not accepted.
+    Kernels before 5.6 do not tell.
+    """
+    found: set[int] = set()
+    seen: set[str] = set()
+    for process in there:
+        folder = f"{view.proc}/{process.pid}"
+        with suppress(OSError):
+            for name in os.listdir(f"{folder}/fd"):
+                with suppress(OSError, ValueError, IndexError):
+                    link = os.readlink(f"{folder}/fd/{name}")
+                    if link.startswith("socket:") and link not in seen:
+                        seen.add(link)
+                        with open(f"{folder}/fdinfo/{name}", "rb") as source:
+                            count = source.read().partition(b"\nscm_fds:")[2].split(None, 1)
+                        if count and int(count[0]):
+                            found.add(int(link[8:-1]))
+    return found
+
+
+def still_in_flight(view: View) -> set[int]:
+    """Those that keep some over a few looks in turn, or the last ones if they move; none if there were none at one."""
+    there = processes(view)
+    kept = found = in_flight(view, there)
+    for _ in range(_LOOKS_IN_TURN - 1):
+        if not found:
+            break
+        found = in_flight(view, there)
+        kept = kept & found
+    return kept if kept and found else found

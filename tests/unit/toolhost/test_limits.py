@@ -27,6 +27,7 @@ from toolhost.limits.decide import (
     weight_of,
     with_limit,
 )
+from toolhost.limits.flight import KEPT_S, MOVED_S, HiddenMemory, Kept
 from toolhost.limits.plan import GroupPlan, Tree, group_plan, mechanisms, processes_of_a_namespace, weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
@@ -231,6 +232,49 @@ def test_entries_count_where_the_file_system_counts_them_and_where_not() -> None
     assert walked(meter, Growth(0, 5000), Lost(0, 800)) is None  # a tree that was touched, not made
     assert walked(meter, Growth(0, 5000), Lost(0, 901)) == "files"
     assert walked(DiskMeter(Lost(0, 0)), Growth(0, 900), Lost(0, 0)) == "files"
+
+
+def test_what_lies_in_flight_is_what_the_file_system_has_lost_and_nobody_shows() -> None:
+    meter = DiskMeter(Lost(1000 * MIB, 0))
+    lost, little = Lost(1095 * MIB, 0), Growth(10 * MIB, 5)
+    assert meter.hides(little, lost, LIMITS)
+    assert not meter.hides(Growth(90 * MIB, 5), lost, LIMITS), "it was found"
+    assert not meter.hides(little, Lost(1089 * MIB, 0), LIMITS), "no more than that is lost"
+    assert meter.walked(little, lost, lost, LIMITS, kept_in_flight=True) == "diskMb"
+    meter = DiskMeter(Lost(1000 * MIB, 0))
+    assert walked(meter, little, lost) is None, "it keeps none: somebody else's"
+    lost = Lost(1174 * MIB, 0)
+    assert meter.walked(little, lost, lost, LIMITS, kept_in_flight=True) is None, "79 MiB since, and 10"
+    lost = Lost(1176 * MIB, 0)
+    assert meter.walked(little, lost, lost, LIMITS, kept_in_flight=True) == "diskMb"
+
+
+def looks(kept: Kept, at_s: float, until_s: float, *sockets: set[int]) -> list[float]:
+    """Every 10 ms, in turns: when descriptors were held to be kept in flight."""
+    times = [at_s + step / 100 for step in range(round((until_s - at_s) * 100) + 1)]
+    return [now for step, now in enumerate(times) if kept.look(now, sockets[step % len(sockets)])]
+
+
+def test_descriptors_are_kept_in_flight_when_they_lie_there_at_every_look() -> None:
+    assert looks(Kept(), 5.0, 6.0, {1, 2}, {2, 3})[0] == pytest.approx(5.0 + KEPT_S)
+    assert looks(Kept(), 5.0, 9.0, *[{1}] * 7, set()) == [], "they are received"
+    assert looks(Kept(), 5.0, 9.0, {1}, {2}, {3})[0] == pytest.approx(5.0 + MOVED_S), "from one to the next"
+    kept = Kept()
+    assert looks(kept, 5.0, 6.0, {1})
+    assert not kept.look(6.01, set())
+    assert not kept.look(6.02, {1})
+    few = Kept()
+    assert [few.look(5.0 + second, {1}) for second in range(4)][:2] == [False, False], "a slow machine looks again"
+
+
+def test_memory_that_nobody_shows_is_what_the_machine_has_more_of() -> None:
+    hidden = HiddenMemory(1000)
+    assert hidden.most(1300, seen=100) == 200
+    assert hidden.most(900, seen=100) == 0, "others gave it back"
+    assert hidden.most(1100, seen=100) == 200, "and it may have taken that"
+    hidden.clear(1100, seen=100)
+    assert hidden.most(1150, seen=150) == 0
+    assert hidden.most(1250, seen=150) == 100
 
 
 V1 = Tree(version=1, memory="/m/g", pids="/p/g", cpu="/c/g", cpuacct="/a/g")

@@ -1,0 +1,61 @@
+"""Files whose last descriptors lie in sockets of a jail: nobody can see them. Pure; times and sizes are arguments.
+
+What nobody sees can be told from what the machine has lost, and only while a jail keeps descriptors there: a program
+that passes some on has them received within milliseconds, and must not be blamed for what others take.
+
+Source: sandbox.md section 4; docs/decisions/029.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+#: Descriptors that lie in one socket for so long (seconds), and at so many looks in turn, are kept there.
+KEPT_S: Final = 0.12
+LOOKS: Final = 4
+#: The same where they move from one socket to the next, and there were some at each look.
+MOVED_S: Final = 2.0
+
+
+class Kept:
+    """Whether a jail keeps descriptors in flight."""
+
+    __slots__ = ("_looks", "_moved_since", "_same", "_since")
+
+    def __init__(self) -> None:
+        self._same: frozenset[int] = frozenset()
+        self._since = self._moved_since = 0.0
+        self._looks = 0
+
+    def look(self, now: float, sockets: Collection[int]) -> bool:
+        """These sockets (inodes) have some now, on a clock in seconds; whether they are kept."""
+        if not self._same:
+            self._moved_since = now
+        same = self._same.intersection(sockets)
+        if not same:
+            same, self._since, self._looks = frozenset(sockets), now, 0
+        self._same = same
+        self._looks += 1
+        if not same or self._looks < LOOKS:
+            return bool(same) and now - self._moved_since >= MOVED_S
+        return now - self._since >= KEPT_S or now - self._moved_since >= MOVED_S
+
+
+class HiddenMemory:
+    """What a jail may have at most in files in memory that nobody sees (bytes). `shared` is the machine's in all."""
+
+    __slots__ = ("_others",)
+
+    def __init__(self, shared: int) -> None:
+        self._others = shared
+
+    def most(self, shared: int, seen: int) -> int:
+        """The jail is seen to have `seen` of `shared`. What others gave back it may have taken since."""
+        others = max(0, shared - seen)
+        self._others = min(self._others, others)
+        return others - self._others
+
+    def clear(self, shared: int, seen: int) -> None:
+        """It has nothing in flight: all else is others'."""
+        self._others = max(0, shared - seen)
