@@ -197,6 +197,32 @@ def memory_in_flight(ctx: Any, input: dict[str, Any]) -> Any:
     return "done"
 
 
+def without_first_thread(ctx: Any, input: dict[str, Any]) -> Any:
+    """Memory, files in memory or nameless ones of processes whose first threads have ended before the others."""
+    import ctypes
+    import threading
+
+    def fill() -> None:
+        kept: list[Any] = []
+        block = b"x" * (1 << 20)
+        for _ in range(input["mb"] // 8):
+            if input["kind"] == "memory":
+                kept.append(bytearray(b"x") * (8 << 20))
+                continue
+            kept.append(os.open(".", os.O_TMPFILE | os.O_RDWR) if input["kind"] == "disk" else os.memfd_create("bomb"))
+            for _ in range(8):
+                os.write(kept[-1], block)
+        time.sleep(3)
+        os._exit(len(kept) & 1)
+
+    for _ in range(2):
+        if os.fork() == 0:
+            threading.Thread(target=fill).start()
+            ctypes.CDLL(None).pthread_exit(None)
+    time.sleep(3)
+    return "done"
+
+
 def passing(ctx: Any, input: dict[str, Any]) -> Any:
     """Two processes that pass a descriptor to and fro, until there is a file `done` in the folder: how often."""
     here, there = socket.socketpair()

@@ -51,7 +51,7 @@ MET = [
     ("empty_files", {}, "files"),
     ("descriptors", {}, "openFiles"),
 ]
-IN_FLIGHT_NAMES = {"files_in_flight", "memory_in_flight", "passing", "writing"}
+IN_FLIGHT_NAMES = {"without_first_thread", "files_in_flight", "memory_in_flight", "passing", "writing"}
 NAMES = sorted(
     {name for name, _, _ in MET} | IN_FLIGHT_NAMES | {"quiet", "relay", "spin", "deaf", "output", "printing"}
 )
@@ -159,6 +159,18 @@ async def test_files_whose_descriptors_lie_in_sockets_are_counted(
 ) -> None:
     async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
         result = await made.call(f"bomb__{name}", {"mb": 160}, workdir=place / "w")
+        assert result["status"] == "error", result
+        assert f"the limit {limit} was reached" in result["error"]["message"], result
+
+
+@both_mechanisms
+@a_busy_machine_is_no_failure
+@pytest.mark.parametrize(("kind", "limit"), [("disk", "diskMb"), ("files", "memoryMb"), ("memory", "memoryMb")])
+async def test_a_process_whose_first_thread_has_ended_is_counted(
+    place: Path, grouped: bool, kind: str, limit: str
+) -> None:
+    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+        result = await made.call("bomb__without_first_thread", {"kind": kind, "mb": 72}, workdir=place / "w")
         assert result["status"] == "error", result
         assert f"the limit {limit} was reached" in result["error"]["message"], result
 

@@ -34,7 +34,8 @@ _MANY_SOCKETS: Final = 4096
 class Process(NamedTuple):
     """One process of a jail. `resident` counts shared pages in each process (bytes), `cpu_s` waited-for children.
 
-    `mapped` is its address space (bytes): what is mapped and never touched costs page tables when it is read.
+    `mapped` is its address space (bytes): what is mapped and never touched costs page tables when it is read. `alive`
+    is the thread that is asked what the process holds: its first one, unless that has ended before the others.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class Process(NamedTuple):
     resident: int
     cpu_s: float
     mapped: int = 0
+    alive: int = 0
 
 
 class View(NamedTuple):
@@ -74,19 +76,31 @@ def processes(view: View) -> list[Process]:
         names = [name for name in os.listdir(view.proc) if name.isdigit()] if view.members is None else view.members()
         for name in names:
             with suppress(OSError, IndexError, ValueError):
-                found.append(_process(int(name), f"{view.proc}/{name}/stat"))
+                found.append(_process(view.proc, int(name)))
     return found
 
 
-def _process(pid: int, path: str) -> Process:
+def _stat(path: str) -> list[bytes]:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fields = os.read(fd, 2048).rpartition(b")")[2].split()
+        return os.read(fd, 2048).rpartition(b")")[2].split()
     finally:
         os.close(fd)
+
+
+def _process(proc: str, pid: int) -> Process:
+    fields = _stat(f"{proc}/{pid}/stat")
+    alive = pid
+    if fields[0] == b"Z" and int(fields[17]) > 1:  # what others still use the kernel shows by them only
+        for name in os.listdir(f"{proc}/{pid}/task"):
+            with suppress(OSError, IndexError):
+                thread = _stat(f"{proc}/{pid}/task/{name}/stat")
+                if thread[0] not in (b"Z", b"X"):
+                    alive, fields[20:22] = int(name), thread[20:22]
+                    break
     ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     resident, mapped = int(fields[21]) * _PAGE, int(fields[20])
-    return Process(pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped)
+    return Process(pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped, alive)
 
 
 def trees(there: list[Process], tops: Mapping[str, int]) -> dict[str, list[Process]]:
@@ -131,7 +145,7 @@ def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = 
         return Memory(rough, files)
     own = shared = 0
     for process in there:
-        fields = _smaps(f"{view.proc}/{process.pid}/smaps_rollup")
+        fields = _smaps(f"{view.proc}/{process.alive}/smaps_rollup")
         own += fields.get("Pss_Anon", 0)
         shared += fields.get("Pss_Shmem", 0)
     # A mapped file of a memory file system is in both: count the larger one.
@@ -147,7 +161,7 @@ def _tables(view: View, limit: int, there: list[Process]) -> int:
         return 0
     total = 0
     for process in there:
-        with suppress(OSError, ValueError), open(f"{view.proc}/{process.pid}/status", "rb") as source:
+        with suppress(OSError, ValueError), open(f"{view.proc}/{process.alive}/status", "rb") as source:
             for line in source:
                 if line.startswith(b"VmPTE:"):
                     total += int(line.split()[1]) << 10
@@ -171,7 +185,7 @@ def _held(view: View, there: list[Process]) -> tuple[int, int]:
     sockets: set[str] = set()
     under_way = 0
     for process in there:
-        folder = f"{view.proc}/{process.pid}/fd"
+        folder = f"{view.proc}/{process.alive}/fd"
         own: list[tuple[int, str]] = []
         with suppress(OSError):
             for name in os.listdir(folder):
@@ -253,7 +267,7 @@ def nameless(view: View) -> set[Nameless]:
     """Regular files without a name that processes of the jail have open or mapped."""
     found: set[Nameless] = set()
     for process in processes(view):
-        folder = f"{view.proc}/{process.pid}"
+        folder = f"{view.proc}/{process.alive}"
         with suppress(OSError):
             for name in os.listdir(f"{folder}/fd"):
                 with suppress(OSError):
@@ -283,7 +297,7 @@ def in_flight(view: View, there: Iterable[Process]) -> set[int]:
     found: set[int] = set()
     seen: set[str] = set()
     for process in there:
-        folder = f"{view.proc}/{process.pid}"
+        folder = f"{view.proc}/{process.alive}"
         with suppress(OSError):
             for name in os.listdir(f"{folder}/fd"):
                 with suppress(OSError, ValueError, IndexError):
