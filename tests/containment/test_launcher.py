@@ -57,7 +57,10 @@ def big(ctx, input):
         with open("big", "wb") as f:
             for _ in range(input["mb"]): f.write(bytes(1 << 20))
     except OSError as error: return [error.errno, os.stat("big").st_size]
-def keys(ctx, input): return [open("/proc/keys").read(), os.getsid(0), os.getpgid(0)]
+def keys(ctx, input):
+    try: text = open("/proc/keys").read()
+    except PermissionError: text = ""  # covered, where jails are the operator's own user
+    return [text, os.getsid(0), os.getpgid(0)]
 def leave(ctx, input):
     try: os.setsid()
     except PermissionError: pass
