@@ -159,6 +159,14 @@ def nameless(ctx: Any, input: dict[str, Any]) -> Any:
         kept.append(fd)
 
 
+def unnamed() -> int:
+    """A new file without a name: not every file system knows O_TMPFILE."""
+    name = f"gone-{os.getpid()}"
+    fd = os.open(name, os.O_CREAT | os.O_RDWR)
+    os.unlink(name)
+    return fd
+
+
 def send_off(fd: int) -> tuple[socket.socket, socket.socket]:
     """Its last descriptor lies in a socket from now on, until somebody receives it."""
     pair = socket.socketpair()
@@ -172,7 +180,7 @@ def files_in_flight(ctx: Any, input: dict[str, Any]) -> Any:
     kept = []
     block = b"x" * (1 << 20)
     for _ in range(input["mb"] // 8):
-        fd = os.open(".", os.O_TMPFILE | os.O_RDWR)
+        fd = unnamed()
         for _ in range(8):
             os.write(fd, block)
         kept.append(send_off(fd))
@@ -209,7 +217,7 @@ def without_first_thread(ctx: Any, input: dict[str, Any]) -> Any:
             if input["kind"] == "memory":
                 kept.append(bytearray(b"x") * (8 << 20))
                 continue
-            kept.append(os.open(".", os.O_TMPFILE | os.O_RDWR) if input["kind"] == "disk" else os.memfd_create("bomb"))
+            kept.append(unnamed() if input["kind"] == "disk" else os.memfd_create("bomb"))
             for _ in range(8):
                 os.write(kept[-1], block)
         time.sleep(3)
@@ -235,7 +243,7 @@ def passing(ctx: Any, input: dict[str, Any]) -> Any:
             socket.send_fds(there, [b"x"], fds)
             os.close(fds[0])
     there.close()
-    fd = os.open(".", os.O_TMPFILE | os.O_RDWR)
+    fd = unnamed()
     times = 0
     while not os.path.exists("done"):
         for _ in range(10):

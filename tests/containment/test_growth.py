@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from toolhost.limits import look
 from toolhost.limits.decide import Growth
 from toolhost.limits.groups import Group, find_tree, remove_tree
 from toolhost.limits.growth import MAX_DEPTH, walk
-from toolhost.limits.look import unwritten
+from toolhost.limits.look import View, unwritten
 from toolhost.limits.plan import GroupPlan
 
 ENOUGH = Growth(1 << 30, 1000)
@@ -51,6 +55,41 @@ def test_pages_that_wait_to_be_written_are_counted() -> None:
     while not before == (found := unwritten()) == expected():  # somebody writes
         before = expected()
     assert found == before
+
+
+def test_descriptors_of_a_thread_that_has_its_own_are_seen(tmp_path: Path) -> None:
+    """`clone` can make such a thread in a jail; here one leaves the table of its process."""
+    view = View("/proc", members=lambda: [os.getpid()])
+    done, ready, left = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        left.append(ctypes.CDLL(None).unshare(0x400))  # CLONE_FILES
+        fds = [os.open(tmp_path / "gone", os.O_CREAT | os.O_RDWR), os.memfd_create("held")]
+        (tmp_path / "gone").unlink()
+        for fd in fds:
+            os.write(fd, b"x" * (1 << 20))
+        pair = socket.socketpair()
+        socket.send_fds(pair[0], [b"x"], fds)
+        left.append(os.fstat(pair[1].fileno()).st_ino)
+        ready.set()
+        done.wait(30)
+        for fd in (*fds, pair[0].detach(), pair[1].detach()):
+            os.close(fd)
+
+    before = look.memory(view, 1 << 50, look.processes(view), every_thread=True).shared
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        there = look.processes(view)
+        assert left[0] == 0
+        device = os.stat(tmp_path).st_dev
+        assert any(file.device == device and file.size >= 1 << 20 for file in look.nameless(view))
+        assert look.memory(view, 1 << 50, there, every_thread=True).shared == before + (1 << 20)
+        assert look.in_flight(view, there) == {left[1]}
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_tree_that_is_too_deep_is_enough(tmp_path: Path) -> None:

@@ -140,11 +140,12 @@ class Account:
         shared = look.shared()
         sockets: set[int] = set()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
+            found = look.memory(view, limit, there, cells, every_thread=True)
             sockets = look.still_in_flight(view)
             if not sockets:
                 self._hidden.clear(shared, found.shared)
         if self._kept_memory.look(time.monotonic(), sockets):
-            found = look.memory(view, 0, there, cells)  # each page once: what is seen is not hidden
+            found = look.memory(view, 0, there, cells, every_thread=True)  # each page once: what is seen is not hidden
             return found.size + self._hidden.most(look.shared(), found.shared)
         return found.size
 

@@ -123,12 +123,15 @@ class Memory(NamedTuple):
     shared: int
 
 
-def memory(view: View, limit: int, there: list[Process], cells: Iterable[int] = ()) -> Memory:
+def memory(
+    view: View, limit: int, there: list[Process], cells: Iterable[int] = (), *, every_thread: bool = False
+) -> Memory:
     """What the jail's memory comes to. Pages that processes share count once, if it nears `limit` otherwise.
 
-    `cells`: processes, by their numbers in the view, that have mounts of their own.
+    `cells`: processes, by their numbers in the view, that have mounts of their own. `every_thread` is asked for its
+    descriptors: a thread can have its own.
     """
-    files, sockets = _held(view, there)
+    files, sockets = _held(view, there, every_thread)
     if view.root is not None:
         counted = set()
         for root in (view.root, *(f"{view.proc}/{pid}/root" for pid in cells)):
@@ -179,7 +182,22 @@ def _smaps(path: str) -> dict[str, int]:
     return found
 
 
-def _held(view: View, there: list[Process]) -> tuple[int, int]:
+def _folders(view: View, process: Process) -> list[str]:
+    """Where the descriptors of all its threads show."""
+    if process.threads > 1:
+        with suppress(OSError):
+            task = f"{view.proc}/{process.pid}/task"
+            return [f"{task}/{name}" for name in os.listdir(task)]
+    return [f"{view.proc}/{process.alive}"]
+
+
+def _memory_file(path: str, link: str, files: dict[tuple[int, int], int]) -> None:
+    if link.startswith("/memfd:"):
+        status = os.stat(path)
+        files[status.st_dev, status.st_ino] = status.st_blocks * 512
+
+
+def _held(view: View, there: list[Process], every_thread: bool) -> tuple[int, int]:
     """What open files without a name in memory hold, and what sockets have under way (bytes)."""
     files: dict[tuple[int, int], int] = {}
     sockets: set[str] = set()
@@ -191,11 +209,14 @@ def _held(view: View, there: list[Process]) -> tuple[int, int]:
             for name in os.listdir(folder):
                 with suppress(OSError):
                     link = os.readlink(f"{folder}/{name}")
-                    if link.startswith("/memfd:"):
-                        status = os.stat(f"{folder}/{name}")
-                        files[status.st_dev, status.st_ino] = status.st_blocks * 512
-                    elif link.startswith("socket:"):
+                    _memory_file(f"{folder}/{name}", link, files)
+                    if link.startswith("socket:"):
                         own.append((int(name), link))
+        for thread in _folders(view, process) if every_thread and process.threads > 1 else ():
+            with suppress(OSError):
+                for name in os.listdir(f"{thread}/fd"):
+                    with suppress(OSError):
+                        _memory_file(f"{thread}/fd/{name}", os.readlink(f"{thread}/fd/{name}"), files)
         if len(own) > _FEW_SOCKETS:
             new = [number for number, link in own if link not in sockets]
             sockets.update(link for _, link in own)
@@ -267,15 +288,15 @@ def nameless(view: View) -> set[Nameless]:
     """Regular files without a name that processes of the jail have open or mapped."""
     found: set[Nameless] = set()
     for process in processes(view):
-        folder = f"{view.proc}/{process.alive}"
-        with suppress(OSError):
-            for name in os.listdir(f"{folder}/fd"):
-                with suppress(OSError):
-                    status = os.stat(f"{folder}/fd/{name}")
-                    if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                        found.add(Nameless(status.st_dev, status.st_ino, status.st_blocks * 512))
+        for folder in _folders(view, process):
+            with suppress(OSError):
+                for name in os.listdir(f"{folder}/fd"):
+                    with suppress(OSError):
+                        status = os.stat(f"{folder}/fd/{name}")
+                        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                            found.add(Nameless(status.st_dev, status.st_ino, status.st_blocks * 512))
         open_ones = {(file.device, file.inode) for file in found}
-        with suppress(OSError), open(f"{folder}/maps", encoding="utf-8", errors="replace") as source:
+        with suppress(OSError), open(f"{view.proc}/{process.alive}/maps", encoding="utf-8", errors="replace") as source:
             for line in source:
                 if line.rstrip().endswith("(deleted)"):
                     with suppress(ValueError, IndexError):
@@ -296,8 +317,7 @@ def in_flight(view: View, there: Iterable[Process]) -> set[int]:
     """
     found: set[int] = set()
     seen: set[str] = set()
-    for process in there:
-        folder = f"{view.proc}/{process.alive}"
+    for folder in (folder for process in there for folder in _folders(view, process)):
         with suppress(OSError):
             for name in os.listdir(f"{folder}/fd"):
                 with suppress(OSError, ValueError, IndexError):
