@@ -187,7 +187,7 @@ class Supervisor:
             self._ready.result()
         elif not self._stop.done():
             raise fail(
-                "E_INTERNAL", f"the kernel was not ready within {START_S:g} s; see {self._log_path('supervisor')}"
+                "E_KERNEL_SLOW", f"the kernel was not ready within {START_S:g} s; see {self._log_path('supervisor')}"
             )
         if not self._stop.done():
             _log.info("ready")

@@ -67,6 +67,7 @@ CODES: Final[dict[str, str]] = {
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
+    "E_KERNEL_SLOW": "The machine may be too busy: start it again. If it stays so, its logs say what it waits for.",
     "E_KERNEL_LOST": "The kernel ended unexpectedly; its logs say why. Start it again, nothing accepted is lost.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",

@@ -49,7 +49,8 @@ _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 _OURS: Final = re.compile(r" at (?:<frozen |/run/goondan/)")
 NO_HANDLERS: Final = "the module has no `handlers`, a dict from export names to functions"
 
-Reason = Literal["import", "handlers", "timeout", "crash"]
+#: `sandbox`: what the tool asks for cannot be given to any jail, so the module was not loaded.
+Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
 
 
 class Request(Struct, frozen=True, rename="camel", kw_only=True):
@@ -147,7 +148,7 @@ async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, time
     except GoondanError as error:
         if error.info.code == "E_SANDBOX_UNAVAILABLE":
             return None
-        return _refuse(tool, "import", error.info.message, "jail")
+        return _refuse(tool, "sandbox", error.info.message, "jail")
     granted = {name: value for name in tool.sandbox.env if (value := os.environ.get(name)) is not None}
     jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=jail.plan.import_paths, jailed=True))
     try:

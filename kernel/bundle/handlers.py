@@ -57,10 +57,14 @@ _NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this 
 
 def judge(tool: CheckedTool, finding: Finding, report: Report) -> None:
     """Report what a finding means for a Tool's document."""
-    at: Path = ("spec", "entry")
-    place, entry = tool.document.place(*at), tool.document.text(*at)
+    entry_at: Path = ("spec", "entry")
+    place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
     if finding.error is not None:
         message, suggestion = finding.error.message, None
+        if finding.error.reason == "sandbox":  # no fault of the module, which was not loaded
+            at = tool.document.place("spec", "sandbox")
+            report.error("E_SANDBOX_DENIED", f"no jail of this tool can be made: {_one_line(message)}", at)
+            return
         if finding.error.reason == "handlers":
             suggestion = "Give the module a dict `handlers` from export names to functions."
         report.error("E_CONFIG_ENTRY", f"the entry {entry} cannot be used: {_one_line(message)}", place, suggestion)

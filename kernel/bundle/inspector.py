@@ -31,7 +31,7 @@ CACHE_FILE: Final = "cache/handlers.json"
 
 
 class Refusal(Struct, frozen=True):
-    """Why a module cannot serve: `import`, `handlers`, `timeout` or `crash`, and in words."""
+    """Why a module cannot serve: `import`, `handlers`, `timeout`, `crash` or `sandbox`, and in words."""
 
     reason: str
     message: str

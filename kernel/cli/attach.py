@@ -127,7 +127,7 @@ class Started:
             readable, _, _ = select.select([self._ready_fd], [], [], max(0.0, until - time.monotonic()))
             if not readable:
                 self.kill()
-                raise fail("E_INTERNAL", f"the kernel was not ready within {READY_S:g} s; see {self._log}")
+                raise fail("E_KERNEL_SLOW", f"the kernel was not ready within {READY_S:g} s; see {self._log}")
             chunk = os.read(self._ready_fd, 65536)
             if not chunk:
                 break

@@ -62,6 +62,12 @@ def test_a_module_that_cannot_serve(tool: CheckedTool, reason: str) -> None:
     assert len(report.errors[0].message) < 400
 
 
+def test_a_jail_that_cannot_be_had_is_no_fault_of_the_module(tool: CheckedTool) -> None:
+    report = judged(tool, Finding(name="words", method="jail", error=Refusal("sandbox", "/gone does not exist")))
+    assert [(p.code, p.path) for p in report.errors] == [("E_SANDBOX_DENIED", "spec.sandbox")]
+    assert "/gone does not exist" in report.errors[0].message
+
+
 def test_what_only_the_source_says_is_a_warning(tool: CheckedTool) -> None:
     report = judged(tool, Finding(name="words", method="source", exports=None))
     assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
