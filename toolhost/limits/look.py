@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -26,7 +27,9 @@ _FEW_TABLES: Final = 512 // 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: Looks at what is in flight while its jail runs, which a program that passes descriptors on is unlikely to outlast.
-_LOOKS_IN_TURN: Final = 3
+_LOOKS_IN_TURN: Final = 6
+#: What it gets to run meanwhile (seconds).
+_TURN_S: Final = 0.001
 #: Of one process, more than a jail may have open.
 _MANY_SOCKETS: Final = 4096
 
@@ -338,6 +341,7 @@ def still_in_flight(view: View) -> set[int]:
     for _ in range(_LOOKS_IN_TURN - 1):
         if not found:
             break
+        time.sleep(_TURN_S)
         found = in_flight(view, there)
         kept = kept & found
     return kept if kept and found else found
