@@ -192,6 +192,7 @@ async def test_who_passes_descriptors_on_is_not_blamed_for_a_neighbour(place: Pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may say which thread comes first")
+@pytest.mark.skipif((tree := own_tree()) is None or tree.memory is None, reason="no control groups here")
 async def test_the_watch_comes_before_all_others_and_jails_do_not(place: Path) -> None:
     source = "import os\ndef policy(ctx, input): return os.sched_getscheduler(0)\nhandlers = {'policy': policy}\n"
     async with bench(make_tool(place, source, "policy")) as made:

@@ -235,6 +235,11 @@ class Account:
                     os.kill(pid, signal.SIGKILL)
 
     @property
+    def counts_memory(self) -> bool:
+        """Whether the kernel counts its memory, so that a look at it takes no time."""
+        return self._group is not None and self._group.tree.memory is not None
+
+    @property
     def counts_processes(self) -> bool:
         """Whether the kernel knows when it has refused one."""
         return self._group is not None and self._group.tree.pids is not None

@@ -70,7 +70,8 @@ class Watch:
             self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
             self._thread.start()
             for number in (self._thread.native_id, self._disks.start()):
-                if number is not None:
+                # Not where memory is looked at process by process: that takes long, and the loop would wait for it.
+                if number is not None and jail.counts_memory:
                     self._put_first(number)
 
     def remove(self, jail: Account) -> None:
