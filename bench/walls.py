@@ -29,7 +29,7 @@ from bench.agent import private_mib
 from bench.compare import Benchmark, Goal, Metric, Together
 from schemas.launch import ExportSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 
 TOOLS = Path(__file__).parent / "tools"
 EXPORTS = ("nothing", "files", "program")

@@ -25,7 +25,7 @@ from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
 from toolhost.policy.facts import find_bwrap, host_facts
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 
 
 @lru_cache(maxsize=1)

@@ -31,7 +31,7 @@ from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
 from toolhost.policy.facts import hidden_folders, with_hidden
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 from toolhost.privileges.steward_link import STEWARD
 from toolhost.state_folder import StateFolder
 from toolhost.survey import ALONE, calls_can_be_forked, survey

@@ -35,7 +35,7 @@ from toolhost.jails.live import Jails
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0

@@ -31,7 +31,8 @@ from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, Work
 from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail
 from toolhost.policy.facts import find_bwrap, hidden_folders, host_facts, look_up
-from toolhost.policy.plan import HostFacts, plan
+from toolhost.policy.plan import plan
+from toolhost.policy.subject import HostFacts
 from toolhost.privileges.descent import descend
 from toolhost.privileges.steward_link import STEWARD
 

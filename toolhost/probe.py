@@ -21,9 +21,11 @@ from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed
 from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail, process_status
+from toolhost.policy.conventions import JAIL_UID
 from toolhost.policy.facts import look_up
 from toolhost.policy.nested import CAPABILITIES as KEPT
-from toolhost.policy.plan import JAIL_UID, HostFacts, plan
+from toolhost.policy.plan import plan
+from toolhost.policy.subject import HostFacts
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.

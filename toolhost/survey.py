@@ -34,8 +34,9 @@ from schemas.receipts import Mechanism, Wall
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.limits.plan import mechanisms
 from toolhost.policy.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
-from toolhost.policy.plan import HostFacts, walls
+from toolhost.policy.plan import walls
 from toolhost.policy.reduced import MINIMUM_LANDLOCK
+from toolhost.policy.subject import HostFacts
 from toolhost.privileges.descent import descend
 from toolhost.privileges.giving_up import runs_for_root
 from toolhost.probe import Probed, probe, probe_call

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-#: Where the host reads who the first process is (toolhost.policy.plan.STATUS_FD).
+#: Where the host reads who the first process is (toolhost.policy.conventions.STATUS_FD).
 STATUS_FD = 4
 #: Descriptors above the worker's socket are for bubblewrap and the boot stage.
 FIRST_FD, LAST_FD = 4, 64

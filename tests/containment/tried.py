@@ -13,7 +13,7 @@ from typing import Any, Literal
 from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment import attempts
 from tests.toolhost_fixture import bench, make_tool
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 
 #: What the jails are tried as: a worker that runs all calls, and a call that was forked.
 TOOLS: dict[Literal["instance", "call"], str] = {"instance": "t", "call": "c"}

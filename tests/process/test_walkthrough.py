@@ -10,7 +10,7 @@ import pytest
 
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
-from toolhost.policy.plan import GUARDED_NAMES
+from toolhost.policy.refusals import GUARDED_NAMES
 
 PAGES = {
     "README.md": ROOT / "README.md",

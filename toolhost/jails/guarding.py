@@ -17,7 +17,8 @@ from typing import Final
 
 from schemas.errors import fail
 from toolhost.launcher.deeds import remove_unguarded
-from toolhost.policy.plan import GUARDED_NAMES, Place
+from toolhost.policy.refusals import GUARDED_NAMES
+from toolhost.policy.subject import Place
 from toolhost.privileges.steward_link import STEWARD
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.

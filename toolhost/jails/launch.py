@@ -24,7 +24,8 @@ from schemas.worker_frames import WORKER_FD
 from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
-from toolhost.policy.plan import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD, LaunchPlan, start_of
+from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
+from toolhost.policy.plan import LaunchPlan, start_of
 from toolhost.policy.uids import Uids, instance_uid
 from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
 

@@ -62,7 +62,8 @@ from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.limits.watch import Watch
 from toolhost.network import Egress, JailNetwork
-from toolhost.policy.plan import HostFacts, forks
+from toolhost.policy.plan import forks
+from toolhost.policy.subject import HostFacts
 from toolhost.privileges.launcher_link import LAUNCHER
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.

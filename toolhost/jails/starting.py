@@ -13,7 +13,8 @@ from toolhost.jails.guarding import remove_placeholders
 from toolhost.jails.jail import Jail, Owner
 from toolhost.jails.stays import Stays
 from toolhost.policy.facts import look_up
-from toolhost.policy.plan import HostFacts, LaunchPlan, plan
+from toolhost.policy.plan import LaunchPlan, plan
+from toolhost.policy.subject import HostFacts
 
 
 async def start_jail(

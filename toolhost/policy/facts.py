@@ -30,7 +30,8 @@ from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.jails.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.limits.groups import own_tree
 from toolhost.policy.bytecode import compile_sources
-from toolhost.policy.plan import SYSTEM, TOP, HostFacts, Place, Request, guard_candidates
+from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates
+from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.privileges.giving_up import runs_for_root
 from toolhost.privileges.steward_link import STEWARD
 from toolhost.seccomp.numbers import NUMBERS, Machine

@@ -13,18 +13,12 @@ from typing import Final
 from schemas.errors import fail
 from schemas.grantable import within
 from toolhost.limits.plan import group_plan, mechanisms
+from toolhost.policy.conventions import JAIL_PATH
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from toolhost.policy.plan import (
-    JAIL_PATH,
-    HostFacts,
-    LaunchPlan,
-    Place,
-    Request,
-    check_workdir,
-    check_write_grant,
-    named,
-    resource_limits,
-)
+from toolhost.policy.mounts import named
+from toolhost.policy.plan import LaunchPlan, resource_limits
+from toolhost.policy.refusals import check_workdir, check_write_grant
+from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
 
 #: Landlock's scopes keep signals inside; without them a jail could end every process of the operator.

@@ -21,18 +21,10 @@ from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
 from toolhost.limits.groups import beside, hand_over, own_tree
 from toolhost.policy import facts
-from toolhost.policy.plan import (
-    ARGS_FD,
-    FILTER_FD,
-    GUARDED_NAMES,
-    SYSTEM,
-    TOP,
-    HostFacts,
-    boot_command,
-    enclosure_of,
-    isolation,
-    start_of,
-)
+from toolhost.policy.conventions import ARGS_FD, FILTER_FD
+from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
+from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
+from toolhost.policy.subject import HostFacts
 from toolhost.policy.uids import INSTANCES
 from toolhost.privileges.giving_up import future_user, give_up
 from toolhost.privileges.launcher_link import LAUNCHER, spawn

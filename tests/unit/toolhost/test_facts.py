@@ -14,7 +14,7 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.users import TOOLHOST_UID
 from toolhost.policy.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
-from toolhost.policy.plan import HostFacts
+from toolhost.policy.subject import HostFacts
 from toolhost.probe import CAPABILITIES, judge, judge_processes
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")

@@ -8,7 +8,8 @@ from schemas.launch import ToolSpec
 from schemas.receipts import Receipt
 from tests.unit.toolhost.test_policy import HOST
 from toolhost.calls.receipts import LONG_S, LOOK_S, Ledger, Usage
-from toolhost.policy.plan import Request, plan
+from toolhost.policy.plan import plan
+from toolhost.policy.subject import Request
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)
 

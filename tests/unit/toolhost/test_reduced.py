@@ -9,7 +9,8 @@ from schemas.errors import GoondanError
 from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from toolhost.policy.landlock import READ, RUN, WRITE, for_file
-from toolhost.policy.plan import Place, Request, plan
+from toolhost.policy.plan import plan
+from toolhost.policy.subject import Place, Request
 from toolhost.seccomp.program import program
 
 LOW = msgspec.structs.replace(HOST, tier="reduced", landlock=6, fix="Do this.", hidden=["/home/u/.goondan"])

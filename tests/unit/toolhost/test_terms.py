@@ -18,7 +18,7 @@ from toolhost.launcher.terms import (
     check_writable,
     state_root_of,
 )
-from toolhost.policy.plan import GUARDED_NAMES, SYSTEM, TOP
+from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.uids import INSTANCES
 
 FIRST, LAST = 0x70001000, 0x70001FFF

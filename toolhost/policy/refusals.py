@@ -1,0 +1,69 @@
+"""Folders that no jail has, or that none may write to. Pure.
+
+Source: sandbox.md sections 1 and 2.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schemas.errors import fail
+from schemas.grantable import unreadable, unwritable, within
+from schemas.launch import ToolSpec
+from toolhost.policy.subject import HostFacts
+
+#: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
+GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
+#: Folders that are the system's, or that a jail makes itself; no workdir lies in them.
+SYSTEM: Final = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32",
+    "/proc", "/run/goondan", "/sbin", "/sys", "/usr",
+)  # fmt: skip
+#: These themselves are no workdir either, only folders in them.
+TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
+
+
+def check_workdir(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED when a person's programs run or trust what lies in `path` (resolved)."""
+    check_writable(path, host)
+    if any(within(path, folder) for folder in host.hidden):
+        return  # of the state, which only an instance's workspace can be named in
+    if host.home not in ("", "/") and within(host.home, path):
+        raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
+    if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
+        raise fail(
+            "E_SANDBOX_DENIED", f"{path} lies in a hidden folder of the home directory, which your programs trust"
+        )
+
+
+def check_writable(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED when no jail may write to `path` (resolved): a system folder, an interpreter, our code."""
+    if path in TOP or any(within(path, folder) for folder in SYSTEM):
+        raise fail("E_SANDBOX_DENIED", f"{path} is a system folder and cannot be writable for a tool")
+    for folder in [*host.code, *([host.prefix] if host.prefix else [])]:
+        if within(path, folder):
+            raise fail("E_SANDBOX_DENIED", f"{path} lies in {folder}, which holds code that runs outside of jails")
+
+
+def check_write_grant(path: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
+    reason = unwritable(path, [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])])
+    if reason is not None:
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted for writing: {reason}")
+
+
+def check_read_grant(path: str) -> None:
+    """Raise E_SANDBOX_DENIED for a grant to read that would put the host's /proc, /dev or the like into a jail."""
+    reason = "every jail has its own" if path == "/" else unreadable(path)
+    if reason is not None:
+        raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted: {reason}")
+
+
+def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:
+    """Paths inside the writable `folder` that must be read-only if they exist, each once."""
+    wanted = [f"{folder}/{name}" for name in GUARDED_NAMES]
+    roots = [*protected, tool.root, *host.code, *([host.prefix] if host.prefix else [])]
+    wanted += [path for path in roots if within(path, folder) and path != folder]
+    if within(tool.entry, folder):
+        wanted.append(tool.entry)
+    return list(dict.fromkeys(wanted))
