@@ -36,6 +36,7 @@ from toolhost.limits import look
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.policy.plan import LaunchPlan
+from toolhost.signalling import signal_all
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
@@ -278,10 +279,8 @@ class Jail:
 
     def _kill_outside(self) -> None:
         if self._init_pidfd < 0 and not self.gone:
-            child = _first_child(self.pid)
+            signal_all(lambda: _children(self.pid)[:1], signal.SIGKILL)
             with suppress(ProcessLookupError):
-                if child is not None:
-                    os.kill(child, signal.SIGKILL)
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _exited(self) -> None:

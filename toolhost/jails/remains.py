@@ -12,6 +12,8 @@ import signal
 from contextlib import suppress
 from typing import Final
 
+from toolhost.signalling import signal_all
+
 #: Rounds of finding and killing; each takes some milliseconds, and what is stopped first can start nothing more.
 MAX_ROUNDS: Final = 50
 
@@ -31,10 +33,6 @@ def members(session: int) -> list[int]:
 def end_session(session: int) -> None:
     """Kill every process of a session. They are stopped first, so that none can start another one meanwhile."""
     for _ in range(MAX_ROUNDS):
-        found = members(session)
-        if not found:
+        if signal_all(lambda: members(session), signal.SIGSTOP) == 0:
             return
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        signal_all(lambda: members(session), signal.SIGKILL)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -28,6 +26,7 @@ from toolhost.jails.pool import Slot
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.network import JailNetwork
+from toolhost.signalling import signal_all
 
 #: A jail in which strays are still found after so many looks is ended.
 STRAY_LOOKS: Final = 3
@@ -173,9 +172,7 @@ def sweep(tenancy: Tenancy) -> bool:
     tenancy.strays += 1
     if tenancy.strays > STRAY_LOOKS:
         return False
-    for pid in strays:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    signal_all(tenancy.jail.strays, signal.SIGKILL)
     return True
 
 

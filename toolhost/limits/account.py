@@ -21,6 +21,7 @@ from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace,
 from toolhost.limits.flight import HiddenMemory, Kept
 from toolhost.limits.groups import Group
 from toolhost.privileges.steward_link import STEWARD
+from toolhost.signalling import signal_all
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -218,21 +219,19 @@ class Account:
         if self._niceness:
             self._stand(0)
         if self._group is not None:
-            self._kill(self._group.processes())
+            self._kill(self._group.processes)
             self._group.thaw()
 
     def end(self, limit: str) -> None:
         """It has reached that limit: end all of its processes, in the watch's thread."""
         self.met = limit
         self.hasten()
-        if self._group is None and self.view is not None:
-            self._kill(look.outer_processes(self.view.init_pid) if self.view.members is None else self.view.members())
+        if self._group is None and (view := self.view) is not None:
+            self._kill(view.members or (lambda: look.outer_processes(view)))
 
-    def _kill(self, pids: Sequence[int]) -> None:
-        for pid in pids:
-            if pid != self.session:  # bubblewrap's own outside of the jail ends with it, and says how
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+    def _kill(self, find: Callable[[], list[int]]) -> None:
+        # bubblewrap's own outside of the jail ends with it, and says how
+        signal_all(lambda: [pid for pid in find() if pid != self.session], signal.SIGKILL)
 
     @property
     def counts_memory(self) -> bool:

@@ -53,19 +53,28 @@ class Process(NamedTuple):
 class View(NamedTuple):
     """Where a jail's processes show: below `proc`, all of them, or those that `members` gives when it is not None.
 
-    `root` is the jail's root, None when it has none of its own; `init_pid` the number here of its first process.
+    `root` is the jail's root, None when it has none of its own; `init_pid` the number here of its first process, and
+    `born` when that was started, by which it is told from another one with its number.
     """
 
     proc: str
     root: str | None = None
     init_pid: int = 0
+    born: int = 0
     members: Callable[[], list[int]] | None = None
 
 
 def by_namespace(init_pid: int) -> View:
     """The jail whose first process has that number here; in the view, processes have the numbers of the jail."""
     root = f"/proc/{init_pid}/root"
-    return View(f"{root}/proc", root, init_pid)
+    return View(f"{root}/proc", root, init_pid, _born(init_pid))
+
+
+def _born(pid: int) -> int:
+    """When a process was started (ticks since the machine was); 0 when there is none."""
+    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as source:
+        return int(source.read().rpartition(b")")[2].split()[19])
+    return 0
 
 
 def processes(view: View) -> list[Process]:
@@ -223,7 +232,7 @@ def _held(view: View, there: list[Process], every_thread: bool) -> tuple[int, in
         if len(own) > _FEW_SOCKETS:
             new = [number for number, link in own if link not in sockets]
             sockets.update(link for _, link in own)
-            pid = process.pid if view.root is None else _outer(view.init_pid, process.pid)
+            pid = process.pid if view.root is None else _outer(view, process.pid)
             under_way += 0 if pid is None else _under_way(pid, new)
     return sum(files.values()), under_way
 
@@ -237,9 +246,9 @@ def _under_way(pid: int, numbers: list[int]) -> int:
     return 0
 
 
-def _outer(init_pid: int, inner_pid: int) -> int | None:
+def _outer(view: View, inner_pid: int) -> int | None:
     """The number here of a process that has that number in the jail."""
-    for pid in outer_processes(init_pid):
+    for pid in outer_processes(view):
         with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as source:
             for line in source:
                 if line.startswith(b"NSpid:"):
@@ -249,15 +258,15 @@ def _outer(init_pid: int, inner_pid: int) -> int | None:
     return None
 
 
-def outer_processes(init_pid: int) -> list[int]:
-    """Every process of the jail by its number here."""
-    found = [init_pid]
+def outer_processes(view: View) -> list[int]:
+    """Every process of the jail, which has a process namespace, by its number here; none when it is gone."""
+    found = [view.init_pid]
     for pid in found:
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
                     found += map(int, source.read().split())  # the list grows while it is walked
-    return found
+    return found if view.born and _born(view.init_pid) == view.born else []
 
 
 def unwritten() -> int:
