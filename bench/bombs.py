@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -249,8 +250,7 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         waited, took = waited_s() - waited, time.monotonic() - began
         bombing.over = True
         times, late = await collected
-        kept = "control groups" if made.facts.groups is not None else "watched"
-        kept += ", sized" if options.sized else ""
+        kept = mechanism(made, sized=options.sized)
     await cleaner.close()
     go_through(str(place / "state"), "unmount")
     print(f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs, load before: {busy:.1f}")
@@ -267,17 +267,34 @@ async def run(options: argparse.Namespace, place: Path) -> int:
     return judged["WRONG"]
 
 
-def main() -> int:
-    """Run it in a temporary folder."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def arguments(purpose: str | None) -> argparse.ArgumentParser:
+    """What can be said of how limits are kept."""
+    parser = argparse.ArgumentParser(description=(purpose or "").partition("\n")[0])
     parser.add_argument("--watched", action="store_true", help="without control groups")
     parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
-    parser.add_argument("--seconds", type=int, default=15)
-    parser.add_argument("--jails", type=int, default=20)
-    options = parser.parse_args()
+    return parser
+
+
+def mechanism(made: Bench, *, sized: bool) -> str:
+    """How they are kept, in words."""
+    return ("control groups" if made.facts.groups is not None else "watched") + (", sized" if sized else "")
+
+
+def in_a_folder(
+    run: Callable[[argparse.Namespace, Path], Coroutine[Any, Any, int]], options: argparse.Namespace
+) -> int:
+    """The exit status of `run` in a temporary folder: 1 when something ended in a way that is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         return 1 if uvloop.run(run(options, Path(folder))) else 0
+
+
+def main() -> int:
+    """Run it in a temporary folder."""
+    parser = arguments(__doc__)
+    parser.add_argument("--seconds", type=int, default=15)
+    parser.add_argument("--jails", type=int, default=20)
+    return in_a_folder(run, parser.parse_args())
 
 
 if __name__ == "__main__":

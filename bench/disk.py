@@ -14,15 +14,12 @@ import argparse
 import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-import uvloop
-
-from bench.bombs import Cleaner, ending, last_write, workdir, workdirs
+from bench.bombs import Cleaner, arguments, ending, in_a_folder, last_write, mechanism, workdir, workdirs
 from schemas.launch import Limits, SandboxSpec
 from tests.containment.writers import KINDS
 from tests.toolhost_fixture import Bench, bench, make_tool
@@ -100,8 +97,7 @@ async def run(options: argparse.Namespace, place: Path) -> int:
         took = time.monotonic() - began
         measured.over = True
         await innocent
-        kept = "control groups" if made.facts.groups is not None else "watched"
-        kept += ", sized" if options.sized else ""
+        kept = mechanism(made, sized=options.sized)
     await cleaner.close()
     go_through(str(place / "state"), "unmount")
     head = f"{options.jails} jails, {kept}, uid {os.geteuid()}, {os.cpu_count()} CPUs"
@@ -123,17 +119,12 @@ async def run(options: argparse.Namespace, place: Path) -> int:
 
 def main() -> int:
     """Run it in a temporary folder."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--watched", action="store_true", help="without control groups")
-    parser.add_argument("--sized", action="store_true", help="workdirs with file systems of their own")
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jails", type=int, default=8)
     parser.add_argument("--writers", default="2,8", help="numbers of processes that write in one jail")
     parser.add_argument("--kinds", default="", help="those of tests/containment/writers.py; default all")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        return 1 if uvloop.run(run(options, Path(folder))) else 0
+    return in_a_folder(run, parser.parse_args())
 
 
 if __name__ == "__main__":
