@@ -9,10 +9,10 @@ from functools import partial
 from schemas.launch import ToolHostSpec, ToolSpec
 from toolhost import offload
 from toolhost.calls.results import output_limit
-from toolhost.jails.guarding import remove_placeholders
 from toolhost.jails.jail import Jail, Owner
 from toolhost.jails.stays import Stays
 from toolhost.policy.facts import look_up
+from toolhost.policy.guarding import remove_placeholders
 from toolhost.policy.plan import LaunchPlan, plan
 from toolhost.policy.subject import HostFacts
 

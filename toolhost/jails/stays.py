@@ -28,7 +28,7 @@ import msgspec
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
-from toolhost.jails.guarding import MADE_NAMES, remove_placeholders
+from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 
 #: Stays of one tool host that are kept apart; beyond it those of one folder are joined.
 MAX_STAYS: Final = 200

@@ -180,7 +180,7 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
         if os.fork():
             return {"later": True}
     except (OSError, ValueError) as error:
-        return {"state": "refused", "allowed": 0, "why": str(error)}
+        return {"state": "refused", "allowed": 0, "why": sized.reason(error)}
     channel.close()
     signal.alarm(PATIENCE_S)
     try:
@@ -199,10 +199,9 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     for path in request["joins"]:
         _join(path)
     os.setsid()
+    # Of the whole session, against others; the kernel takes ten such a second from a user.
     with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as niceness:
-        niceness.write(
-            str(request["niceness"])
-        )  # of the whole session, against others; the kernel takes ten such a second from a user
+        niceness.write(str(request["niceness"]))
     calls.fresh_session_keyring()
     high = [_moved(fd) for fd in fds]
     uid = request["uid"]

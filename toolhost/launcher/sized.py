@@ -81,9 +81,9 @@ def mount(folder: int, wanted: int | None, *, make: bool) -> Held:
             for name in (IMAGE, f"{POINT}/{NOTE}") if made else ():
                 with suppress(OSError):
                     os.unlink(name, dir_fd=folder)
-            return _watched(_words(error), unable=True) if made else _refused(_words(error))
+            return _watched(reason(error), unable=True) if made else _refused(reason(error))
         except (OSError, ValueError) as error:
-            return _refused(_words(error))
+            return _refused(reason(error))
         finally:
             if image >= 0:
                 os.close(image)
@@ -133,7 +133,8 @@ def _refused(why: str) -> Held:
     return {"state": "refused", "allowed": 0, "why": why}
 
 
-def _words(error: OSError | ValueError) -> str:
+def reason(error: OSError | ValueError) -> str:
+    """What went wrong, without Python's number for it."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -227,7 +228,7 @@ def _make(folder: int) -> int:
                 os.unlink(UNFINISHED, dir_fd=folder)
             raise
     except OSError as error:
-        raise Unable(error.errno, _words(error)) from None
+        raise Unable(error.errno, reason(error)) from None
     return image
 
 
@@ -253,7 +254,7 @@ def _mount(folder: int, image: int) -> None:
             calls.unmount(_at(folder, POINT))
             raise OSError(errno.ENOTSUP, "the kernel's ext4 cannot keep blocks back")
     except OSError as error:
-        raise Unable(error.errno, _words(error)) from None
+        raise Unable(error.errno, reason(error)) from None
     os.chmod(_at(folder, POINT), stat.S_IMODE(before.st_mode))
     with suppress(OSError):  # e2fsck makes it when it needs it
         os.rmdir(_at(folder, f"{POINT}/lost+found"))

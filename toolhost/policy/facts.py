@@ -17,7 +17,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
@@ -27,10 +26,11 @@ import msgspec
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from toolhost.jails.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.limits.groups import own_tree
 from toolhost.policy.bytecode import compile_sources
+from toolhost.policy.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates
+from toolhost.policy.scanning import scan
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.privileges.giving_up import runs_for_root
 from toolhost.privileges.steward_link import STEWARD
@@ -40,8 +40,6 @@ from toolhost.seccomp.numbers import NUMBERS, Machine
 MINIMUM_BWRAP: Final = (0, 11)
 #: `bwrap --version` answers in milliseconds; a stuck disk must not hang the start (seconds).
 VERSION_TIMEOUT_S: Final = 5.0
-#: Entries of a tool's folder that are looked at for dotfiles, breadth first: a bundled environment can have 100,000.
-MAX_SCANNED: Final = 2048
 #: Paths below /etc that programs of /usr need: Debian's alternatives, the linker's cache, the time zone, CA files.
 ETC: Final = (
     "/etc/alternatives",
@@ -434,21 +432,10 @@ def dotfiles(root: str, documents: Iterable[str]) -> list[Place]:
     """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
     hidden = {os.path.realpath(path) for path in documents}
     masked: list[Place] = []
-    folders = deque([root])
-    left = MAX_SCANNED
-    while folders and left > 0:
-        folder = folders.popleft()
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError:
-            continue  # not readable for us, so not for the jail
-        for entry in entries[:left]:
-            left -= 1
-            is_dir = entry.is_dir(follow_symlinks=False)
-            if not is_dir and not entry.is_file(follow_symlinks=False):
-                continue  # a link leads to something that is masked itself, or out of what the jail sees
-            if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
-                masked.append(Place(entry.path, "dir" if is_dir else "file"))
-            elif is_dir:
-                folders.append(entry.path)
+    for entry in scan(root, lambda name: not name.startswith(".")):
+        is_dir = entry.is_dir(follow_symlinks=False)
+        if not is_dir and not entry.is_file(follow_symlinks=False):
+            continue  # a link leads to something that is masked itself, or out of what the jail sees
+        if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
+            masked.append(Place(entry.path, "dir" if is_dir else "file"))
     return masked

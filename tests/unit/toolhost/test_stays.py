@@ -12,8 +12,8 @@ import pytest
 from schemas.errors import GoondanError
 from schemas.workdirs import MAX_SILENCE_S, Kept, Stay
 from toolhost.jails import stays as module
-from toolhost.jails.guarding import make_placeholders
 from toolhost.jails.stays import Stays, joined
+from toolhost.policy.guarding import make_placeholders
 
 
 @pytest.fixture

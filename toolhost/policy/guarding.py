@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import deque
 from contextlib import suppress
 from typing import Final
 
 from schemas.errors import fail
 from toolhost.launcher.deeds import remove_unguarded
 from toolhost.policy.refusals import GUARDED_NAMES
+from toolhost.policy.scanning import scan
 from toolhost.policy.subject import Place
 from toolhost.privileges.steward_link import STEWARD
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
 MADE_NAMES: Final = GUARDED_NAMES
-#: Entries that are looked at for repositories in the folder, breadth first: some milliseconds of a cold start.
-MAX_SCANNED: Final = 2048
 #: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.
 _SKIPPED: Final = frozenset({"node_modules", "__pycache__", ".venv", ".git"})
 
@@ -53,23 +51,8 @@ def refuse_links(folder: str) -> None:
 
 def repositories(folder: str) -> list[str]:
     """`.git` of repositories, submodules and worktrees below a folder, as far as MAX_SCANNED entries tell."""
-    found: list[str] = []
-    todo = deque([folder])
-    left = MAX_SCANNED
-    while todo and left > 0:
-        here = todo.popleft()
-        try:
-            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in entries[:left]:
-            left -= 1
-            if entry.name == ".git":
-                if here != folder:
-                    found.append(entry.path)
-            elif entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False):
-                todo.append(entry.path)
-    return found
+    below = scan(folder, lambda name: name not in _SKIPPED)
+    return [entry.path for entry in below if entry.name == ".git" and os.path.dirname(entry.path) != folder]
 
 
 def make_placeholders(folder: str) -> list[str]:
