@@ -95,7 +95,7 @@ def kernel(provider: str, durability: str, base: str) -> Iterator[Kernel]:
         shutil.copytree(ROOT / "bench" / "tools", Path(folder, "tools"))
         runtime = Path(folder, "r")
         runtime.mkdir(mode=0o700)
-        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime))
+        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime), GOONDAN_TRUST="1")
         gdn = [sys.executable, "-P", "-m", "kernel.cli"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(

@@ -23,6 +23,9 @@ from hypothesis import settings
 settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("house")
 
+# What tests run is our own: nobody is there to be asked whether a bundle is trusted. Tests of that question unset it.
+os.environ["GOONDAN_TRUST"] = "1"
+
 REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
 #: Directories of tests in the order in which they run (others come before them): files that take long first and the
 #: many short ones last, so that all workers of a whole run end at about the same time. See scripts/test.

@@ -234,7 +234,7 @@ def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) ->
     runtime = home / "r"
     runtime.mkdir(mode=0o700)
     (home / "goondan.yaml").write_text(bundle)
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "GOONDAN_TRUST") if name in os.environ}
     env |= {"GOONDAN_STATE_ROOT": str(home / "state"), "XDG_RUNTIME_DIR": str(runtime), **(extra_env or {})}
     made = Sandbox(home, env, home / "goondan.yaml")
     passed = False

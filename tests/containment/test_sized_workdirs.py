@@ -332,7 +332,7 @@ spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
 def test_the_operator_chooses_it_in_the_policy(state: Path, short_tmp: Path) -> None:
     (short_tmp / "goondan.yaml").write_text(BUNDLE)
     environment = {"PATH": os.environ["PATH"], "HOME": str(short_tmp), "GOONDAN_STATE_ROOT": str(state)}
-    environment["XDG_RUNTIME_DIR"] = str(short_tmp)
+    environment |= {"XDG_RUNTIME_DIR": str(short_tmp), "GOONDAN_TRUST": "1"}
 
     def gdn(*arguments: str) -> tuple[int, Any]:
         done = subprocess.run(
