@@ -1,0 +1,281 @@
+"""Opening a directory that other users of this machine cannot exchange, step by step from the root.
+
+A path is text: what it leads to can change between a look at it and its use. So `open_directory` opens every component
+relative to the one before it, without following links, looks at what it has opened, and gives the last one back as a
+descriptor. Callers use the descriptor (`dir_fd=`), or the path that was found on the way.
+
+Rules for each component.
+- It belongs to root or to us.
+- Nobody else may change it: it is not writable for its group or for others, unless it is sticky (there, everybody can
+  add names and nobody can take ours away). A group whose only member is the user counts as the user.
+- A link is followed by hand if it belongs to root or to us and lies in a directory that nobody else can add names to.
+  In a sticky directory that everybody can write to no link is followed: others can give a link of root's a second name.
+- What is missing is made, if that was asked for, with mode 0700, in a directory that has been looked at already.
+- From `private_from` on, a directory belongs to us, not to root, and is closed to everybody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+#: Links followed on the way to one directory: the system's own limit.
+MAX_LINKS: Final = 40
+#: The mode of what is made here.
+PRIVATE: Final = 0o700
+#: Opens without permission to read, and so a directory that we may only pass through.
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_ACL: Final = "system.posix_acl_access"
+_PASSWD: Final = "/etc/passwd"  # noqa: S105 - a file with no passwords
+_GROUP: Final = "/etc/group"
+
+#: Told of what was mended: the path and the mode that it had.
+Mended = Callable[[str, int], None]
+
+
+class DirectoryRefused(Exception):
+    """A directory that must not be used. `path` is the component, `problem` what is wrong with it, `fix` what helps."""
+
+    def __init__(self, path: str, problem: str, fix: str) -> None:
+        super().__init__(f"{path} {problem}")
+        self.path = path
+        self.problem = problem
+        self.fix = fix
+
+
+class Directory:
+    """An open directory: `fd` is its descriptor, `path` leads to it without any link. Close it, or use `with`."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+
+    def close(self) -> None:
+        """Close the descriptor. A second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_directory(
+    path: str,
+    *,
+    make: bool = False,
+    private_from: str | None = None,
+    mend: Mended | None = None,
+    owners: Collection[int] | None = None,
+) -> Directory:
+    """Open the directory at `path` (absolute), if nobody else can change which one that is.
+
+    `make`: make what is missing, with mode 0700. `private_from`: this component of `path` and those below it must be
+    ours and closed to others; `mend`: where only their mode is wrong, it is set right, and this function is told.
+    `owners`: the users that count as us besides root (default: the effective user).
+
+    Raises DirectoryRefused, FileNotFoundError without `make`, and other OSErrors; their `filename` is the component.
+    """
+    if not path.startswith("/") or "\0" in path:
+        raise DirectoryRefused(repr(path), "is not an absolute path", "Give an absolute path.")
+    ours = frozenset((os.geteuid(),) if owners is None else owners)
+    walk = _Walk(ours, make, mend)
+    try:
+        return walk.to(path, private_from)
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """The way to one directory: `fd` is the directory that it has come to, with its path and state."""
+
+    def __init__(self, owners: frozenset[int], make: bool, mend: Mended | None) -> None:
+        self._owners = owners
+        self._make = make
+        self._mend = mend
+        self._links = 0
+        self._fd = -1
+        self._path = ""
+        self._open = False
+        #: Names that are still to be entered, the next one last, and whether each must be private.
+        self._pending: list[tuple[str, bool]] = []
+
+    def to(self, path: str, private_from: str | None) -> Directory:
+        """Go all the way; once only."""
+        names = _names(path)
+        public = len(names) if private_from is None else len(_names(private_from)) - 1
+        if private_from is not None and names[: public + 1] != _names(private_from):
+            raise ValueError(f"{path} is not in {private_from}")
+        self._pending = [(name, at >= public) for at, name in enumerate(names)][::-1]
+        self._enter(os.open("/", _LOOK | os.O_DIRECTORY), "/", False)
+        while self._pending:
+            self._step(*self._pending.pop())
+        try:
+            fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        except PermissionError:  # one to pass through only
+            fd, self._fd = self._fd, -1
+        return Directory(fd, self._path)
+
+    def close(self) -> None:
+        """Leave where it has come to."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _step(self, name: str, private: bool) -> None:
+        path = os.path.dirname(self._path) if name == ".." else os.path.join(self._path, name)
+        try:
+            fd = self._look(name)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        try:
+            state = os.fstat(fd)
+            target = self._target(fd, path, state) if stat.S_ISLNK(state.st_mode) else None
+            if target is None and not stat.S_ISDIR(state.st_mode):
+                raise DirectoryRefused(path, "is not a directory", f"Remove it: rm {shlex.quote(path)}")
+        except BaseException:
+            os.close(fd)
+            raise
+        if target is None:
+            self._enter(fd, path, private)
+            return
+        os.close(fd)
+        names = _names(target)
+        # The link stands for its target, so the target's last component is what the link was expected to be.
+        self._pending += [(name, private and at == len(names) - 1) for at, name in enumerate(names)][::-1]
+        if target.startswith("/"):
+            self._enter(os.open("/", _LOOK | os.O_DIRECTORY), "/", private and not names)
+
+    def _look(self, name: str) -> int:
+        try:
+            return os.open(name, _LOOK, dir_fd=self._fd)
+        except FileNotFoundError:
+            if not self._make:
+                raise
+        with suppress(FileExistsError):  # made by another process in this moment, and looked at like any other
+            os.mkdir(name, PRIVATE, dir_fd=self._fd)
+        return os.open(name, _LOOK, dir_fd=self._fd)
+
+    def _enter(self, fd: int, path: str, private: bool) -> None:
+        """Go on from the directory `fd`, if it is in order. Takes the descriptor over, also when it raises."""
+        try:
+            state = os.fstat(fd)
+            if private and self._mend is not None and state.st_uid in self._owners and state.st_mode & 0o077:
+                mode = stat.S_IMODE(state.st_mode)
+                with suppress(OSError):
+                    os.chmod(f"/proc/self/fd/{fd}", mode & PRIVATE)
+                state = os.fstat(fd)
+                if not state.st_mode & 0o077:
+                    self._mend(path, mode)
+            self._open = check(path, state, self._owners, private=private, listed=lambda: _has_list(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._path = fd, path
+
+    def _target(self, fd: int, path: str, state: os.stat_result) -> str:
+        """What the link `fd` leads to, if it may be followed."""
+        remove = f"Name the directory itself, or remove the link: rm {shlex.quote(path)}"
+        if state.st_uid != 0 and state.st_uid not in self._owners:
+            raise DirectoryRefused(path, f"is a link that belongs to uid {state.st_uid}", remove)
+        if self._open:
+            raise DirectoryRefused(path, "is a link in a directory that everybody can write to", remove)
+        self._links += 1
+        if self._links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        return os.readlink("", dir_fd=fd)
+
+
+def check(
+    path: str,
+    state: os.stat_result,
+    owners: Collection[int],
+    *,
+    private: bool = False,
+    listed: Callable[[], bool] = lambda: False,
+) -> bool:
+    """See that nobody but root and `owners` can change a directory, from its `state`. Raises DirectoryRefused.
+
+    `listed` is asked whether it has an access control list. True if everybody can add names to it: it is sticky.
+    """
+    mode, quoted = stat.S_IMODE(state.st_mode), shlex.quote(path)
+    if state.st_uid not in owners and (private or state.st_uid != 0):
+        raise DirectoryRefused(
+            path, f"belongs to uid {state.st_uid}", "Use another directory, or have its owner remove it."
+        )
+    if private and mode & 0o077:
+        raise DirectoryRefused(
+            path, f"is open to others (mode {mode:04o}); it must be yours with mode 0700", f"chmod 0700 {quoted}"
+        )
+    if not mode & 0o022:
+        return False
+    if mode & stat.S_ISVTX:
+        return True
+    if mode & 0o002:
+        raise DirectoryRefused(path, f"can be changed by everybody (mode {mode:04o})", f"chmod go-w {quoted}")
+    # The group's bits are the mask of an access control list, where there is one: it can name anybody.
+    if listed():
+        problem = f"has an access control list by which others may change it (mode {mode:04o})"
+        raise DirectoryRefused(path, problem, f"setfacl -b {quoted}; chmod g-w {quoted}")
+    if not holds_only(state.st_gid, frozenset((0, *owners)), _read(_PASSWD), _read(_GROUP)):
+        problem = f"can be changed by group {state.st_gid} (mode {mode:04o}), which is not yours alone"
+        raise DirectoryRefused(path, problem, f"chmod g-w {quoted}")
+    return False
+
+
+def holds_only(gid: int, users: Collection[int], passwd: str, group: str) -> bool:
+    """Whether the members of a group are some of `users`, and nobody else, by the texts of the two files (pure).
+
+    Its members are those whose first group it is, and those who are listed. A group that nobody is in, or that is not
+    in the file, is nobody's alone: a directory service, or a program with that group's rights, can be in it.
+    """
+    ids: dict[str, int] = {}
+    members: set[int] = set()
+    for line in passwd.splitlines():
+        fields = line.split(":")
+        if len(fields) < 4 or not fields[2].isdecimal():
+            continue
+        ids.setdefault(fields[0], int(fields[2]))
+        if fields[3] == str(gid):
+            members.add(int(fields[2]))
+    known = False
+    for line in group.splitlines():
+        fields = line.split(":")
+        if len(fields) < 4 or fields[2] != str(gid):
+            continue
+        known = True
+        for name in fields[3].split(","):
+            if name.strip():
+                members.add(ids.get(name.strip(), -1))
+    return known and bool(members) and members <= set(users)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _has_list(fd: int) -> bool:
+    try:
+        return bool(os.getxattr(f"/proc/self/fd/{fd}", _ACL))
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except OSError:
+        return ""
