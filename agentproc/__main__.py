@@ -8,6 +8,7 @@ import sys
 from agentproc.app import main, new_loop
 from schemas.errors import GoondanError
 from schemas.startup import die_with_parent, read_token, set_process_name
+from schemas.visible import visible_line
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def run(argv: list[str] | None = None) -> int:
     try:
         token = read_token(options.token_fd, options.token_file)
     except GoondanError as error:
-        print(f"agentproc: {error}", file=sys.stderr)
+        print(visible_line(f"agentproc: {error}"), file=sys.stderr)
         return 2
     return main(new_loop(), options.endpoint, token, name="gdn-agent", ready_fd=options.ready_fd)
 

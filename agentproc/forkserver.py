@@ -36,6 +36,7 @@ from agentproc.app import new_loop
 from agentproc.warmup import rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, ForkReply, decode_request, encode_packet
 from schemas.startup import die_with_parent, report_ready, set_process_name
+from schemas.visible import visible_line
 
 #: How long a new agent waits to become the supervisor's child (seconds): it takes microseconds, or never happens.
 ADOPTION_S: Final = 2.0
@@ -216,7 +217,7 @@ def _redirect(log_path: str | None) -> None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             log = os.open(log_path, flags, 0o600)
         except OSError as error:
-            print(f"the log {log_path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
+            print(visible_line(f"the log {log_path} cannot be opened: {error.strerror}"), file=sys.stderr, flush=True)
         else:
             os.dup2(log, 2)
 

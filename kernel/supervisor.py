@@ -62,6 +62,7 @@ from schemas.frames import ErrorPayload
 from schemas.launch import KernelPlan
 from schemas.startup import become_subreaper, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+from schemas.visible import visible_line
 
 if TYPE_CHECKING:
     from kernel.control_link import ControlLink
@@ -565,7 +566,7 @@ class Supervisor:
         """Say why the start failed, to whoever waits."""
         fd, self._options.ready_fd = self._options.ready_fd, None
         if fd is None:
-            print(f"{error.info.code}: {error.info.message}", file=sys.stderr)
+            print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
             return
         report = {
             "error": error.info,
@@ -593,7 +594,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options = _parse(arguments)
     except GoondanError as error:
-        print(f"{error.info.code}: {error.info.message}", file=sys.stderr)
+        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
     close_unknown_descriptors(fd for fd in (options.ready_fd, options.parent_fd) if fd is not None)
     set_process_name("gdn-supervisor")

@@ -110,14 +110,21 @@ def is_os_error_code(code: str) -> bool:
 def error_payload(
     code: str, message: str, *, suggestion: str | None = None, retry_after_ms: int | None = None
 ) -> ErrorPayload:
-    """A complete ErrorPayload for `code`, with its stock suggestion unless a better one is given."""
+    """A complete ErrorPayload for `code`, with its stock suggestion unless a better one is given.
+
+    Lone surrogates, which no frame and no JSON can hold, are written as `\\udcNN`: a message may name a file.
+    """
     return ErrorPayload(
         code=code,
-        message=message,
-        suggestion=suggestion or CODES.get(code),
+        message=_encodable(message),
+        suggestion=_encodable(suggestion or CODES.get(code) or "") or None,
         help_url=help_url(code),
         retry_after_ms=retry_after_ms,
     )
+
+
+def _encodable(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def tool_error(code: str, message: str, *, name: str, suggestion: str | None = None) -> ToolError:

@@ -11,6 +11,7 @@ import uvloop
 
 from schemas.errors import GoondanError, fail
 from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
+from schemas.visible import visible_line
 from toolhost.app import App, Settings
 from toolhost.privileges.descent import descend
 
@@ -34,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings))
     except GoondanError as error:
-        print(f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}", file=sys.stderr)
+        message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"
+        print(visible_line(message), file=sys.stderr)
         return 1
     except OSError as error:
         print(f"toolhost: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)

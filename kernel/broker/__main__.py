@@ -27,6 +27,7 @@ from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
 from schemas.startup import admit_toolhost, die_with_parent, keep_memory_steady, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES
+from schemas.visible import visible_line
 
 #: Descriptors the broker may open: one per peer and some.
 _WANTED_DESCRIPTORS = 65536
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(fail("E_RUN_DIR", f"the broker cannot listen: {error}"), options.ready_fd)
     report_ready(options.ready_fd)
     if options.bundle is not None:
-        print(f"broker ready in {run_dir}", file=sys.stderr)
+        print(visible_line(f"broker ready in {run_dir}"), file=sys.stderr)
     try:
         loop.run()
     finally:
@@ -109,7 +110,8 @@ def _failed(error: GoondanError, ready_fd: int | None) -> int:
     report = msgspec.json.encode({"error": error.info})
     if ready_fd is not None:
         os.write(ready_fd, report + b"\n")
-    print(f"{error.info.code}: {error.info.message}\n{error.info.suggestion or ''}", file=sys.stderr)
+    print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
+    print(visible_line(error.info.suggestion or ""), file=sys.stderr)
     return 1
 
 

@@ -11,6 +11,7 @@ import sys
 
 from kernel.broker.standalone import SECRET_FILE
 from schemas.tokens import Claims, mint
+from schemas.visible import visible_line
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         with open(f"{options.run_dir}/{SECRET_FILE}", "rb") as source:
             secret = source.read()
     except OSError as error:
-        print(f"E_KERNEL_NOT_RUNNING: no broker started by hand in {options.run_dir}: {error}", file=sys.stderr)
+        message = f"E_KERNEL_NOT_RUNNING: no broker started by hand in {options.run_dir}: {error}"
+        print(visible_line(message), file=sys.stderr)
         return 2
     if options.kind == "agent":
         claims = Claims("agent", agent=options.name, instance_key=options.instance)

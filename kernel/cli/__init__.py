@@ -128,9 +128,12 @@ def execute(arguments: list[str]) -> int:
 
 
 def _usage(error: click.ClickException, as_json: bool) -> int:
-    from kernel.cli.output import print_error
+    from kernel.cli.output import print_error, write
     from schemas.errors import fail
 
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+        write(*error.format_message().split("\n"), stream=sys.stderr)  # a group without a command: its help
+        return EXIT_USAGE
     context = getattr(error, "ctx", None)
     hint = f"Try `{context.command_path} --help`." if context is not None else "Try `gdn --help`."
     print_error(fail("E_USAGE", error.format_message(), suggestion=hint), as_json=as_json)

@@ -148,7 +148,7 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     finally:
         kernel.finish()
     if cancelled is not None:
-        print_error(cancelled, as_json=True) if as_json else write("cancelled", sys.stderr)
+        print_error(cancelled, as_json=True) if as_json else write("cancelled", stream=sys.stderr)
         return status
     if is_terminal(sys.stdout) and not as_json:
         write_pretty(result)

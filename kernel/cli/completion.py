@@ -27,5 +27,5 @@ def command(shell: str) -> int:
     if made is None:
         raise AssertionError(f"click knows no {shell}")
     # The base class's way: bash's own would start a bash to ask for its version.
-    write(ShellComplete.source(made(group, {}, "gdn", "_GDN_COMPLETE")).rstrip("\n"))
+    write(*ShellComplete.source(made(group, {}, "gdn", "_GDN_COMPLETE")).rstrip("\n").split("\n"))
     return 0

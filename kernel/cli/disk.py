@@ -66,7 +66,7 @@ def _do(action: str, as_json: bool) -> int:
     if as_json:
         write_json(rows)
     else:
-        write("\n".join(render(rows)))
+        write(*render(rows))
     return 1 if any(row["problem"] for row in rows) else 0
 
 

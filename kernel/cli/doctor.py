@@ -37,7 +37,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json({"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings})
     else:
-        write("\n".join(render(findings, style_of(sys.stdout))))
+        write(*render(findings, style_of(sys.stdout)))
     return 1 if problems else 0
 
 

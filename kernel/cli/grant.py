@@ -40,7 +40,7 @@ def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
         lines.append(f"{row['tool']}: {_WORDS[row['status']]}")
         lines += [f"    {thing}" for thing in row["requested"]]
         lines += [f"    + {thing} (policy)" for thing in row["widened"]]
-    write("\n".join(lines or ["no tool asks for more than the defaults"]))
+    write(*(lines or ["no tool asks for more than the defaults"]))
     return 0
 
 
@@ -73,8 +73,8 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json({**row, "status": "accepted", "digest": digest, "policy": path})
     else:
-        granted = "".join(f"\n    {thing}" for thing in row["requested"])
-        write(f"accepted for {tool} at {digest[:19]}…:{granted}\nA kernel that runs gets it at its next start.")
+        granted = [f"    {thing}" for thing in row["requested"]]
+        write(f"accepted for {tool} at {digest[:19]}…:", *granted, "A kernel that runs gets it at its next start.")
     return 0
 
 
@@ -129,7 +129,7 @@ def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -
         f"{printable(file.path)}: {'accepted' if accept else 'a tool may have written it'} ({file.digest[:16] or '?'}…)"
         for file in found
     ]
-    write("\n".join(lines or ["no file of the bundle was written while tools could write to its folder"]))
+    write(*(lines or ["no file of the bundle was written while tools could write to its folder"]))
     return 0
 
 

@@ -53,7 +53,7 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     width = max(len(step["command"]) for step in steps)
     lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
-    write("\n".join(lines))
+    write(*lines)
     return 0
 
 

@@ -57,9 +57,9 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
     shown = merge([log.tail(lines) for log in logs.values()], lines)
     if shown:
-        write("\n".join(render(shown, style)))
+        write(*render(shown, style))
     elif not logs and not follow:
-        write(f"nothing in {folder} yet", sys.stderr)
+        write(f"nothing in {folder} yet", stream=sys.stderr)
     if not follow:
         return 0
     reader = select.poll()
@@ -69,7 +69,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
             logs.setdefault(name, Log(name, path))
         added = merge([log.look() for log in logs.values()])
         if added:
-            write("\n".join(render(added, style)))
+            write(*render(added, style))
     raise BrokenPipeError
 
 

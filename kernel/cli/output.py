@@ -1,4 +1,4 @@
-"""What commands print: results, errors, JSON documents.
+"""What commands print: results, errors, JSON documents. Nothing else prints, so nothing else has to be harmless.
 
 Source: design section 11.
 """
@@ -14,33 +14,54 @@ import msgspec
 
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
+from schemas.visible import visible_json
 
 _USAGE_CODES = ("E_USAGE", "E_CONFIG_")
 
 
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Print text and let it out at once. Characters that the terminal cannot show become `?`."""
-    out = stream or sys.stdout
-    out.buffer.write(text.encode(out.encoding or "utf-8", "replace") + b"\n")
-    out.buffer.flush()
+def write(*lines: str, stream: TextIO | None = None) -> None:
+    """Print lines and let them out at once, on stdout by default. Each is one line on a terminal, whatever is in it:
+    line ends and all that steers a terminal are shown by their number. Characters that it cannot show become `?`.
+    """
+    from kernel.cli.terminal import shown_line
+
+    _put("\n".join(map(shown_line, lines)) + "\n", stream or sys.stdout)
 
 
 def write_text(text: str) -> None:
     """Print a text of a model on stdout: exactly as it is, but nothing that a terminal would obey."""
     from kernel.cli.plain import flowing
 
-    write(flowing(text) if is_terminal(sys.stdout) else text)
+    _put((flowing(text) if is_terminal(sys.stdout) else text) + "\n", sys.stdout)
+
+
+def _put(text: str, out: TextIO) -> None:
+    out.buffer.write(text.encode(out.encoding or "utf-8", "replace"))
+    out.buffer.flush()
 
 
 def write_json(value: Any) -> None:
     """Print one JSON document on one line."""
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-    sys.stdout.buffer.flush()
+    _put_json(_encoded(value))
 
 
 def write_pretty(value: Any) -> None:
     """Print one JSON document for a person."""
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    _put_json(msgspec.json.format(_encoded(value), indent=2))
+
+
+def _encoded(value: Any) -> bytes:
+    """JSON. Bytes of a file's name that are no UTF-8 have no form in it and become U+FFFD."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        from schemas.codec import replace_surrogates
+
+        return msgspec.json.encode(replace_surrogates(msgspec.to_builtins(value)))
+
+
+def _put_json(document: bytes) -> None:
+    sys.stdout.buffer.write(visible_json(document) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -61,21 +82,15 @@ def print_error(error: GoondanError, *, as_json: bool) -> None:
         lines = problem_lines(problems, os.getcwd())
         if dropped:
             lines.append(f"… and {dropped} more")
-        write("\n".join([*lines, counts(len(problems) + dropped, 0)]), sys.stderr)
+        write(*lines, counts(len(problems) + dropped, 0), stream=sys.stderr)
     else:
-        write(error_text(error.info), sys.stderr)
+        write(*error_lines(error.info), stream=sys.stderr)
 
 
-def error_text(info: ErrorPayload) -> str:
-    """An error for a person: what happened, what to do, where to read more; harmless to a terminal."""
-    from kernel.cli.plain import flowing
-
-    text = f"error: {info.message} [{info.code}]"
-    if info.suggestion:
-        text += f"\n  {info.suggestion}"
-    if info.help_url:
-        text += f"\n  {info.help_url}"
-    return flowing(text)
+def error_lines(info: ErrorPayload) -> list[str]:
+    """An error for a person: what happened, what to do, where to read more."""
+    more = [f"  {text}" for text in (info.suggestion, info.help_url) if text]
+    return [f"error: {info.message} [{info.code}]", *more]
 
 
 def exit_code(error: GoondanError) -> int:

@@ -1,8 +1,5 @@
 """Prose of models and errors as a terminal may get it, in pieces or whole. Pure; terminal.py has names and tables.
 
-A terminal obeys what is printed on it: escape sequences move the cursor, set the title, answer as if a person typed,
-write the clipboard. So no control character reaches one, and none of the marks that turn the order of letters round.
-
 Source: PROTOCOL.md "What a receiver checks itself".
 """
 
@@ -11,18 +8,16 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
+from schemas.visible import CONTROLS, SEPARATORS, TURNING, by_number
+
 #: What stays of the controls: line end and tab. A carriage return goes without a trace, since line ends may hold one.
 _KEPT: Final = "\n\t"
-_CONTROLS: Final = [*range(0x20), *range(0x7F, 0xA0)]
-#: Embeddings, overrides and isolates: text that reads otherwise than it is.
-_TURNING: Final = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _TABLE: Final[dict[int, str | None]] = {
-    **{code: f"\\x{code:02x}" for code in _CONTROLS if chr(code) not in _KEPT},
-    **{code: f"\\u{code:04x}" for code in _TURNING},
+    **{code: by_number(chr(code)) for code in (*CONTROLS, *TURNING) if chr(code) not in _KEPT},
     ord("\r"): None,
 }
 #: The same for one line: what would end it becomes a space.
-_LINE_TABLE: Final[dict[int, str | None]] = {**_TABLE, **dict.fromkeys(map(ord, "\n\t\u2028\u2029"), " ")}
+_LINE_TABLE: Final[dict[int, str | None]] = {**_TABLE, **dict.fromkeys((*map(ord, _KEPT), *SEPARATORS), " ")}
 
 
 def flowing(text: str) -> str:

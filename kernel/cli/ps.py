@@ -36,7 +36,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json(rows)
     elif rows:
-        write(render(rows, datetime.datetime.now(datetime.UTC)))
+        write(*render(rows, datetime.datetime.now(datetime.UTC)))
     else:
         write("no kernel runs " + place.bundle)
     return 0
@@ -77,7 +77,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
         broker.finish()
 
 
-def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:
+def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     """The table, one line a process; columns as wide as their content."""
     from kernel.cli.terminal import printable
 
@@ -97,9 +97,7 @@ def render(rows: list[ProcessInfo], now: datetime.datetime) -> str:
     # Instance keys are anybody's text.
     table = [[printable(cell) for cell in line] for line in (_COLUMNS, *cells)]
     widths = [max(len(line[column]) for line in table) for column in range(len(_COLUMNS))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
-    )
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
 
 def _age(since: str, now: datetime.datetime) -> str:

@@ -164,13 +164,12 @@ class _Talk:
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
         from kernel.cli.output import write
-        from kernel.cli.plain import flowing
         from kernel.cli.prompt import open_prompt
 
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
-        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", sys.stderr)
+        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
-            write(f"it talks to {flowing(self._kernel.model)}", sys.stderr)
+            write(f"it talks to {self._kernel.model}", stream=sys.stderr)
         with Interrupts(prompt.interrupted) as interrupts:
             while not self.status and (line := await prompt.read()) is not None:
                 await self._turn(session, line, interrupts)
@@ -188,7 +187,7 @@ class _Talk:
 
         def interrupted() -> None:
             screen.close()
-            write("\ncancelling the turn; Ctrl-C again ends the conversation", sys.stderr)
+            write("", "cancelling the turn; Ctrl-C again ends the conversation", stream=sys.stderr)
 
         cancelling = Cancelling(session, lambda: [event_id], on_first=interrupted, patience_s=None)
         interrupts.target = cancelling.came
@@ -204,7 +203,7 @@ class _Talk:
                 self.status = interrupts.status
             elif cancelling.came_first and was_cancelled(_error_of(told)):
                 self._keep(told)
-                write("cancelled", sys.stderr)
+                write("cancelled", stream=sys.stderr)
             else:
                 self._show(told, screen)
         finally:
@@ -244,7 +243,7 @@ class _Talk:
             return event_id, None, error
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from kernel.cli.output import error_text, write, write_text
+        from kernel.cli.output import error_lines, write, write_text
 
         _, answer, error = told
         if answer is None and error is None:
@@ -260,7 +259,7 @@ class _Talk:
             response = (answer.response if answer is not None else None) or ""
             write_text(response) if screen is None else screen.end(response)
         elif info is not None:
-            write(error_text(info), sys.stderr)
+            write(*error_lines(info), stream=sys.stderr)
 
     def _keep(self, told: _Told) -> None:
         """With --json: what is printed at the end."""

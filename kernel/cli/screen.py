@@ -16,10 +16,10 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from kernel.cli.narration import Break, Mark, Narration, Say, Shown
-from kernel.cli.output import is_terminal, write
+from kernel.cli.output import is_terminal, write_text
 from kernel.cli.plain import fit, flowing
 from kernel.cli.session import Listener
-from kernel.cli.terminal import style_of
+from kernel.cli.terminal import shown_line, style_of
 from schemas.frames import Answer, RuntimeEvent
 
 #: How long an answer may take before a person is shown that it is worked on (seconds).
@@ -38,7 +38,7 @@ async def shown(ask: Callable[[Listener | None], Awaitable[Answer]]) -> Answer:
     if not wants_live():
         answer = await ask(None)
         if answer.status == "completed":
-            write(answer.response or "")
+            write_text(answer.response or "")
         return answer
     screen = Screen()
     try:
@@ -94,9 +94,9 @@ class Screen:
         if self._shows_text:
             self._show(self._narration.end(response))
             if not response:
-                write("")
+                write_text("")
         else:
-            write(response)
+            write_text(response)
 
     def close(self) -> None:
         """There is no answer: leave the cursor at the beginning of a line."""
@@ -118,7 +118,7 @@ class Screen:
                 _put(sys.stdout, "\n")
                 self._line_open = False
             if isinstance(item, Mark):
-                _put(sys.stdout, style_of(sys.stdout).dim(item.text) + "\n")
+                _put(sys.stdout, shown_line(style_of(sys.stdout).dim(item.text)) + "\n")
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -128,7 +128,7 @@ class Screen:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             line = fit(self._narration.status(self._loop.time() - self._began), columns - 1)
             if line != self._status:
-                _put(sys.stderr, _ERASE + style_of(sys.stderr).dim(line))
+                _put(sys.stderr, _ERASE + shown_line(style_of(sys.stderr).dim(line)))
                 self._status = line
 
     def _erase_status(self) -> None:

@@ -59,7 +59,7 @@ def command(
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.interrupts import was_cancelled
-    from kernel.cli.output import error_text, write, write_json
+    from kernel.cli.output import error_lines, write, write_json
     from kernel.cli.run import MAX_LINE_BYTES
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
@@ -97,7 +97,7 @@ def command(
     elif answer.error is not None:
         import sys
 
-        write("cancelled" if cancelled else error_text(answer.error), sys.stderr)
+        write(*(["cancelled"] if cancelled else error_lines(answer.error)), stream=sys.stderr)
     if cancelled:
         return interrupted
     return 0 if answer.status == "completed" else 1

@@ -1,7 +1,8 @@
 """What reaches a person's terminal: our colours, and nobody else's control sequences.
 
-Text of models, tools, instance keys and logs is anybody's. A terminal obeys bytes such as ESC, so whatever is no
-printable character is shown by its number. Colours are ours alone and are added after that.
+Names of folders, text of models, tools, instance keys and logs are anybody's, and a terminal obeys bytes such as ESC.
+Every line of a command goes through `shown_line`, which shows such characters by their number. A `Style` therefore
+writes no control sequence: it writes marks that nobody else can write, and `shown_line` turns them into colours.
 
 Source: design section 11 ("interactive use gets colour … pipes get plain text").
 """
@@ -9,12 +10,18 @@ Source: design section 11 ("interactive use gets colour … pipes get plain text
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Final, TextIO
 
 import msgspec
 
-_RESET: Final = "\x1b[0m"
+from schemas.visible import by_number, visible_line
+
+#: Between noncharacters of Unicode: a secret of this process, so that no text of others holds a mark, and a colour.
+_SECRET: Final = os.urandom(8).hex()
+_MARK: Final = re.compile(f"\ufdd0{_SECRET}([0-9]{{1,2}})\ufdd1")
+_RESET: Final = "0"
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -24,16 +31,20 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() or c in keep else by_number(c) for c in text)
 
 
-def _escaped(character: str) -> str:
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+def shown_line(text: str) -> str:
+    """A line as it is printed: harmless, whatever stands in it, with the colours of a Style."""
+    return _MARK.sub("\x1b[\\1m", visible_line(text))
+
+
+def _mark(code: str) -> str:
+    return f"\ufdd0{_SECRET}{code}\ufdd1"
 
 
 class Style(msgspec.Struct, frozen=True):
-    """Colours, or none."""
+    """Colours, or none. What it returns is for kernel.cli.output, which prints it."""
 
     colour: bool = False
 
@@ -62,7 +73,7 @@ class Style(msgspec.Struct, frozen=True):
         return self._paint(str(("36", "35", "34", "33", "32", "31")[number % 6]), text)
 
     def _paint(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}{_RESET}" if self.colour and text else text
+        return f"{_mark(code)}{text}{_mark(_RESET)}" if self.colour and text else text
 
 
 def style_of(stream: TextIO, env: Mapping[str, str] | None = None) -> Style:

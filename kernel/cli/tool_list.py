@@ -40,7 +40,7 @@ def command(bundle: str | None, as_json: bool) -> int:
         write_json({"bundle": inspected.path, "tools": describe(tools)})
         return 0
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-    write("\n".join(table(tools, style_of(sys.stdout), width)))
+    write(*table(tools, style_of(sys.stdout), width))
     return 0
 
 

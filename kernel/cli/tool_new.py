@@ -69,7 +69,7 @@ def command(name: str, folder: str, as_json: bool) -> int:
     lines = [f"wrote {printable(os.path.join(folder, path))}" for path in made]
     lines.append(f"{'added Tool/' + name + ' to' if before is not None else 'wrote'} {printable(bundle)}")
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
-    write("\n".join(lines))
+    write(*lines)
     return 0
 
 

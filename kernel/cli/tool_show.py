@@ -40,7 +40,7 @@ def command(name: str, bundle: str | None, as_json: bool) -> int:
     if as_json:
         write_json(describe(tool, exports))
     else:
-        write("\n".join(render(tool, exports, style_of(sys.stdout))))
+        write(*render(tool, exports, style_of(sys.stdout)))
     return 0
 
 

@@ -103,7 +103,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
     if as_json:
         write_json(report)
     else:
-        write("\n".join(render(report, style_of(sys.stdout))))
+        write(*render(report, style_of(sys.stdout)))
     return INVALID if not report.valid else int(report.failed > 0)
 
 

@@ -50,7 +50,7 @@ def command(
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
     trace = find_trace(state_dir(find_bundle(bundle)), turn, agent=agent, instance=instance)
-    write_json(trace) if as_json else write("\n".join(render(trace, style_of(sys.stdout))))
+    write_json(trace) if as_json else write(*render(trace, style_of(sys.stdout)))
     return 0
 
 

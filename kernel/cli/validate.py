@@ -51,7 +51,7 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     if as_json:
         write_json(report)
     else:
-        write("\n".join(lines))
+        write(*lines)
     return 0 if report["valid"] else INVALID
 
 

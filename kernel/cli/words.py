@@ -4,6 +4,7 @@ Rules.
 - Documents are read, and nothing else: no check, no module of a tool, no kernel is asked. Quick enough for a key press.
 - What a shell puts into a command line is run by the next Enter, and instance keys are anybody's text. So only names
   that no shell reads anything into are offered.
+- A shell prints the description of a tool as it is, and it is anybody's text. So it goes out harmless.
 - Whatever goes wrong, nothing is offered and nothing is said.
 
 Source: design section 11 ("completion").
@@ -28,6 +29,7 @@ from kernel.bundle.shape import Document
 from kernel.bundle.tools import BUNDLED_EXPORTS
 from schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
 from schemas.frames import OPERATOR_AGENT
+from schemas.visible import visible_line
 
 #: Without a special meaning in any shell, anywhere in a word.
 SAFE: Final = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*\Z")
@@ -44,7 +46,7 @@ def offer(source: Callable[[click.Context], Iterable[tuple[str, str]]], ctx: cli
         for value, text in source(ctx):
             if value.startswith(incomplete) and SAFE.match(value):
                 # fish's script takes what follows a comma for something else.
-                items.append(CompletionItem(value, help=text.replace(",", ";") or None))
+                items.append(CompletionItem(value, help=visible_line(text).replace(",", ";") or None))
                 if len(items) == MAX_ITEMS:
                     break
     except Exception:

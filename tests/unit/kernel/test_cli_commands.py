@@ -174,7 +174,7 @@ def test_the_table_of_ps() -> None:
         info(pid=None, status="waiting", restarts=3, last_exit="signal SIGKILL", since="2026-11-21T12:29:59Z"),
         info(instance_key="a\x1b[31mb", since="not a time"),
     ]
-    assert render(rows, now).splitlines() == [
+    assert render(rows, now) == [
         "ROLE        NAME        INSTANCE    PID  STATUS   SINCE  RESTARTS  LAST EXIT",
         "supervisor  supervisor  -           12   running  1d     0         -",
         "agent       coder       u1          -    waiting  1s     3         signal SIGKILL",
