@@ -208,7 +208,7 @@ class AgentApp:
         if self._runner is None:
             return []
         key = self._runner.instance_key
-        waiting = [Lease(frame.event_id or "", frame.epoch or 0, key) for frame in self._inbox]
+        waiting = [Lease(frame.event_id or "", frame.epoch or 0, key, frame.root_event) for frame in self._inbox]
         return self._runner.leases() + waiting
 
     def _make_runner(self, spec: AgentSpec, welcome: Welcome) -> TurnRunner:

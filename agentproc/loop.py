@@ -148,7 +148,7 @@ class TurnRunner:
     async def run(self, frame: Frame) -> None:
         """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
         event_id, epoch = frame.event_id or "", frame.epoch or 0
-        self._lease = Lease(event_id, epoch, self.instance_key)
+        self._lease = Lease(event_id, epoch, self.instance_key, frame.root_event)
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:

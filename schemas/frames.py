@@ -98,7 +98,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     `first_sent_ms` (`tool.call` only) is CLOCK_BOOTTIME in milliseconds when the call was sent for the first time: a
     repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
     `live` (`event` only): the asker wants to hear of the turn while it runs. `blob` stands for a payload that is too
-    large for a frame; `payload` is nil then.
+    large for a frame; `payload` is nil then. `root_event` is the id of the event that all this began with; the broker
+    sets it, on everything that agents and tools ask and send because of that event.
     """
 
     type: str
@@ -127,17 +128,19 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     payload: Raw = NO_PAYLOAD
     live: bool = False
     blob: Blob | None = None
+    root_event: str | None = field(default=None, name="rootEvent")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
 
 
-class Lease(Struct, frozen=True, rename="camel"):
-    """An event that an agent process holds, with the epoch under which it was handed over."""
+class Lease(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An event that an agent process holds, with the epoch and the `rootEvent` with which it was handed over."""
 
     event_id: str
     epoch: int
     instance_key: str
+    root_event: str | None = None
 
 
 class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -48,11 +48,12 @@ log = logging.getLogger(__name__)
 class _Held:
     """An event under lease."""
 
-    __slots__ = ("ended", "epoch", "event_id", "message")
+    __slots__ = ("ended", "epoch", "event_id", "message", "root_event")
 
-    def __init__(self, event_id: str, epoch: int, message: LegacyMessage) -> None:
+    def __init__(self, event_id: str, epoch: int, root_event: str | None, message: LegacyMessage) -> None:
         self.event_id = event_id
         self.epoch = epoch
+        self.root_event = root_event
         self.message = message
         self.ended = False
 
@@ -227,7 +228,8 @@ class LegacyPort:
             self._start(self._work(self._hold(frame, message)))
 
     def _hold(self, frame: Frame, message: LegacyMessage) -> _Held:
-        held = self._held[frame.event_id or ""] = _Held(frame.event_id or "", frame.epoch or 0, message)
+        event_id = frame.event_id or ""
+        held = self._held[event_id] = _Held(event_id, frame.epoch or 0, frame.root_event, message)
         return held
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -268,7 +270,7 @@ class LegacyPort:
             log.warning("event %s: %s", held.event_id, error)
 
     def _leases(self) -> list[Lease]:
-        return [Lease(held.event_id, held.epoch, self._key) for held in self._held.values()]
+        return [Lease(held.event_id, held.epoch, self._key, held.root_event) for held in self._held.values()]
 
     def _renew(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(RENEW_S, self._renew)

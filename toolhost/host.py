@@ -216,6 +216,7 @@ class Host:
             deadline=now + milliseconds / 1000,
             allowed_ms=milliseconds,
             generation=entry.generation,
+            root_event=frame.root_event,
         )
         self._book.open(call)
         if self._ticker is None:

@@ -5,6 +5,8 @@ Rules.
 - A tool host that names a `callId` speaks for the agent instance whose open call that is, within that turn, and only if
   the tool of the call was granted the permission `agents`. Without a `callId` it speaks for itself.
 - Who it is follows from the connection and the call; nothing that the frame says about its sender counts.
+- So does what it began with. Only a tool host's own events name that themselves: the call whose pending work has ended
+  is over by then.
 
 Source: delivery.md section 2 ("The tool host may act for an agent only by naming a callId that is open on its
 connection"); sandbox.md section 1.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import TOOLS, Connection, agent_address
 from schemas.address import build_tool_name
@@ -26,6 +28,7 @@ from schemas.launch import ToolSpec
 class Actor(NamedTuple):
     """Who speaks: `sender` is the principal whose ids are compared, `name` what stands in `from`.
 
+    `session` is who set all this going, and `root` the event that it began with; None where it begins with this frame.
     `instance` is the agent instance that it is, `turn` the event that this works on; both None for clients and for what
     a tool host says for itself. `call_id` is the call in whose name a tool host speaks.
     """
@@ -33,6 +36,8 @@ class Actor(NamedTuple):
     sender: str
     name: str
     source: Source
+    session: str
+    root: str | None = None
     instance: Instance | None = None
     turn: Event | None = None
     call_id: str | None = None
@@ -43,6 +48,7 @@ class Actors:
 
     def __init__(self, bus: Bus) -> None:
         self._calls = bus.calls
+        self._mailbox = bus.mailbox
         self._tools = {
             build_tool_name(tool.name, export.name): tool for tool in bus.plan.toolhost.tools for export in tool.exports
         }
@@ -55,15 +61,18 @@ class Actors:
         """
         instance = connection.instance
         if instance is not None:
-            name = instance.agent
-            return Actor(connection.sender, name, Source("agent", name, instance.key), instance, instance.leased)
+            return _of_turn(connection.sender, instance, instance.leased)
         if connection.cls != TOOLS:
             kind = "operator" if connection.claims.operator else "client"
-            return Actor(connection.sender, connection.address, Source("client", kind))
+            return Actor(connection.sender, connection.address, Source("client", kind), connection.session)
         if frame.call_id is None:
             if frame.reply_to is not None:
                 raise GoondanError(error_payload("E_FORBIDDEN", "a tool host asks in the name of an open call only"))
-            return Actor(connection.sender, connection.address, Source("tool", connection.address))
+            root = frame.root_event
+            if root is not None and not 0 < len(root) <= MAX_ID:
+                raise GoondanError(error_payload("E_FRAME_INVALID", f"rootEvent has 1 to {MAX_ID} characters"))
+            session = connection.session if root is None else self._mailbox.session_of(root)
+            return Actor(connection.sender, connection.address, Source("tool", connection.address), session, root)
         return self._of_call(connection, frame.call_id)
 
     def _of_call(self, connection: Connection, call_id: str) -> Actor:
@@ -77,9 +86,14 @@ class Actors:
         if not _may_ask(self._tools.get(call.tool or ""), instance.agent):
             message = f"{str(call.tool)[:100]!r} was not granted the permission 'agents'"
             raise GoondanError(error_payload("E_FORBIDDEN", message))
-        sender = agent_address(instance.agent, instance.key)
-        source = Source("agent", instance.agent, instance.key)
-        return Actor(sender, instance.agent, source, instance, call.event, call_id)
+        return _of_turn(agent_address(instance.agent, instance.key), instance, call.event, call_id)
+
+
+def _of_turn(sender: str, instance: Instance, turn: Event | None, call_id: str | None = None) -> Actor:
+    """An agent, which belongs to what its turn began with; what it does between turns is its own."""
+    source = Source("agent", instance.agent, instance.key)
+    session, root = (sender, None) if turn is None else (turn.session, turn.root)
+    return Actor(sender, instance.agent, source, session, root, instance, turn, call_id)
 
 
 def _may_ask(tool: ToolSpec | None, agent: str) -> bool:

@@ -95,6 +95,8 @@ class Events:
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
             call_id=actor.call_id,
             blob=frame.blob,
+            root=actor.root,
+            session=actor.session,
         )
         if chain is not None:
             _note(actor, event)
@@ -177,19 +179,15 @@ class Events:
         event.call_id = actor.call_id
         if event.finished:
             return
-        self._mailbox.bytes -= event.size
+        self._mailbox.complete(event, frame.payload, frame.blob, actor.root or event.id, actor.session)
         event.from_ = actor.name
         event.source = actor.source
-        event.payload = frame.payload
-        event.blob = frame.blob
-        self._mailbox.blobs.hold(event.blob)
         event.workdir = frame.workdir
         event.auth = _auth(actor, connection, frame)
         if frame.reply_to is not None and actor.instance is not None:
             # It was let in once, and its holder works on it: whatever it closes now is too late to refuse.
             event.chain = _longer(actor.turn, actor.instance)
             _note(actor, event)
-        self._mailbox.bytes += event.size
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
         """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
@@ -285,6 +283,7 @@ class Events:
             payload=event.payload,
             live=event.live,
             blob=event.blob,
+            root_event=event.root,
         )
         self._bus.send(connection, frame)
 
@@ -301,7 +300,11 @@ class Events:
         for event_id, lease in held.items():
             event = self._mailbox.events.get(event_id)
             if event is None:
-                event = Event(event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD)
+                root = (lease.root_event or event_id)[:MAX_ID]
+                session = self._mailbox.session_of(root)
+                event = Event(
+                    event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD, root=root, session=session
+                )
                 event.adopted = True
                 self._mailbox.stage(event)
                 self._mailbox.accept(event)
@@ -369,6 +372,7 @@ class Events:
             payload=event.answer,
             call_id=event.call_id,
             blob=event.answer_blob,
+            root_event=event.root,
         )
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again

@@ -78,7 +78,9 @@ class Event:
         "progressed",
         "reply_to",
         "requests",
+        "root",
         "sender",
+        "session",
         "source",
         "state",
         "trace_id",
@@ -103,9 +105,16 @@ class Event:
         deadline: float | None = None,
         call_id: str | None = None,
         blob: Blob | None = None,
+        root: str | None = None,
+        session: str | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
+        #: The event that it began with: itself, where no agent and no tool sent it.
+        self.root = root or event_id
+        #: Whose work the root is: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
+        #: or `root/<id>` where that is not known.
+        self.session = session or unknown_session(self.root)
         #: The principal that may repeat it; None after a restart until somebody does.
         self.sender = sender
         self.from_ = from_
@@ -159,6 +168,11 @@ class Event:
     def inline(self) -> int:
         """Those of them that are in memory."""
         return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
+
+
+def unknown_session(root: str) -> str:
+    """Stands for the session of a root whose own sender is not known, or not known any more."""
+    return f"root/{root}"
 
 
 class Instance:
@@ -273,6 +287,8 @@ class Mailbox:
         self._finished_bytes = 0
         self._finished_inline = 0
         self._answered = Seen()
+        #: Of roots with unfinished events: whose they are, and how many events.
+        self._roots: dict[str, tuple[str, int]] = {}
 
     def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
         """The instance of that name, made if it is new. `workdir` is used then."""
@@ -285,11 +301,37 @@ class Mailbox:
         """Whether another event of `size` bytes may be accepted."""
         return len(instance.queue) < MAX_QUEUED and self.bytes + size <= MAX_MAILBOX_BYTES
 
+    def session_of(self, root: str) -> str:
+        """Whose work this root is; a name of its own for one that is not known."""
+        session, _ = self._roots.get(root, (unknown_session(root), 0))
+        return session
+
     def stage(self, event: Event) -> None:
         """Hold the place of an event while the journal writes it."""
         self.events[event.id] = event
-        self.bytes += event.size
+        self._opened(event)
         self.blobs.hold(event.blob)
+
+    def complete(self, event: Event, payload: Raw, blob: Blob | None, root: str, session: str) -> None:
+        """The content of an event that was known from its holder only, and what it belongs to."""
+        self._closed(event)
+        event.payload, event.blob = payload, blob
+        event.root, event.session = root, session
+        self.blobs.hold(blob)
+        self._opened(event)
+
+    def _opened(self, event: Event) -> None:
+        """An unfinished event is counted where it belongs."""
+        self.bytes += event.size
+        session, count = self._roots.get(event.root, (event.session, 0))
+        self._roots[event.root] = (event.session if event.id == event.root else session, count + 1)
+
+    def _closed(self, event: Event) -> None:
+        """It is finished, or forgotten, or belongs elsewhere."""
+        self.bytes -= event.size
+        session, count = self._roots.pop(event.root)
+        if count > 1:
+            self._roots[event.root] = (session, count - 1)
 
     def accept(self, event: Event) -> None:
         """The journal has it: queue it."""
@@ -313,7 +355,7 @@ class Mailbox:
         instance.leased = None
         if event.adopted and not event.cancelled:
             # Nothing of it to hand over: its sender, or its next holder, brings it back.
-            self.bytes -= event.size
+            self._closed(event)
             self.blobs.release(event.blob)
             del self.events[event.id]
             return
@@ -338,7 +380,7 @@ class Mailbox:
             instance.leased = None
         elif event.state == "accepted":
             instance.queue.remove(event)
-        self.bytes -= event.size
+        self._closed(event)
         event.state = state
         event.answer = answer
         event.answer_blob = blob

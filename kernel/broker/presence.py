@@ -29,6 +29,8 @@ CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
 
 #: Connected clients; more are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096
+#: Of a client's incarnation, so many characters tell its session from others: it is kept with every event.
+MAX_INCARNATION: Final = 64
 
 
 Handler = Callable[["Connection", Frame, float], None]
@@ -78,6 +80,11 @@ class Connection:
         if self.cls == CLIENTS:
             return "client"
         return self.address
+
+    @property
+    def session(self) -> str:
+        """What this peer sets going is counted under this name: a client keeps it over its reconnects."""
+        return f"client/{self.incarnation[:MAX_INCARNATION]}" if self.cls == CLIENTS else self.address
 
 
 class Presence:

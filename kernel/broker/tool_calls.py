@@ -71,6 +71,7 @@ class ToolCalls:
         frame.instance_key = instance.key
         frame.workdir = event.workdir or instance.workdir
         frame.chain = event.chain
+        frame.root_event = event.root
         frame.source = frame.auth = None
         host = instance.host or self._host_for(instance)
         if host is None:
@@ -145,7 +146,7 @@ class ToolCalls:
         frame.from_ = connection.address
         frame.to = instance.agent
         frame.instance_key = instance.key
-        frame.workdir = frame.chain = frame.source = frame.auth = None
+        frame.workdir = frame.chain = frame.source = frame.auth = frame.root_event = None
         self._out.append((AGENTS, target.ident, encode_value(frame)))
 
     def progress(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -155,6 +156,7 @@ class ToolCalls:
             frame.from_ = connection.address
             frame.to = call.event.instance.agent
             frame.instance_key = call.event.instance.key
+            frame.root_event = None
             self._bus.send(call.event.instance.conn, frame)
 
     def completed(self, connection: Connection, frame: Frame, now: float) -> None:

@@ -68,6 +68,7 @@ class Completions:
             call_id=call.id,
             turn_id=call.turn_id,
             tool_call_id=call.tool_call_id,
+            root_event=call.root_event,
         )
         work = self._book.begin(promise, self._loop.time())
         if work == "taken":
@@ -174,4 +175,5 @@ def completion_event(promise: Promise, payload: Raw) -> Frame:
         instance_key=promise.instance_key,
         event_id=event_id,
         payload=Raw(encode_value(event)),
+        root_event=promise.root_event,
     )

@@ -39,6 +39,7 @@ class Promise(Struct, frozen=True, rename="camel"):
     call_id: str
     turn_id: str
     tool_call_id: str
+    root_event: str | None = None
 
     @property
     def owner(self) -> tuple[str, str]:

@@ -257,7 +257,7 @@ class Agent(Actor):
 
     def leases(self) -> list[Lease]:
         held = [frame for frame in (self.held, self.next) if frame is not None]
-        return [Lease(frame.event_id or "", frame.epoch or 0, self.key) for frame in held]
+        return [Lease(frame.event_id or "", frame.epoch or 0, self.key, frame.root_event) for frame in held]
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
