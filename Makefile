@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix check format bench requirements clean
+.PHONY: help setup run test test-matrix check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -12,6 +12,7 @@ help:
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make bench         benchmarks beside their baselines"
 	@echo "make requirements  which requirements have a test  UPDATE=1 to record the covered ones"
+	@echo "make pins          find the hashes of all packages anew, after a version in constraints.txt was changed"
 	@echo "make setup         only make .venv ready for development"
 	@echo "make clean         remove .venv and caches"
 
@@ -27,11 +28,11 @@ test:
 
 test-matrix:
 	@scripts/setup dev
-	@exec .venv/bin/python -m scripts.test_matrix $(ARGS)
+	@exec .venv/bin/python -I -m scripts.test_matrix $(ARGS)
 
 check:
 	@scripts/setup dev
-	@exec .venv/bin/python scripts/check.py
+	@exec .venv/bin/python -I -m scripts.check
 
 format:
 	@scripts/setup dev
@@ -39,11 +40,15 @@ format:
 
 bench:
 	@scripts/setup bench
-	@exec .venv/bin/python -m bench $(ARGS)
+	@exec .venv/bin/python -I -m bench $(ARGS)
+
+pins:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.pin
 
 requirements:
 	@scripts/setup dev
-	@exec .venv/bin/python scripts/requirements.py $(if $(UPDATE),--update)
+	@exec .venv/bin/python -I -m scripts.requirements $(if $(UPDATE),--update)
 
 clean:
 	rm -rf .venv .cache .hypothesis build dist *.egg-info

