@@ -9,7 +9,6 @@ Source: design section 11.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Final
 
 import click
@@ -40,10 +39,11 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
     """
     from kernel.cli.output import write, write_json
+    from kernel.cli.placing import Placing
 
     folder = os.path.expanduser(folder)
-    files = template_files(template)
-    made = place(folder, files, force=force)
+    with Placing(folder) as placing:
+        made = placing.write(template_files(template), replace=force)
     steps = next_steps(folder, template)
     if as_json:
         write_json({"folder": os.path.abspath(folder), "template": template, "files": made, "next": steps})
@@ -68,40 +68,6 @@ def template_files(template: str) -> dict[str, bytes]:
             with open(path, "rb") as source:
                 files[os.path.relpath(path, root)] = source.read()
     return files
-
-
-def place(folder: str, files: dict[str, bytes], *, force: bool) -> list[str]:
-    """Write the files into `folder`, which is made if it is not there; the relative paths.
-
-    Raises GoondanError E_INIT: something is there already, or cannot be written. Without `force` nothing is left then.
-    """
-    from schemas.errors import fail
-
-    if not folder or "\0" in folder:
-        raise fail("E_USAGE", "DIR is the path of a directory")
-    there = [name for name in files if os.path.lexists(os.path.join(folder, name))]
-    if there and not force:
-        names = ", ".join(os.path.join(folder, name) for name in there)
-        raise fail("E_INIT", f"already there: {names}", suggestion="Name another directory, or give --force.")
-    new: list[str] = []  # what is taken away again when something fails
-    try:
-        for name, data in files.items():
-            path = os.path.join(folder, name)
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            # With --force a link that stands there is replaced, never written through.
-            target = f"{path}.{os.getpid()}.new" if force else path
-            with open(target, "xb") as out:
-                new.append(target)
-                out.write(data)
-            if force:
-                os.replace(target, path)
-    except OSError as error:
-        for path in new:
-            with suppress(OSError):
-                os.unlink(path)
-        message = f"{error.filename or folder}: {error.strerror}"
-        raise fail("E_INIT", message, suggestion="Name a directory in which you may write.") from None
-    return list(files)
 
 
 def next_steps(folder: str, template: str) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ Source: design section 11.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 import click
 
@@ -16,17 +16,18 @@ def command() -> None:
 
 
 @command.command(name="export")
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def export(folder: Path, as_json: bool) -> int:
+def export(folder: str, as_json: bool) -> int:
     """Write the schemas of bundles, frames and workers into DIR."""
-    from kernel.cli.output import write as write_text
-    from kernel.cli.output import write_json
-    from schemas.export import write
+    from kernel.cli.output import write, write_json
+    from kernel.cli.placing import Placing
+    from schemas.export import export as schemas
 
-    files = [str(path) for path in write(folder)]
+    with Placing(folder) as placing:
+        files = [os.path.join(folder, name) for name in placing.write(schemas(), replace=True)]
     if as_json:
         write_json({"files": files})
     else:
-        write_text("\n".join(files))
+        write(*files)
     return 0

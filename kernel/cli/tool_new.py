@@ -10,7 +10,6 @@ Source: design section 11; docs/decisions/026.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import Final
 
 import click
@@ -38,8 +37,8 @@ MODULE_MARK: Final = "TOOL_MODULE"
 @options.as_json
 def command(name: str, folder: str, as_json: bool) -> int:
     """Write a new tool into a bundle: its module, its test, and its document in goondan.yaml."""
-    from kernel.cli.init import place
     from kernel.cli.output import write, write_json
+    from kernel.cli.placing import Placing
     from kernel.cli.terminal import printable
     from kernel.paths import BUNDLE_FILE
 
@@ -49,24 +48,18 @@ def command(name: str, folder: str, as_json: bool) -> int:
     document = files.pop(MANIFEST)
     bundle = os.path.join(folder, BUNDLE_FILE)
     before = read_bundle(bundle, name)
-    made = place(folder, files, force=False)
-    try:
-        if before is None:
-            place(folder, {BUNDLE_FILE: document}, force=False)
-        else:
-            append(bundle, before, document)
-    except BaseException:
-        for path in made:
-            with suppress(OSError):
-                os.unlink(os.path.join(folder, path))
-        raise
+    added = document if before is None else addition(bundle, before, document)
+    with Placing(folder) as placing:
+        placing.write(files if before is not None else {**files, BUNDLE_FILE: document}, replace=False)
+        if before is not None:
+            placing.append(BUNDLE_FILE, before, added)
     steps = next_steps(folder, name)
     if as_json:
         changed = "changed" if before is not None else "made"
-        write_json({"folder": os.path.abspath(folder), "files": made, changed: BUNDLE_FILE, "next": steps})
+        write_json({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": steps})
         return 0
     width = max(len(step["command"]) for step in steps)
-    lines = [f"wrote {printable(os.path.join(folder, path))}" for path in made]
+    lines = [f"wrote {printable(os.path.join(folder, path))}" for path in files]
     lines.append(f"{'added Tool/' + name + ' to' if before is not None else 'wrote'} {printable(bundle)}")
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
     write(*lines)
@@ -129,8 +122,8 @@ def read_bundle(path: str, name: str) -> bytes | None:
     return loaded.sources[0].data
 
 
-def append(path: str, before: bytes, document: bytes) -> None:
-    """Put a document behind the last one, in one write. Raises GoondanError E_INIT."""
+def addition(path: str, before: bytes, document: bytes) -> bytes:
+    """What to put behind the last document of a file, so that one is added. Raises GoondanError E_INIT."""
     from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
     from schemas.errors import fail
 
@@ -142,17 +135,7 @@ def append(path: str, before: bytes, document: bytes) -> None:
     added = (b"" if before.endswith(b"\n") else b"\n") + b"---\n" + document
     if documents(before + added) != documents(before) + 1:
         raise fail("E_INIT", f"{path}: a document cannot be added behind the last one", suggestion=_END_HINT)
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            if os.write(fd, added) != len(added):
-                os.ftruncate(fd, size)
-                raise fail("E_INIT", f"{path}: the disk is full")
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise fail("E_INIT", f"{path}: {error.strerror}", suggestion="Make the file writable.") from None
+    return added
 
 
 _END_HINT: Final = "End the file with a complete document, without --- behind it."

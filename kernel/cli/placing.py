@@ -1,0 +1,197 @@
+"""Writing files for a person beneath one folder, and nowhere else.
+
+The folder is the one that the person has named. What lies in it may be somebody else's work: a clone, or a folder that
+a tool had as its workdir. There `tools` can be a link that leads to the person's home. So below the folder everything
+is reached by the descriptors of its directories, no link is followed, and everything is looked at before the first
+byte is written. What fails half way is taken back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from schemas.errors import GoondanError, fail
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Placing:
+    """A folder that files are written into, made if it is not there. A context manager: when it is left by an
+    exception, what was made is removed again. Files that were replaced stay replaced.
+
+    Raises GoondanError E_USAGE for what is no path, E_INIT for what cannot be made or opened.
+    """
+
+    def __init__(self, folder: str) -> None:
+        if not folder or "\0" in folder:
+            raise fail("E_USAGE", "DIR is the path of a directory")
+        self.folder = folder
+        #: What to remove, the last first: the descriptor of a directory, a name in it, and whether that is a directory.
+        self._made: list[tuple[int, str, bool]] = []
+        #: Relative path -> descriptor; "" is the folder itself.
+        self._open: dict[str, int] = {}
+        self._made_above: list[str] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._make_folder()
+            self._open[""] = os.open(self.folder, _FOLDER & ~os.O_NOFOLLOW)
+        except OSError as error:
+            self._undo()
+            raise _refused(error.filename or self.folder, error) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._undo()
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def write(self, files: Mapping[str, bytes], *, replace: bool) -> list[str]:
+        """Write files: relative path with `/` -> content. The paths, in order.
+
+        `replace`: a file or a link that stands in a place is replaced by the new file, never written through. Raises
+        GoondanError E_INIT, before anything is written: something is there already, or a folder on the way is a link
+        or no folder. The same later on: what cannot be written.
+        """
+        name = ""
+        there: set[str] = set()
+        staged: list[tuple[str, str]] = []
+        try:
+            for name in files:
+                there |= {name} if self._stands(name, replace) else set()
+            if there and not replace:
+                names = ", ".join(os.path.join(self.folder, name) for name in sorted(there))
+                raise fail("E_INIT", f"already there: {names}", suggestion="Name another directory, or give --force.")
+            for name, data in files.items():
+                staged.append((name, self._stage(name, data, replace)))
+            for name, temporary in staged:
+                if replace:
+                    self._put(name, temporary, new=name not in there)
+        except OSError as error:
+            raise _refused(os.path.join(self.folder, name), error) from None
+        return list(files)
+
+    def append(self, name: str, before: bytes, added: bytes) -> None:
+        """Put bytes behind a file of the folder that holds `before`, in one write.
+
+        Raises GoondanError E_INIT when it holds something else by now, is a link, or cannot be written.
+        """
+        shown = os.path.join(self.folder, name)
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._open[""])
+            with open(fd, "r+b", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode) or _read(fd, len(before) + 1) != before:
+                    raise fail("E_INIT", f"{shown} was changed meanwhile", suggestion="Try again.")
+                if file.write(added) != len(added):
+                    os.ftruncate(fd, len(before))
+                    raise fail("E_INIT", f"{shown}: the disk is full")
+        except OSError as error:
+            message = f"{shown}: {error.strerror}"
+            raise fail("E_INIT", message, suggestion="Make the file writable.") from None
+
+    # --- inside
+
+    def _make_folder(self) -> None:
+        """Make what is missing of the folder's own path; links on it are the person's."""
+        path = self.folder
+        missing: list[str] = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path.rstrip("/"))
+        for path in reversed(missing):
+            os.mkdir(path)
+            self._made_above.append(path)
+
+    def _stands(self, name: str, replace: bool) -> bool:
+        """Whether something is in the place of a file. Raises GoondanError E_INIT for a place that nothing may have."""
+        fd = self._open[""]
+        *folders, leaf = name.split("/")
+        for depth, folder in enumerate(folders, 1):
+            path = "/".join(folders[:depth])
+            if path not in self._open:
+                try:
+                    self._open[path] = self._enter(folder, fd, path)
+                except FileNotFoundError:
+                    return False  # it is made later, when everything was looked at
+            fd = self._open[path]
+        try:
+            mode = os.stat(leaf, dir_fd=fd, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            return False
+        if replace and stat.S_ISDIR(mode):
+            raise fail("E_INIT", f"{os.path.join(self.folder, name)} is a directory", suggestion="Move it away first.")
+        return True
+
+    def _enter(self, folder: str, fd: int, path: str) -> int:
+        try:
+            return os.open(folder, _FOLDER, dir_fd=fd)
+        except NotADirectoryError:
+            # O_DIRECTORY with O_NOFOLLOW says this of a link, too.
+            linked = stat.S_ISLNK(os.stat(folder, dir_fd=fd, follow_symlinks=False).st_mode)
+            what = "is a link, and nothing is written through it" if linked else "is no directory"
+            message = f"{os.path.join(self.folder, path)} {what}"
+            raise fail("E_INIT", message, suggestion="Remove it, or name another directory.") from None
+
+    def _place_of(self, name: str) -> tuple[int, str]:
+        """The directory of a file, made if it is missing, and the file's name in it."""
+        fd = self._open[""]
+        *folders, leaf = name.split("/")
+        for depth, folder in enumerate(folders, 1):
+            path = "/".join(folders[:depth])
+            if path not in self._open:
+                os.mkdir(folder, dir_fd=fd)
+                self._made.append((fd, folder, True))
+                self._open[path] = os.open(folder, _FOLDER, dir_fd=fd)
+            fd = self._open[path]
+        return fd, leaf
+
+    def _stage(self, name: str, data: bytes, replace: bool) -> str:
+        """Write a file in its place; to replace, beside it. The name that it has there."""
+        fd, leaf = self._place_of(name)
+        target = f".{leaf}.{os.getpid()}.new" if replace else leaf
+        out = os.open(target, _NEW, 0o666, dir_fd=fd)
+        self._made.append((fd, target, False))
+        with open(out, "wb") as file:
+            file.write(data)
+        return target
+
+    def _put(self, name: str, temporary: str, *, new: bool) -> None:
+        """Give a file that was written beside its place that place. `new`: nothing has stood there."""
+        fd, leaf = self._place_of(name)
+        os.rename(temporary, leaf, src_dir_fd=fd, dst_dir_fd=fd)
+        self._made.remove((fd, temporary, False))
+        if new:
+            self._made.append((fd, leaf, False))
+
+    def _undo(self) -> None:
+        for fd, name, is_folder in reversed(self._made):
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=fd) if is_folder else os.unlink(name, dir_fd=fd)
+        for path in reversed(self._made_above):
+            with suppress(OSError):
+                os.rmdir(path)
+
+
+def _refused(path: str, error: OSError) -> GoondanError:
+    message = f"{path}: {error.strerror}"
+    return fail("E_INIT", message, suggestion="Name a directory in which you may write.")
+
+
+def _read(fd: int, size: int) -> bytes:
+    """At most `size` bytes from the beginning; a read may give fewer at a time."""
+    parts: list[bytes] = []
+    at = 0
+    while at < size and (chunk := os.pread(fd, size - at, at)):
+        parts.append(chunk)
+        at += len(chunk)
+    return b"".join(parts)
