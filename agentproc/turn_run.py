@@ -30,7 +30,8 @@ from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.notes import TurnNotes, results_of
-from agentproc.providers.base import ModelRequest, Provider
+from agentproc.providers.base import ModelNews, ModelRequest, Provider
+from agentproc.stall import StallClock, stalled
 from agentproc.store import StoredEvent, TurnRow
 from agentproc.transcript import Transcript
 from agentproc.turn import (
@@ -131,6 +132,8 @@ class TurnRun:
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
         self._model: asyncio.Task[None] | None = None
+        self._stall = StallClock(runner.spec.stall_timeout_s)
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._catalog: StepCatalog = runner.catalog.for_step()
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._answered: dict[str, str] = {}  # tool call id -> callId under which the tool host gave the result
@@ -186,6 +189,7 @@ class TurnRun:
         self._live.close()
         for timer in self._timers:
             timer.cancel()
+        self._stop_watching()
         if self._renewing is not None:
             self._runner.link.forget(self._renewing.id)
         if self._model is not None:
@@ -406,11 +410,23 @@ class TurnRun:
             system=runner.spec.system,
             timeout_s=None if deadline is None else max(0.0, deadline - self._loop.time()),
         )
+        self._stall.begin(self._loop.time())
+        self._watch(request)
         self._model = self._loop.create_task(self._complete(provider, request))
 
     async def _complete(self, provider: Provider, request: ModelRequest) -> None:
+        def on_news(news: ModelNews) -> None:
+            now = self._loop.time()
+            if news == "content":
+                self._stall.content(now)
+            elif news == "waiting":
+                self._stall.waiting(now)
+            else:
+                self._stall.asking(now)
+                self._watch(request)
+
         try:
-            answer = await provider.complete(request, self._live.on_delta)
+            answer = await provider.complete(request, self._live.on_delta, on_news)
         except GoondanError as error:
             self._notes.model_ended(request, code=error.info.code)
             self.push(ModelFailed(self._without_secrets(error.info)))
@@ -422,6 +438,7 @@ class TurnRun:
         else:
             self._notes.model_ended(request, finish_reason=answer.finish_reason, usage=answer.usage)
             self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
+        self._stop_watching()
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error as it may be stored and shown: without the key, and of bounded length."""
@@ -433,6 +450,32 @@ class TurnRun:
         return text.replace(key, "***") if key else text
 
     # --- timers
+
+    def _watch(self, request: ModelRequest) -> None:
+        """Look again when the model has had all of its time, unless that is being done."""
+        if self._stall_timer is None and (due := self._stall.due) is not None:
+            self._stall_timer = self._loop.call_at(due, self._look, request)
+
+    def _look(self, request: ModelRequest) -> None:
+        self._stall_timer = None
+        now = self._loop.time()
+        since = self._stall.silent_since(now)
+        if since is None:
+            self._watch(request)
+            return
+        if self._model is not None:
+            self._model.cancel()
+        self._stop_watching()
+        model = f"{request.model.provider}/{request.model.model}".rstrip("/")
+        info = stalled(model, request.step, now - since, self._stall.limit_s, self._runner.clock())
+        self._notes.model_ended(request, code=info.code)
+        self.push(ModelFailed(info))
+
+    def _stop_watching(self) -> None:
+        self._stall.end()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _out_of_time(self) -> None:
         late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")

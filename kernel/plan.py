@@ -148,4 +148,6 @@ def _agent(
         extensions=agent.extensions,
         durability=policy.durability,
         idle_s=policy.agent_idle_seconds,
+        stall_timeout_s=agent.body.policy.stall_timeout_s,
+        conversation_mb=agent.body.policy.conversation_mb,
     )

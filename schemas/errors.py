@@ -63,6 +63,7 @@ CODES: Final[dict[str, str]] = {
     "E_EXTENSION_FAILED": "Correct the extension, then restart the agent; its traceback is in the agent's log.",
     "E_MIDDLEWARE": "Correct the extension that the message names; its traceback is in the agent's log.",
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
+    "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
@@ -70,6 +71,7 @@ CODES: Final[dict[str, str]] = {
     "E_KERNEL_SLOW": "The machine may be too busy: start it again. If it stays so, its logs say what it waits for.",
     "E_KERNEL_LOST": "The kernel ended unexpectedly; its logs say why. Start it again, nothing accepted is lost.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",
+    "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",

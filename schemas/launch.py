@@ -16,6 +16,13 @@ from msgspec import Meta, Struct, field
 DEFAULT_ERROR_LIMIT: Final = 1000
 #: Swarm.spec.policy.maxStepsPerTurn
 DEFAULT_MAX_STEPS: Final = 32
+#: Agent.spec.policy.stallTimeoutS (seconds). Models that think without a word are heard of within five minutes, because
+#: nothing on the way keeps a silent connection for longer; twice that leaves room for one more try.
+DEFAULT_STALL_S: Final = 600.0
+#: Agent.spec.policy.conversationMb (MiB). A result may have 64 MiB, and needs twice its size for a moment while it is
+#: stored; answers that may be asked for again take up to 64 MiB. The rest is a hundred times what models read at once,
+#: and a hundred instances that are full fit on an ordinary disk.
+DEFAULT_CONVERSATION_MB: Final = 512
 
 
 class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -96,7 +103,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     """One agent. `catalog` are the names a step starts with, `registry` everything that can run.
 
     `extensions` load in this order. After `idle_s` seconds without an event the agent process asks whether it may
-    leave.
+    leave. A turn whose model says nothing for `stall_timeout_s` seconds fails. The file of one instance's conversation
+    takes up to `conversation_mb` MiB, with what lies beside it.
     """
 
     name: str
@@ -111,6 +119,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     extensions: list[ExtensionSpec] = []
     durability: Literal["power", "process"] = "power"
     idle_s: float = 300.0
+    stall_timeout_s: float = DEFAULT_STALL_S
+    conversation_mb: int = DEFAULT_CONVERSATION_MB
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

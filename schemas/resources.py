@@ -15,7 +15,15 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from schemas.launch import DEFAULT_ERROR_LIMIT, DEFAULT_MAX_STEPS, Filesystem, Limits, PythonSpec
+from schemas.launch import (
+    DEFAULT_CONVERSATION_MB,
+    DEFAULT_ERROR_LIMIT,
+    DEFAULT_MAX_STEPS,
+    DEFAULT_STALL_S,
+    Filesystem,
+    Limits,
+    PythonSpec,
+)
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).
@@ -234,6 +242,24 @@ class AgentPolicy(_Strict, frozen=True):
     """Rules of one agent."""
 
     tool_calls: ToolCallPolicy = field(default_factory=ToolCallPolicy)
+    stall_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="A turn fails when its model is at work and says nothing for this long; what only keeps a "
+            "connection alive does not count. A turn that makes progress may last as long as it likes.",
+        ),
+    ] = DEFAULT_STALL_S
+    conversation_mb: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1_048_576,
+            description="Size of one instance's conversation on disk (MiB). A turn that does not fit fails; what is "
+            "stored stays.",
+        ),
+    ] = DEFAULT_CONVERSATION_MB
 
 
 class AgentBody(_Strict, frozen=True):

@@ -226,6 +226,9 @@ class _Event(Struct, frozen=True):
     error: Any = None
 
 
+#: A content block that has begun and holds nothing yet is at most this long (characters of JSON, id and name included).
+_EMPTY_BLOCK: Final = 512
+
 _decode_event: Final = msgspec.json.Decoder(_Event)
 _decode_message: Final = msgspec.json.Decoder(_Message)
 
@@ -238,7 +241,7 @@ class _Open:
     def __init__(self, block: dict[str, Any]) -> None:
         self.block = block
         self.pieces: list[str] = []
-        self.signature = ""
+        self.signature: list[str] = []
 
     @property
     def kind(self) -> str:
@@ -257,6 +260,11 @@ class Reader:
         self._usage: _Usage | None = None
         self._output_tokens = 0
 
+    @property
+    def content(self) -> int:
+        """How much the model has said so far (characters)."""
+        return self._size.chars
+
     def read(self, event: SseEvent) -> str:
         """Take the next event; the text that it adds."""
         if event.data.strip() in ("", "[DONE]"):  # the latter from servers that speak both interfaces
@@ -266,6 +274,7 @@ class Reader:
             case "message_start" if said.message is not None:
                 self._count(said.message.usage)
             case "content_block_start" if said.content_block is not None:
+                self._size.count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
                 return self._begin(said.index, said.content_block)
             case "content_block_delta" if said.delta is not None and said.index in self._blocks:
                 return self._fill(self._blocks[said.index], said.delta)
@@ -322,7 +331,7 @@ class Reader:
 
     def _fill(self, block: _Open, delta: _Delta) -> str:
         if delta.signature:
-            block.signature += self._size.add(delta.signature)
+            block.signature.append(self._size.add(delta.signature))
         piece = self._size.add(delta.text or delta.partial_json or delta.thinking or "")
         if piece:
             block.pieces.append(piece)
@@ -370,7 +379,7 @@ def _thought(block: _Open) -> dict[str, Any]:
     if block.kind == "redacted_thinking":
         return block.block
     thought = "".join(block.pieces) or _text(block.block.get("thinking"))
-    signature = block.signature or _text(block.block.get("signature"))
+    signature = "".join(block.signature) or _text(block.block.get("signature"))
     return {**block.block, "thinking": thought, "signature": signature}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -61,6 +61,11 @@ class TextDelta(Struct, frozen=True):
     again: bool = False
 
 
+#: What a provider tells while a request runs. `asking`: a try goes out. `content`: the model has said more (text,
+#: arguments, thinking; nothing that only keeps a connection alive). `waiting`: no try is out until the next one is due.
+ModelNews = Literal["asking", "content", "waiting"]
+
+
 class Provider(Protocol):
     """A model. Made when the first turn needs it, closed when the process ends.
 
@@ -69,8 +74,14 @@ class Provider(Protocol):
 
     needs_history: bool
 
-    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
-        """Ask the model; `on_delta` gets pieces of text early, from providers that stream.
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
+        """Ask the model; `on_delta` gets pieces of text early, from providers that stream, and `on_news` hears whether
+        the model is at work. A provider that tells nothing counts as asking.
 
         Raises GoondanError E_MODEL_FAILED when there is no answer after the provider's own retries. Cancelling the
         task ends the request.

@@ -6,7 +6,8 @@ An agent asks one model, one question at a time, so there is one connection and 
 Rules.
 - The connection is kept after an answer that was read to its end, closed after any other. A kept one that the server
   has closed meanwhile is replaced without a word: nothing of an answer had come, and asking again is always allowed.
-- Nothing waits or grows without bound: connecting, silence, the size of a head, and what is read ahead have limits.
+- Nothing waits or grows without bound: connecting, silence, a head's time, size and number of headers, the framing
+  around a body, and what is read ahead have limits.
 - Every failure is a Fault in words of ours: the system's and TLS's own are short and hold no header and no key.
 
 Source: RFC 9110 and 9112; RFC 8305 (addresses); decision 020.
@@ -31,8 +32,16 @@ from agentproc.providers.vendor import Fault, FaultKind, plain
 
 #: How long an unused connection is kept (seconds): about as long as servers keep theirs.
 KEEP_ALIVE_S: Final = 60.0
-#: Status line and headers of one answer (bytes); servers themselves take less.
+#: Status line and headers of one answer, those of answers of the kind "go on" before it included (bytes); servers
+#: themselves take less.
 MAX_HEAD_BYTES: Final = 65_536
+#: Headers of one answer; vendors send about thirty.
+MAX_HEADERS: Final = 256
+#: What may arrive behind a head without a byte of the body: chunk sizes with their extensions, trailers (bytes).
+MAX_FRAMING_BYTES: Final = 65_536
+#: One answer with its framing (bytes): four times the longest body that is read (http.py). A server that sends every
+#: letter as a chunk of its own needs six times its body, but such bodies are short.
+MAX_WIRE_BYTES: Final = 512 << 20
 #: What is read of a body before anybody takes it (bytes); then the server has to wait.
 READ_AHEAD_BYTES: Final = 1 << 20
 #: How long one address is tried before the next one is tried beside it (seconds; RFC 8305 section 5).
@@ -44,11 +53,14 @@ class Patience(Struct, frozen=True):
 
     #: For a connection. Across the world it takes one; a host that drops packets would take minutes.
     connect_s: float = 10.0
-    #: For the next byte, the first included: models think, and local servers read long prompts, without a sign of
-    #: life. Beyond five minutes, the load balancers in between have given up as well.
+    #: For the whole head, from the request on, whatever arrives of it; then for each next byte of the body. Models
+    #: think, and local servers read long prompts, without a sign of life. Beyond five minutes, the load balancers in
+    #: between have given up as well.
     silence_s: float = 300.0
     #: For the rest of a stream that has said it is complete, so that its connection can be used again.
     rest_s: float = 0.5
+    #: For the body of a refusal, whose status has said what matters.
+    refusal_s: float = 10.0
 
 
 class Client:
@@ -75,14 +87,14 @@ class Client:
             self.close()
         kept, self._kept = self._kept, None
         if kept is not None:
-            response = kept.send(request, patience.silence_s)
+            response = kept.send(request, patience)
             try:
                 return await self._answered(response)
             except Fault:
                 if not response.unheard:
                     raise
         connection = await self.connect(route, patience.connect_s)
-        return await self._answered(connection.send(request, patience.silence_s))
+        return await self._answered(connection.send(request, patience))
 
     async def connect(self, route: Route, limit_s: float) -> Connection:
         """A new connection, through the proxy if there is one. Raises Fault."""
@@ -232,9 +244,9 @@ class Connection(asyncio.Protocol):
         """Whether the next request may go over it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
-    def send(self, request: bytes, silence_s: float) -> Response:
+    def send(self, request: bytes, patience: Patience) -> Response:
         """Send a request; what arrives from now on is its answer."""
-        response = self._reader = Response(self, silence_s)
+        response = self._reader = Response(self, patience)
         self._write(request)
         return response
 
@@ -326,16 +338,19 @@ class _Tunnel:
 class Response:
     """The answer to one request. `headers` have lower-case names; a repeated one is joined with commas."""
 
-    def __init__(self, connection: Connection, silence_s: float) -> None:
+    def __init__(self, connection: Connection, patience: Patience) -> None:
         self.status = 0
         self.reason = ""
         self.headers: dict[str, str] = {}
         self.on_close: Any = None
         self._connection = connection
-        self._silence_s = silence_s
+        self._patience = patience
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._heard = 0
-        self._has_head = self._complete = self._keeps = False
+        self._headers = 0
+        self._framing = 0  # bytes since the last one of the body
+        self._body = 0  # bytes of it so far
+        self._has_head = self._told_head = self._complete = self._keeps = False
         self._fault: Fault | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -348,9 +363,13 @@ class Response:
         return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
 
     async def head(self) -> None:
-        """Wait for status and headers. Raises Fault."""
-        while not self._has_head:
-            await self._wait()
+        """Wait for status and headers, for `silence_s` in all. Raises Fault."""
+        timer = self._connection.loop.call_later(self._patience.silence_s, self._headless)
+        try:
+            while not self._has_head:
+                await self._news_comes()
+        finally:
+            timer.cancel()
 
     async def read(self) -> bytes:
         """What has arrived of the body, at least one byte; nothing at its end. Raises Fault."""
@@ -375,19 +394,28 @@ class Response:
             connection.abort()
 
     async def _wait(self) -> None:
+        """Wait for a byte of the body or the end of it. Framing is no byte of the body, and extends nothing."""
+        timer = self._connection.loop.call_later(self._patience.silence_s, self._silent)
+        try:
+            await self._news_comes()
+        finally:
+            timer.cancel()
+
+    async def _news_comes(self) -> None:
         if self._fault is not None:
             raise self._fault
-        loop = self._connection.loop
-        self._news = loop.create_future()
-        timer = loop.call_later(self._silence_s, self._silent)
+        self._news = self._connection.loop.create_future()
         try:
             await self._news
         finally:
-            timer.cancel()
             self._news = None
 
     def _silent(self) -> None:
-        self._fail("silent", f"nothing for {self._silence_s:g} s")
+        self._fail("silent", f"nothing for {self._patience.silence_s:g} s")
+
+    def _headless(self) -> None:
+        what = "no end of the answer's head" if self._heard else "nothing"
+        self._fail("silent", f"{what} for {self._patience.silence_s:g} s")
 
     def _fail(self, kind: FaultKind, message: str) -> None:
         self._fault = self._fault or Fault(kind, message)
@@ -405,6 +433,7 @@ class Response:
         if parser is None:
             return
         self._heard += len(data)
+        body = self._body
         try:
             parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
@@ -413,9 +442,15 @@ class Response:
                 self._fail("broken", "an answer that is no HTTP")
         if not self._has_head and self._heard > MAX_HEAD_BYTES:
             self._fail("broken", f"an answer whose head is larger than {MAX_HEAD_BYTES} bytes")
+        self._framing = 0 if self._body != body or not self._has_head else self._framing + len(data)
+        if self._framing > MAX_FRAMING_BYTES and not self._complete:
+            self._fail("broken", f"{MAX_FRAMING_BYTES} bytes of chunk extensions or trailers without a body")
+        if self._heard > MAX_WIRE_BYTES and not self._complete:
+            self._fail("final", f"an answer of more than {MAX_WIRE_BYTES} bytes on the wire")
         if self._size > READ_AHEAD_BYTES:
             self._connection.pause(True)
-        if self._has_head:
+        if self._has_head and (self._parts or self._complete or not self._told_head):
+            self._told_head = True
             self._tell()
 
     def lost(self) -> None:
@@ -444,14 +479,18 @@ class Response:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer."""
-        if self._complete or self._has_head:
+        if self._complete or self._has_head or self._fault is not None:
+            return
+        self._headers += 1
+        if self._headers > MAX_HEADERS:
+            self._fail("broken", f"an answer with more than {MAX_HEADERS} headers")
             return
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
         """The body follows; or, after an answer of the kind "go on", the real one."""
-        if self._complete or self._parser is None:
+        if self._complete or self._parser is None or self._fault is not None:
             return
         status = self._parser.get_status_code()
         if status < 200:
@@ -466,6 +505,7 @@ class Response:
             self._began = True
             self._parts.append(body)
             self._size += len(body)
+            self._body += len(body)
 
     def on_message_complete(self) -> None:
         """The end."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 from msgspec import Struct, msgpack
 
 from agentproc.conversation import Message, ToolData, ToolResultPart, UserData
-from agentproc.providers.base import ModelAnswer, ModelRequest, TextDelta, asked_call, read_json, scan_json
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, asked_call, read_json, scan_json
 from agentproc.turn import AskedCall
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem
@@ -55,7 +55,12 @@ class EmbeddedProvider:
 
     needs_history = False
 
-    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
         """Commands of the last user message as tool calls; or the results behind it as text."""
         return answer(request.messages, request.tools)
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from agentproc.providers.base import ModelAnswer, ModelRequest, TextDelta, model_failed
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, model_failed
 from agentproc.providers.connection import Client, Patience, Response
 from agentproc.providers.retry import MAX_RETRY_AFTER_S, retry_after, status_kind, wait_before_retry
 from agentproc.providers.sse import EventTooLarge, SseDecoder
@@ -87,11 +87,16 @@ class HttpProvider:
         #: The model that was taken from the server's list.
         self._listed = ""
 
-    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
         """Ask the model. Raises GoondanError E_MODEL_FAILED, with the vendor's words, when the retries are used up."""
         goes_on = False
         try:
-            answer = await self._complete(request, on_delta)
+            answer = await self._complete(request, on_delta, on_news or _nobody)
             goes_on = bool(answer.calls)
             return answer
         finally:
@@ -104,14 +109,20 @@ class HttpProvider:
 
     # --- tries
 
-    async def _complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None) -> ModelAnswer:
+    async def _complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None,
+        on_news: Callable[[ModelNews], None],
+    ) -> ModelAnswer:
         clock = asyncio.get_running_loop().time
         until = None if request.timeout_s is None else clock() + request.timeout_s
         wire = self._vendor.request(request)
         tries = 0
         while True:
             tries += 1
-            heard = Listener(on_delta, tries > 1)
+            heard = Listener(on_delta, on_news, tries > 1)
+            on_news("asking")
             try:
                 if not request.model.model:
                     request = await self._name_model(request)
@@ -129,6 +140,7 @@ class HttpProvider:
                     redact(fault.message, request.model.api_key),
                     wait,
                 )
+            on_news("waiting")
             await self._sleep(wait)
 
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
@@ -139,7 +151,7 @@ class HttpProvider:
                 raise await self._refusal(response)
             reader = self._vendor.reader(request)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
-                heard.text(reader.read_whole(await _read(response, MAX_BODY_BYTES)))
+                heard.text(reader.read_whole(await _read(response, MAX_BODY_BYTES)), reader.content)
             else:
                 await self._read_stream(response, reader, heard)
             return reader.answer()
@@ -170,13 +182,13 @@ class HttpProvider:
                     raise Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 for event in decoder.feed(chunk):
                     events += 1
-                    heard.text(reader.read(event))
+                    heard.text(reader.read(event), reader.content)
                 if reader.done:
                     await self._read_rest(response)
                     return
             for event in decoder.end():
                 events += 1
-                heard.text(reader.read(event))
+                heard.text(reader.read(event), reader.content)
         except EventTooLarge as error:
             raise Fault("final", str(error)) from None
         if events == 0:
@@ -198,8 +210,9 @@ class HttpProvider:
         """A status that is no success, in the vendor's words."""
         status = response.status
         body = b""
-        with suppress(Fault):
-            body = await _read(response, MAX_ERROR_BYTES, cut=True)
+        with suppress(Fault, TimeoutError):
+            async with asyncio.timeout(self._patience.refusal_s):
+                body = await _read(response, MAX_ERROR_BYTES, cut=True)
         words = _words(body)
         if 300 <= status < 400:
             words = f"it redirects to {plain(response.headers.get('location', 'nowhere'))[:MAX_WORDS]}"
@@ -225,15 +238,26 @@ class HttpProvider:
         )
 
 
+def _nobody(news: ModelNews) -> None:
+    """Nobody listens."""
+
+
 class Listener:
-    """Hands pieces of text on."""
+    """Hands on what one try gives."""
 
-    def __init__(self, on_delta: Callable[[TextDelta], None] | None, again: bool) -> None:
+    def __init__(
+        self, on_delta: Callable[[TextDelta], None] | None, on_news: Callable[[ModelNews], None], again: bool
+    ) -> None:
         self._on_delta = on_delta
+        self._on_news = on_news
         self._again = again
+        self._content = 0
 
-    def text(self, piece: str) -> None:
-        """The next piece; the first of a repeated try takes the earlier ones back."""
+    def text(self, piece: str, content: int) -> None:
+        """The next piece; the first of a repeated try takes the earlier ones back. `content` is the reader's."""
+        if content != self._content:
+            self._content = content
+            self._on_news("content")
         if piece and self._on_delta is not None:
             self._on_delta(TextDelta(piece, self._again))
             self._again = False

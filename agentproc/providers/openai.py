@@ -33,6 +33,8 @@ from schemas.launch import CatalogItem, ModelSpec
 
 #: Errors inside a stream after which the same request may succeed.
 _PASSING: Final = frozenset(("server_error", "rate_limit_exceeded", "overloaded_error", "internal_server_error"))
+#: A tool's name; those that vendors take have 64 characters. It is put together piece by piece, and so is bounded.
+MAX_NAME_CHARS: Final = 1024
 #: What is known of a tool call; everything else of it goes back as it came.
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
@@ -153,6 +155,8 @@ class _Delta(Struct, frozen=True):
     content: Any = None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
 
 
 class _Choice(Struct, frozen=True):
@@ -201,8 +205,14 @@ class Reader:
         self._text: list[str] = []
         self._calls: list[_Call] = []
         self._size = AnswerSize()
+        self._reasoning = 0  # characters; they are not kept
         self._stop: str | None = None
         self._usage: Usage | None = None
+
+    @property
+    def content(self) -> int:
+        """How much the model has said so far (characters): what many servers stream of its reasoning, too."""
+        return self._size.chars + self._reasoning
 
     def read(self, event: SseEvent) -> str:
         """Take the next event; the text that it adds."""
@@ -251,6 +261,7 @@ class Reader:
             said = choice.delta or choice.message
             if said is not None:
                 piece = self._size.add(_content(said.content) + (said.refusal or ""))
+                self._reasoning += len(_text(said.reasoning_content)) + len(_text(said.reasoning))
                 if piece:
                     self._text.append(piece)
                     text += piece
@@ -267,11 +278,16 @@ class Reader:
         call.id = call.id or self._size.add(call_id)
         if name != call.name:  # some servers repeat it with every piece
             call.name += self._size.add(name)
+            if len(call.name) > MAX_NAME_CHARS:
+                raise Fault("final", f"a tool call whose name has more than {MAX_NAME_CHARS} characters")
         if isinstance(arguments, str):
             call.pieces.append(self._size.add(arguments))
         elif isinstance(arguments, dict):
             call.whole = arguments
-        call.extra.update({key: value for key, value in delta.items() if key not in _KNOWN})
+        extra = {key: value for key, value in delta.items() if key not in _KNOWN}
+        if extra:
+            self._size.count(len(encode_json(extra)))  # it is kept with the answer
+            call.extra.update(extra)
 
     def _find(self, index: Any, call_id: str, name: str) -> _Call:
         """The call that a piece belongs to. Some servers give no index, or the same one to every call."""

@@ -1,7 +1,8 @@
 """Server-sent events out of bytes, however they are cut: the form in which model servers stream.
 
 A line ends in LF, CR or CRLF; an empty line ends an event; the `data` lines of an event are joined by LF. Comments and
-other fields are skipped. Nothing waits without bound: a longer event is refused.
+other fields are skipped. Nothing waits without bound: an event that is too long, or has too many lines, is refused.
+Every byte is looked at a fixed number of times, whatever the lines are and however they arrive.
 
 Source: the WHATWG HTML standard, "Server-sent events".
 """
@@ -14,6 +15,8 @@ from msgspec import Struct
 
 #: One event (bytes). Vendors send a few hundred bytes; a server that sends its whole answer as one event stays below.
 MAX_EVENT_BYTES: Final = 8 << 20
+#: `data` lines of one event. Vendors send one; a pretty-printed answer of the largest size has fewer than this.
+MAX_EVENT_LINES: Final = 1 << 18
 
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -26,17 +29,20 @@ class SseEvent(Struct, frozen=True):
 
 
 class EventTooLarge(ValueError):
-    """An event beyond MAX_EVENT_BYTES."""
+    """An event beyond MAX_EVENT_BYTES or MAX_EVENT_LINES."""
 
 
 class SseDecoder:
     """Bytes in, events out."""
 
-    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_lines: int = MAX_EVENT_LINES) -> None:
         self._max = max_event_bytes
+        self._max_lines = max_event_lines
         self._parts: list[bytes] = []  # of a line that has no end yet
-        self._size = 0  # of everything that is held back
+        self._line_size = 0  # of these parts
+        self._held_cr = False  # the last part ends in a CR, which may be the first half of a CRLF
         self._data: list[bytes] = []
+        self._data_size = 0  # with the LF of each line
         self._name = b""
         self._first = True
 
@@ -44,45 +50,62 @@ class SseDecoder:
         """The events that `chunk` completes. Raises EventTooLarge."""
         if not chunk:
             return []
-        held_cr = bool(self._parts) and self._parts[-1].endswith(b"\r")
-        self._parts.append(chunk)
-        self._size += len(chunk)
-        if not held_cr and b"\n" not in chunk and b"\r" not in chunk:
+        events: list[SseEvent] = []
+        if self._held_cr:  # the line is complete; an LF that follows belongs to its end
+            self._held_cr = False
+            self._take(self._line(), events)
+            if chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+        lines = chunk.splitlines(keepends=True)
+        rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
+        for line in lines:
+            if self._parts:
+                self._parts.append(line)
+                line = self._line()
+            self._take(line, events)
+        if rest:
+            self._parts.append(rest)
+            self._line_size += len(rest)
+            self._held_cr = rest.endswith(b"\r")
             self._check()
-            return []
-        lines = b"".join(self._parts).splitlines(keepends=True)
-        # A CR at the end may be the first half of a CRLF: it is looked at again with what follows.
-        self._parts = [] if lines[-1].endswith(b"\n") else [lines.pop()]
-        events = self._take(lines)
-        self._size = sum(map(len, self._parts)) + sum(map(len, self._data))
-        self._check()
         return events
 
     def end(self) -> list[SseEvent]:
         """The event that the end of the stream completes, though it lacks its empty line (many servers')."""
-        lines, self._parts = b"".join(self._parts).splitlines(keepends=True), []
-        return self._take([*lines, b"\n"])
+        events: list[SseEvent] = []
+        self._held_cr = False
+        if self._parts:
+            self._take(self._line(), events)
+        self._take(b"\n", events)
+        return events
+
+    def _line(self) -> bytes:
+        """The line that was held back in parts."""
+        line, self._parts, self._line_size = b"".join(self._parts), [], 0
+        return line
 
     def _check(self) -> None:
-        if self._size > self._max:
+        if self._line_size + self._data_size > self._max:
             raise EventTooLarge(f"an event of more than {self._max} bytes")
+        if len(self._data) > self._max_lines:
+            raise EventTooLarge(f"an event of more than {self._max_lines} lines")
 
-    def _take(self, lines: list[bytes]) -> list[SseEvent]:
-        events = []
-        for line in lines:
-            if self._first:
-                line, self._first = line.removeprefix(_BOM), False
-            line = line.rstrip(b"\r\n")
-            if not line:
-                if self._data:
-                    name = self._name.decode("utf-8", "replace") or "message"
-                    events.append(SseEvent(b"\n".join(self._data).decode("utf-8", "replace"), name))
-                self._data, self._name = [], b""
-                continue
-            field, _, value = line.partition(b":")
-            value = value.removeprefix(b" ")
-            if field == b"data":
-                self._data.append(value)
-            elif field == b"event":
-                self._name = value
-        return events
+    def _take(self, line: bytes, events: list[SseEvent]) -> None:
+        """One complete line; what it completes goes to `events`."""
+        if self._first:
+            line, self._first = line.removeprefix(_BOM), False
+        line = line.rstrip(b"\r\n")
+        if not line:
+            if self._data:
+                name = self._name.decode("utf-8", "replace") or "message"
+                events.append(SseEvent(b"\n".join(self._data).decode("utf-8", "replace"), name))
+            self._data, self._data_size, self._name = [], 0, b""
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+            self._data_size += len(value) + 1
+            self._check()
+        elif field == b"event":
+            self._name = value

@@ -62,6 +62,12 @@ class AnswerReader(Protocol):
     done: bool
     """Whether the stream has said that it is complete."""
 
+    @property
+    def content(self) -> int:
+        """How much the model has said so far (characters): text, arguments, thinking. What a server sends to keep a
+        connection alive adds nothing.
+        """
+
     def read(self, event: SseEvent) -> str:
         """Take the next event; the text that it adds."""
 
@@ -134,17 +140,26 @@ _decode_listing: Final = msgspec.json.Decoder(_Listing)
 class AnswerSize:
     """Counts what an answer holds, against MAX_ANSWER_CHARS."""
 
-    __slots__ = ("_chars",)
+    __slots__ = ("_chars",)  # what is stored of an answer is counted, whatever field it came in
 
     def __init__(self) -> None:
         self._chars = 0
 
+    @property
+    def chars(self) -> int:
+        """Characters so far."""
+        return self._chars
+
     def add(self, text: str) -> str:
         """`text` as it is. Raises Fault `final` when the answer has become too long."""
-        self._chars += len(text)
+        self.count(len(text))
+        return text
+
+    def count(self, chars: int) -> None:
+        """So many characters more. Raises as `add` does."""
+        self._chars += chars
         if self._chars > MAX_ANSWER_CHARS:
             raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
-        return text
 
 
 def cut_off(calls: list[AskedCall], unwritten: list[bool]) -> list[AskedCall]:

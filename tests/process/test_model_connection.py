@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import ssl
@@ -20,6 +21,7 @@ from agentproc.providers.vendor import Fault
 
 PEM = Path(__file__).parent.parent / "servers" / "model.test.pem"
 PATIENCE = Patience(connect_s=10, silence_s=10)
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -182,6 +184,59 @@ async def test_an_answer_that_is_none_is_a_fault(answer: bytes, kind: str, words
             await body(client, f"http://127.0.0.1:{port}", Patience(silence_s=0.2))
         client.close()
     assert caught.value.kind == kind
+
+
+def _many_headers() -> bytes:
+    return b"HTTP/1.1 200 OK\r\n" + b"".join(b"x%d: y\r\n" % number for number in range(300)) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (_many_headers(), "more than 256 headers"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 4000, "head is larger"),
+        (CHUNKED + b"1;" + b"e" * 200_000 + b"\r\nx\r\n", "chunk extensions or trailers"),
+        (CHUNKED + b"1\r\nx\r\n0\r\n" + b"t: u\r\n" * 40_000, "chunk extensions or trailers"),
+    ],
+)
+async def test_what_stands_around_a_body_is_bounded(answer: bytes, words: str) -> None:
+    async def pour(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for at in range(0, len(answer), 8192):
+            writer.write(answer[at : at + 8192])
+            await writer.drain()
+        await reader.read()  # leaves it open
+
+    client = Client()
+    async with serving(pour) as port:
+        with pytest.raises(Fault, match=words):
+            await body(client, f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("start", "drip", "words"),
+    [
+        (b"", b"HTTP/1.1 200 OK\r\nx: " + b"a" * 1000, "no end of the answer's head for 0.3 s"),
+        (CHUNKED + b"1;", b"e", "nothing for 0.3 s"),
+        (CHUNKED + b"1\r\nx\r\n0\r\nt: ", b"u", "nothing for 0.3 s"),
+    ],
+)
+async def test_bytes_that_are_no_body_extend_no_wait(start: bytes, drip: bytes, words: str) -> None:
+    """One byte at a time, each long before the silence is over."""
+
+    async def trickle(reader: Reader, writer: Writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(start)
+        for at in itertools.count():
+            writer.write(drip[at % len(drip) :][:1])
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    client = Client()
+    async with serving(trickle) as port, asyncio.timeout(5):
+        with pytest.raises(Fault, match=words) as caught:
+            await body(client, f"http://127.0.0.1:{port}", Patience(silence_s=0.3))
+    assert caught.value.kind == "silent"
 
 
 async def test_a_server_waits_for_a_reader_that_does_not_read() -> None:

@@ -40,7 +40,7 @@ class Asker:
         self.provider = provider
         self.waits: list[float] = []
         self._lenient = lenient
-        patience = Patience(connect_s=20.0, silence_s=0.15 if silent else 20.0, rest_s=0.2)
+        patience = Patience(connect_s=20.0, silence_s=0.15 if silent else 20.0, rest_s=0.2, refusal_s=0.3)
         vendor = Anthropic() if provider == "anthropic" else OpenAI()
         self.model = HttpProvider(vendor, patience=patience, sleep=self._sleep, chance=lambda: 0.0)
 
@@ -270,3 +270,9 @@ def test_agents_share_the_model_code_that_they_will_use(providers: list[str], lo
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
     assert result.stdout == f"{loaded}\n1 []\n"
+
+
+@BOTH
+async def test_a_refusal_that_never_ends_is_a_refusal(base: str, ask: Ask, provider: str) -> None:
+    async with asyncio.timeout(10):
+        assert "400" in await ask(provider).fails(base, "dripping-refusal")

@@ -112,6 +112,8 @@ MISBEHAVING = {
     "once-anthropic": ("anthropic", "401:1"),
     "once-openai": ("openai", "401:1"),
     "stall": ("openai", "stall"),
+    "alive-anthropic": ("anthropic", "keepalive:1"),
+    "alive-openai": ("openai", "keepalive:1"),
 }
 
 
@@ -123,6 +125,8 @@ def misled(bad: str) -> Iterator[Sandbox]:
         declared = swarm(provider, bad, model).partition("---\napiVersion: goondan.ai/v1\nkind: Swarm")[0]
         documents.append(declared.replace("name: real", f"name: {agent}").replace("Model/real", f"Model/{agent}"))
         documents[-1] = documents[-1].replace("name: main", f"name: {agent}")
+        if agent.startswith("alive"):
+            documents[-1] = f"{documents[-1].rstrip()}\n  policy: {{stallTimeoutS: 1}}\n"
         refs.append(f"{{ref: Agent/{agent}}}")
     whole = "apiVersion: goondan.ai/v1\nkind: Swarm\nmetadata: {name: swarm}\n"
     whole += f"spec: {{entryAgent: Agent/stall, agents: [{', '.join(refs)}]}}\n"
@@ -171,6 +175,18 @@ def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(misled: Sand
     texts = [item["content"] for item in request["messages"] if item["role"] == "user"]
     assert "one" in str(texts) and "two" in str(texts)
     assert_nothing_holds_the_key(misled)
+
+
+@BOTH
+def test_a_server_that_only_keeps_the_connection_alive_does_not_hold_a_turn(misled: Sandbox, provider: str) -> None:
+    agent = f"alive-{provider}"
+    stalled = misled.gdn("send", agent, "go", "--timeout", "30", "--json")
+    assert stalled.status == 1
+    error = stalled.json["error"]
+    assert error["code"] == "E_TURN_STALLED"
+    assert f"the model {provider}/keepalive:1, which has sent no content since 20" in error["message"]
+    sent = misled.gdn("send", agent, "again", "--timeout", "30", "--json")
+    assert (sent.status, sent.json["response"]) == (0, "fine")
 
 
 def test_a_turn_that_is_cut_off_ends_its_model_call(misled: Sandbox, bad: str) -> None:

@@ -161,6 +161,27 @@ async def stall(answer, body):
     await asyncio.sleep(3600)
 
 
+async def keepalive(answer, body):
+    """Half an answer, and then whatever keeps a connection alive without saying anything."""
+    await answer.start()
+    await answer.text("so f")
+    while True:
+        await answer.raw(": still here\n\n")
+        if answer.vendor == "anthropic":
+            await answer.event(type="ping")
+        else:
+            await answer.delta(content="")
+        await asyncio.sleep(0.05)
+
+
+async def dripping_refusal(answer, body):
+    """A refusal whose body never ends."""
+    await answer.head(status=400, kind="text/plain")
+    while True:
+        await answer.raw("x")
+        await asyncio.sleep(0.05)
+
+
 async def empty(answer, body):
     await answer.start()
     await answer.stop()
@@ -215,6 +236,8 @@ BEHAVIOURS = {
     "drop": drop,
     "silent": silent,
     "stall": stall,
+    "keepalive": keepalive,
+    "dripping-refusal": dripping_refusal,
     "empty": empty,
     "nothing": nothing,
     "huge": huge,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from agentproc.providers.base import ModelAnswer, ModelRequest, TextDelta
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from agentproc.turn import AskedCall
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
@@ -115,7 +115,12 @@ class FakeModel:
         self.script = list(script)
         self.requests: list[ModelRequest] = []
 
-    async def complete(self, request: ModelRequest, on_delta: Callable[[TextDelta], None] | None = None) -> ModelAnswer:
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
         self.requests.append(request)
         await asyncio.sleep(0)
         answer = self.script.pop(0)

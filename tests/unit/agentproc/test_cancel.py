@@ -49,7 +49,7 @@ async def test_a_cancelled_turn_closes_its_model_call(make: Make) -> None:
     closed: list[str] = []
 
     class Slow(FakeModel):
-        async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+        async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
             if len(self.script) == 1:
                 return await super().complete(request, on_delta)
             self.script.pop(0)

@@ -88,7 +88,7 @@ async def test_what_comes_during_the_last_step_is_left_to_the_event(make: Make) 
     runner = make(link)
 
     class Listening(FakeModel):
-        async def complete(self, request: Any, on_delta: Any = None) -> Any:
+        async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> Any:
             if len(self.requests) == 0:
                 runner.completed(completion(kind="tool.completed"))
             return await super().complete(request, on_delta)

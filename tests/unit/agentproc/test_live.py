@@ -225,7 +225,7 @@ def told(link: FakeLink) -> list[RuntimeEvent]:
 class Streaming(FakeModel):
     """Says each text in pieces first; a piece that begins with `!` comes as a repeated try."""
 
-    async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+    async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
         answer = await super().complete(request, on_delta)
         assert on_delta is not None
         for word in answer.text.split("|"):

@@ -458,7 +458,7 @@ async def test_a_stored_result_is_not_asked_for_again_but_acknowledged(make: Mak
 
 async def test_a_crash_before_the_model_answered_asks_it_again(make: Make, tmp_path: Path) -> None:
     class Slow(FakeModel):
-        async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+        async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
             self.requests.append(request)
             await asyncio.sleep(60)
             raise AssertionError
@@ -562,7 +562,7 @@ class CrashingStore(ConversationStore):
 class SteadyModel(FakeModel):
     """Says the same in the same step, whoever asks: two steps with three calls each, then text."""
 
-    async def complete(self, request: Any, on_delta: Any = None) -> ModelAnswer:
+    async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
         self.requests.append(request)
         if request.step > 2:
             return says(f"{len(last_results(request.messages))} results")

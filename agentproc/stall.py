@@ -1,0 +1,71 @@
+"""Whether a turn makes progress: how long its model has been at work and has said nothing. Pure; time is an argument.
+
+A turn may last as long as it likes. What ends it is a model that is asked and says nothing: no text, no arguments, no
+thinking. What a server sends to keep a connection alive is nothing.
+
+Only a model at work is counted. A tool call has a deadline of its own, with everything that it waits for (a callee, a
+place, a permit). Extensions are trusted code, and may wait for a person. Between two tries nobody is asked: that time
+does not count, and the next try goes on where the one before was, so that retries do not buy a server more time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from schemas.errors import error_payload
+from schemas.frames import ErrorPayload
+
+
+class StallClock:
+    """How long the model of one turn has said nothing. Times are seconds on any clock that never goes back."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._quiet_s = 0.0  # without content, up to `_counted_to`
+        self._counted_to: float | None = None  # None: nobody is asked now
+        self._last: float | None = None  # of the last content, or of the beginning
+
+    def begin(self, now: float) -> None:
+        """A model call begins."""
+        self._quiet_s, self._counted_to, self._last = 0.0, now, now
+
+    def asking(self, now: float) -> None:
+        """A try goes out."""
+        if self._counted_to is None and self._last is not None:
+            self._counted_to = now
+
+    def waiting(self, now: float) -> None:
+        """No try is out."""
+        if self._counted_to is not None:
+            self._quiet_s += now - self._counted_to
+            self._counted_to = None
+
+    def content(self, now: float) -> None:
+        """The model has said more."""
+        if self._last is not None:
+            self._quiet_s, self._counted_to, self._last = 0.0, now, now
+
+    def end(self) -> None:
+        """The model call is over."""
+        self._counted_to = self._last = None
+
+    @property
+    def due(self) -> float | None:
+        """When the turn stalls if nothing happens until then; None while nobody is asked."""
+        return None if self._counted_to is None else self._counted_to + self.limit_s - self._quiet_s
+
+    def silent_since(self, now: float) -> float | None:
+        """The time of the last content, or of the beginning, if the turn has stalled by now; else None."""
+        return self._last if self.due is not None and self.due <= now else None
+
+
+def stalled(model: str, step: int, silence_s: float, limit_s: float, at: str) -> ErrorPayload:
+    """The error of a turn that has stalled. `at` is the time now (RFC 3339 in UTC), `silence_s` how long ago the model
+    said something, or was asked.
+    """
+    since = datetime.fromisoformat(at) - timedelta(seconds=silence_s)
+    return error_payload(
+        "E_TURN_STALLED",
+        f"the turn made no progress for {limit_s:g} s: step {step} waited for the model {model}, which has sent no "
+        f"content since {since.strftime('%Y-%m-%dT%H:%M:%SZ')}",
+    )

@@ -1,0 +1,148 @@
+"""Turns that make no progress: the clock by itself, and a runner whose model is at work and says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentproc.providers.base import ModelAnswer, ModelNews
+from agentproc.stall import StallClock, stalled
+from agentproc.turn_run import CANCELLED
+from schemas.codec import from_raw
+from schemas.frames import AgentEvent
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, the_answer, until
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_says_nothing_stalls_the_turn_and_content_begins_anew() -> None:
+    clock = StallClock(600)
+    assert (clock.due, clock.silent_since(1e9)) == (None, None)
+    clock.begin(100)
+    clock.asking(100)
+    assert (clock.due, clock.silent_since(699), clock.silent_since(700)) == (700, None, 100)
+    clock.content(699)
+    assert (clock.due, clock.silent_since(1298), clock.silent_since(1299)) == (1299, None, 699)
+    clock.end()
+    assert clock.silent_since(1e9) is None
+
+
+def test_waiting_for_the_next_try_does_not_count_and_a_try_does_not_begin_anew() -> None:
+    clock = StallClock(600)
+    clock.begin(0)
+    clock.waiting(300)
+    assert (clock.due, clock.silent_since(10_000)) == (None, None)
+    clock.asking(10_000)
+    assert (clock.due, clock.silent_since(10_299), clock.silent_since(10_300)) == (10_300, None, 0)
+
+
+def test_news_of_a_model_call_that_is_over_changes_nothing() -> None:
+    clock = StallClock(600)
+    clock.begin(0)
+    clock.end()
+    clock.content(1)
+    clock.asking(2)
+    assert clock.due is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["asking", "waiting", "content"]), st.integers(0, 50)), max_size=40))
+def test_only_time_at_the_model_without_content_counts(news: list[tuple[str, int]]) -> None:
+    """Against a second by second count."""
+    clock = StallClock(60)
+    clock.begin(0)
+    now, quiet, asked = 0, 0, True
+    for kind, passes in news:
+        for _ in range(passes):
+            now += 1
+            quiet += asked
+            assert (clock.silent_since(now) is not None) == (asked and quiet >= 60)
+        getattr(clock, kind)(now)
+        asked = kind != "waiting"
+        quiet = 0 if kind == "content" else quiet
+
+
+def test_the_error_says_what_was_waited_for_and_since_when() -> None:
+    info = stalled("openai/m", 3, 600.4, 600, "2026-01-01T00:10:01.000Z")
+    assert info.code == "E_TURN_STALLED"
+    assert "step 3 waited for the model openai/m" in info.message
+    assert "since 2026-01-01T00:00:00Z" in info.message
+    assert "stallTimeoutS" in (info.suggestion or "")
+
+
+# --- a runner ---------------------------------------------------------------------------------------------------------
+
+#: A turn of these tests stalls after this long (seconds).
+LIMIT = 0.05
+
+
+class Droning(FakeModel):
+    """Tells `news` again and again and never answers, unless its script has something to say."""
+
+    def __init__(self, news: ModelNews | None, *script: ModelAnswer | Exception) -> None:
+        super().__init__(*script)
+        self.news = news
+        self.cancelled = 0
+
+    async def complete(
+        self, request: Any, on_delta: Any = None, on_news: Callable[[ModelNews], None] | None = None
+    ) -> ModelAnswer:
+        if self.script:
+            return await super().complete(request, on_delta, on_news)
+        self.requests.append(request)
+        try:
+            while True:
+                if self.news is not None and on_news is not None:
+                    on_news(self.news)
+                await asyncio.sleep(LIMIT / 5)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+async def test_a_turn_that_stalls_fails_and_the_next_message_works(make: Make) -> None:
+    link, model = FakeLink(), Droning("asking")
+    runner = make(link, model, stall_timeout_s=LIMIT)
+    async with asyncio.timeout(5):
+        await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (answer.status, answer.error and answer.error.code) == ("failed", "E_TURN_STALLED")
+    await until(lambda: model.cancelled == 1)
+    model.script.append(says("here"))
+    await runner.run(event_frame("e2", "again", epoch=2))
+    assert link.answers()[-1].response == "here"
+    assert from_raw(link.posted[0].payload, AgentEvent).answer is not None
+
+
+async def test_calls_before_the_stall_keep_their_results(make: Make) -> None:
+    link, model = FakeLink(), Droning(None, wants(("a", "notes__add", {"n": 1})))
+    async with asyncio.timeout(5):
+        await make(link, model, stall_timeout_s=LIMIT).run(event_frame("e1", "go"))
+    error = the_answer(link).error
+    assert error is not None
+    assert (error.code, "step 2" in error.message) == ("E_TURN_STALLED", True)
+    assert len(link.acked()) == 1
+
+
+async def test_content_a_wait_between_tries_and_tools_at_work_are_no_stall(make: Make) -> None:
+    """The turn lasts several times its limit each time; it ends when it is told to."""
+    for news in ("content", "waiting"):
+        link = FakeLink()
+        runner = make(link, Droning(news), name=news, stall_timeout_s=LIMIT)
+        task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+        await asyncio.wait([task], timeout=4 * LIMIT)
+        assert not task.done(), news
+        runner._run.push(CANCELLED)  # type: ignore[union-attr]
+        await task
+        assert the_answer(link).finish_reason == "cancelled"
+    link = FakeLink(lambda *_: None)
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")), stall_timeout_s=LIMIT)
+    task = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await asyncio.wait([task], timeout=4 * LIMIT)
+    link.finish(link.open_calls()[0], ok(1))
+    await task
+    assert the_answer(link).response == "done"
