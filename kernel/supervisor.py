@@ -94,6 +94,8 @@ class Options(msgspec.Struct, kw_only=True):
     shared: bool = False
     allow_net: list[str] = []
     policy: str | None = None
+    trust: bool = False
+    agreed_fd: int | None = None
 
 
 class Supervisor:
@@ -596,7 +598,8 @@ def main(arguments: list[str] | None = None) -> int:
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
-    close_unknown_descriptors(fd for fd in (options.ready_fd, options.parent_fd) if fd is not None)
+    known = (options.ready_fd, options.parent_fd, options.agreed_fd)
+    close_unknown_descriptors(fd for fd in known if fd is not None)
     set_process_name("gdn-supervisor")
     become_subreaper()
     os.chdir("/")
@@ -619,6 +622,8 @@ def _parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
     parser.add_argument("--allow-net", action="append", default=[], metavar="HOST:PORT", help="grant to every tool")
     parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
+    parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
+    parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
     given = parser.parse_args(arguments)
     bundle = paths.find_bundle(given.bundle)
     return Options(
@@ -630,14 +635,19 @@ def _parse(arguments: list[str] | None) -> Options:
         shared=given.shared,
         allow_net=given.allow_net,
         policy=os.path.abspath(given.policy) if given.policy else None,
+        trust=given.trust,
+        agreed_fd=given.agreed_fd,
     )
 
 
 def load_plan(options: Options) -> KernelPlan:
     """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
     from kernel.bundle.opening import load_plan as load
+    from kernel.trust.look import Asking, read_agreed
 
-    plan = load(options.bundle, state_dir=options.state_dir, policy=options.policy)
+    agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
+    asking = Asking(everything=options.trust, agreed=agreed)
+    plan = load(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
     return with_network(plan, options.allow_net) if options.allow_net else plan
 
 

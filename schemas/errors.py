@@ -80,6 +80,7 @@ CODES: Final[dict[str, str]] = {
     "E_USAGE": "See --help.",
     "E_INTERNAL": "This is a bug in the kernel; please report it with the log.",
     # bundles
+    "E_BUNDLE_UNTRUSTED": "Run `gdn trust` to see what the bundle asks for and to trust it, or add --trust for once.",
     "E_CONFIG_NOT_FOUND": "Name a goondan.yaml or a directory with one.",
     "E_CONFIG_SYNTAX": "Correct the YAML at the position.",
     "E_CONFIG_UNKNOWN_KIND": "Use one of the kinds that the documentation lists.",

@@ -32,7 +32,8 @@ from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KIN
 class CheckedAgent(Struct):
     """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
 
-    `uses` says where each of the tools stands in spec.tools.
+    `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
+    spec.tools.
     """
 
     document: Document
@@ -42,6 +43,8 @@ class CheckedAgent(Struct):
     uses: dict[str, int] = {}
     extensions: list[ExtensionSpec] = []
     model: ModelSpec | None = None
+    model_document: Document | None = None
+    model_body: resources.ModelBody | None = None
     system: str | None = None
 
 
@@ -369,6 +372,7 @@ class Checker:
         if found is None or found[0].resource in self._broken:
             return
         document, built = found
+        agent.model_document, agent.model_body = document, built.spec
         model = resolve_model(built.spec, agent.body.model_config.params, self._env)
         if isinstance(model, ModelFault):
             message = model.message.format(document.text(*model.path)) if "{}" in model.message else model.message

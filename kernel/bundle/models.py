@@ -24,6 +24,10 @@ Vendor = Literal["anthropic", "openai"]
 Provider = Vendor | Literal["embedded"]
 #: Where a vendor's key is by custom, its own server, and the model that `auto` asks for.
 KEY_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY"}
+VENDOR_ORIGIN: Final[dict[str, str]] = {
+    "anthropic": "https://api.anthropic.com",
+    "openai": "https://api.openai.com",
+}
 URL_VARIABLE: Final[dict[str, str]] = {"anthropic": "ANTHROPIC_BASE_URL", "openai": "OPENAI_BASE_URL"}
 AUTO_MODEL: Final[dict[str, str]] = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-5.5"}
 #: What a person says to `auto`: a provider, and the name of a model.

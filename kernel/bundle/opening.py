@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kernel.bundle.granting import Terms
     from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
+    from kernel.trust.judge import Judgement
+    from kernel.trust.look import Asking
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -40,7 +42,8 @@ REVISION_CHARS: Final = 32
 class Inspected(Struct):
     """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`.
 
-    `written` are the files that a tool may have written, and that nobody has accepted.
+    `written` are the files that a tool may have written, and that nobody has accepted. `judgement` says what the bundle
+    asks for and whether the user has agreed to it: `judgement.trusted` is whether it was reviewed.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Inspected(Struct):
     warnings: list[Problem]
     terms: Terms
     packages: list[Package]
+    judgement: Judgement
     dropped: int = 0
     written: list[Written] = []
 
@@ -61,11 +65,14 @@ def inspect_bundle(
     env: Mapping[str, str] | None = None,
     handlers: bool = True,
     policy: str | None = None,
+    asking: Asking | None = None,
+    to_run: bool = False,
 ) -> Inspected:
     """Validate the bundle at `path` (absolute, from kernel.paths.find_bundle).
 
     `state_dir` keeps what is known about handlers; None: nothing is kept. `env` defaults to the process's.
     `handlers` False: modules are not looked at. `policy` is a file beside the state root's own policy.yaml.
+    `asking` says what the command itself trusts. `to_run`: modules of a bundle that may not run are not looked at.
     Raises BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
@@ -81,6 +88,7 @@ def inspect_bundle(
         from kernel.bundle.packages import PackageFolders
         from kernel.bundle.terms import gather
         from kernel.grants.policy_file import POLICY_FILE
+        from kernel.trust.look import Asking, look
 
         loaded = load_documents(path, report)
         sources = [source.path for source in loaded.sources]
@@ -96,13 +104,23 @@ def inspect_bundle(
         terms = gather(path, checked, packages.found(), policies, root, report)
         grant(checked, terms, files, report)
         written = _written(loaded, checked, root, policy, report)
-        if handlers and not written:
+        judgement = look(path, loaded, checked, root, variables, asking or Asking())
+        if handlers and not written and (judgement.trusted or not to_run):
             from kernel.bundle.handlers import check_handlers
 
             check_handlers(checked.tools.values(), sources, inspector, report)
     report.sort(sources)
     return Inspected(
-        path, loaded, checked, report.errors, report.warnings, terms, packages.found(), report.dropped, written
+        path,
+        loaded,
+        checked,
+        report.errors,
+        report.warnings,
+        terms,
+        packages.found(),
+        judgement,
+        report.dropped,
+        written,
     )
 
 
@@ -150,11 +168,22 @@ def load_plan(
     env: Mapping[str, str] | None = None,
     handlers: bool = True,
     policy: str | None = None,
+    asking: Asking | None = None,
 ) -> KernelPlan:
-    """The plan of the bundle at `path`. Raises BundleError with every problem when it cannot run."""
-    inspected = inspect_bundle(path, state_dir=state_dir, env=env, handlers=handlers, policy=policy)
+    """The plan of the bundle at `path`: every door to running it goes through here.
+
+    Raises BundleError with every problem when it cannot run, and GoondanError E_BUNDLE_UNTRUSTED when the user has not
+    agreed to what it asks for.
+    """
+    inspected = inspect_bundle(
+        path, state_dir=state_dir, env=env, handlers=handlers, policy=policy, asking=asking, to_run=True
+    )
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
+    if not inspected.judgement.trusted:
+        from kernel.trust.judge import untrusted
+
+        raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked

@@ -83,6 +83,11 @@ class Document(Struct):
         node, _ = node_at(self.node, path)
         return shown(node.text) if isinstance(node, Scalar) else "''"
 
+    def scalar(self, *path: str | int) -> str | None:
+        """What stands in the file at `path`, as it is; None when it is no scalar. Not for messages: see `text`."""
+        node, _ = node_at(self.node, path)
+        return node.text if isinstance(node, Scalar) and self.has(*path) else None
+
     def has(self, *path: str | int) -> bool:
         """Whether `path` is written in the document."""
         node, _ = node_at(self.node, path[:-1])

@@ -5,7 +5,7 @@ Source: design section 8 (`${NAME}`, `valueFrom: {env}`); sandbox.md section 1 (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kernel.bundle.positions import Mapping, Node, Scalar, Sequence
 from kernel.bundle.shape import VARIABLE, Document
@@ -16,24 +16,39 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
     """Name -> the resource that names it first, such as `Model/default`. As the documents say; they may be wrong."""
     found: dict[str, str] = {}
     for document in documents:
-        for name in _names(document.node):
-            if VARIABLE_NAME.match(name):
-                found.setdefault(name, document.resource or "the bundle")
+        for name, _ in variables_of(document.node, "", ""):
+            found.setdefault(name, document.resource or "the bundle")
     return found
 
 
-def _names(node: Node, key: str = "") -> Iterable[str]:
+def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
+    """Every variable that a document of `kind` names, and what its value is used for: `tool NAME` for a Tool's
+    sandbox.env, `key` for the key of a model, else the kind, whose text it goes into.
+    """
+    for name, path in _names(node, ()):
+        if not VARIABLE_NAME.match(name):
+            continue
+        if kind == "Tool" and path[:3] == ("spec", "sandbox", "env"):
+            yield name, f"tool {resource.partition('/')[2]}"
+        elif kind == "Model" and path[:2] == ("spec", "apiKey"):
+            yield name, "key"
+        else:
+            yield name, kind
+
+
+def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names, each with the keys above it."""
     if isinstance(node, Mapping):
         for entry in node.entries.values():
-            source = entry.value
-            if key == "valueFrom" and entry.key == "env" and isinstance(source, Scalar):
-                yield source.text
-            elif key == "sandbox" and entry.key == "env" and isinstance(source, Sequence):
-                yield from (item.text for item in source.items if isinstance(item, Scalar))
+            source, here = entry.value, (*path, entry.key)
+            if path[-1:] == ("valueFrom",) and entry.key == "env" and isinstance(source, Scalar):
+                yield source.text, here
+            elif path[-1:] == ("sandbox",) and entry.key == "env" and isinstance(source, Sequence):
+                yield from ((item.text, here) for item in source.items if isinstance(item, Scalar))
             else:
-                yield from _names(source, entry.key)
+                yield from _names(source, here)
     elif isinstance(node, Sequence):
         for item in node.items:
-            yield from _names(item)
+            yield from _names(item, path)
     elif isinstance(node, Scalar):
-        yield from (match[1] for match in VARIABLE.finditer(node.text) if not match[0].startswith("$$"))
+        yield from ((m[1], path) for m in VARIABLE.finditer(node.text) if not m[0].startswith("$$"))

@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, str]] = {
     "doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong.",
     "tool": "List, show, make and test tools.",
     "validate": "Check a bundle and report everything that is wrong with it.",
+    "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
     "disk": "List, mount or unmount workdirs that have file systems of their own.",
     "completion": "Print the script that completes gdn's commands in a shell.",

@@ -17,17 +17,21 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kernel import paths, rundir
 from kernel.bundle.problems import Problem
-from kernel.spawn import command, open_log, start_program
+from kernel.cli.consent import started_when_trusted
+from kernel.spawn import command, memory_file, open_log, start_program
 from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.tokens import SOCKETS
+
+if TYPE_CHECKING:
+    from kernel.trust.powers import Power
 
 #: What only a broker that was started by hand leaves in the runtime directory (kernel/broker/standalone.py).
 SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
@@ -42,22 +46,25 @@ READY_S: Final = 40.0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A bundle and where its kernel lives. `policy` is a file of grants that a kernel is started with."""
+    """A bundle and where its kernel lives. `policy` is a file of grants that a kernel is started with, `trust` whether
+    it is trusted for this time.
+    """
 
     bundle: str
     run_dir: str
     state_dir: str
     policy: str | None = None
+    trust: bool = False
 
 
-def locate(bundle: str | None, policy: str | None = None) -> Place:
+def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False) -> Place:
     """The bundle that a command means, and where its kernel lives.
 
     Raises GoondanError E_CONFIG_NOT_FOUND, E_RUN_DIR, E_STATE.
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, paths.run_dir(path), paths.state_dir(path), grants)
+    return Place(path, paths.run_dir(path), paths.state_dir(path), grants, trust)
 
 
 class InvalidBundle(GoondanError):
@@ -79,9 +86,18 @@ class Started:
     """A supervisor that this process has started; it stops when `parent_fd` is closed, unless it was let go."""
 
     def __init__(
-        self, place: Place, *, detach: bool = False, shared: bool = False, allow_net: Sequence[str] = ()
+        self,
+        place: Place,
+        *,
+        detach: bool = False,
+        shared: bool = False,
+        allow_net: Sequence[str] = (),
+        agreed: Sequence[Power] = (),
     ) -> None:
-        """Start it. Raises GoondanError E_STATE when its log cannot be written, E_RUN_DIR."""
+        """Start it. `agreed` are powers that the user has just agreed to.
+
+        Raises GoondanError E_STATE when its log cannot be written, E_RUN_DIR.
+        """
         logs = f"{place.state_dir}/logs"
         paths.prepare_private(logs)
         ready_read, ready_write = os.pipe()
@@ -97,6 +113,12 @@ class Started:
             arguments += ["--policy", place.policy]
         for grant in allow_net:
             arguments += ["--allow-net", grant]
+        if place.trust:
+            arguments.append("--trust")
+        agreed_fd = memory_file("agreed", msgspec.json.encode(list(agreed))) if agreed else None
+        if agreed_fd is not None:
+            arguments += ["--agreed-fd", str(agreed_fd)]
+            pass_fds.append(agreed_fd)
         log: int | None = None
         try:
             log = open_log(f"{logs}/supervisor.log")
@@ -109,8 +131,9 @@ class Started:
             os.close(parent_write)
             raise fail("E_STATE", f"the supervisor could not be started: {error}") from None
         finally:
-            for fd in (ready_write, parent_read, *([log] if log is not None else [])):
-                os.close(fd)
+            for fd in (ready_write, parent_read, log, agreed_fd):
+                if fd is not None:
+                    os.close(fd)
         self.pidfd = os.pidfd_open(self.pid)
         self._parent_fd = parent_write
         self._ready_fd = ready_read
@@ -270,12 +293,13 @@ class ByHand(Kernel):
 
     @property
     def entry_agent(self) -> str | None:
-        """As the bundle says."""
+        """As the bundle says. It runs already, so that nobody has to agree to it here."""
         from kernel.bundle.opening import load_plan
+        from kernel.trust.look import Asking
 
-        return load_plan(
-            self.place.bundle, state_dir=self.place.state_dir, handlers=False, policy=self.place.policy
-        ).entry_agent
+        place, asking = self.place, Asking(everything=True)
+        plan = load_plan(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy, asking=asking)
+        return plan.entry_agent
 
     def finish(self) -> None:
         """Nothing to release."""
@@ -319,18 +343,13 @@ def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
                 what = "--allow-net" if allow_net else "--policy"
                 raise fail("E_USAGE", f"{what} applies only to a kernel that this command starts; one is running")
             return kernel
-        started = Started(place, shared=True, allow_net=allow_net)
         try:
-            preload()
-            started.wait_ready()
+            started = started_when_trusted(place, lambda agreed: _ready_for_calls(place, allow_net, agreed))
         except GoondanError as error:
             if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
                 raise
             time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
             continue
-        except BaseException:
-            started.kill()
-            raise
         kernel = _hold(place, started)
         if kernel is None:
             started.wait_end()
@@ -338,12 +357,29 @@ def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
         return kernel
 
 
+def _ready_for_calls(place: Place, allow_net: Sequence[str], agreed: Sequence[Power]) -> Started:
+    started = Started(place, shared=True, allow_net=allow_net, agreed=agreed)
+    try:
+        preload()
+        started.wait_ready()
+    except GoondanError:
+        raise
+    except BaseException:
+        started.kill()
+        raise
+    return started
+
+
 def start(place: Place) -> Kernel:
     """Start the kernel of `gdn run`, which ends with this command.
 
     Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or what else keeps it from starting.
     """
-    started = Started(place)
+    return started_when_trusted(place, lambda agreed: _start(place, agreed))
+
+
+def _start(place: Place, agreed: Sequence[Power]) -> Kernel:
+    started = Started(place, agreed=agreed)
     try:
         preload()
         started.wait_ready()

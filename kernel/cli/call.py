@@ -33,6 +33,7 @@ MAX_IN_FLIGHT: Final = 256
 @click.argument("args_json", metavar="[ARGS_JSON]", required=False)
 @options.bundle
 @options.policy
+@options.trust
 @click.option(
     "--batch",
     metavar="FILE",
@@ -48,6 +49,7 @@ def command(
     args_json: str | None,
     bundle: str | None,
     policy: str | None,
+    trust: bool,
     batch: str | None,
     workdir: str | None,
     instance: str,
@@ -66,7 +68,7 @@ def command(
     check_instance(instance)
     for grant in allow_net:
         check_grant(grant)
-    place = locate(bundle, policy)
+    place = locate(bundle, policy, trust=trust)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
     call = None

@@ -44,6 +44,7 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     folder = os.path.expanduser(folder)
     with Placing(folder) as placing:
         made = placing.write(template_files(template), replace=force)
+    _trust(folder)
     steps = next_steps(folder, template)
     if as_json:
         write_json({"folder": os.path.abspath(folder), "template": template, "files": made, "next": steps})
@@ -55,6 +56,20 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
     write(*lines)
     return 0
+
+
+def _trust(folder: str) -> None:
+    """What was just written by us needs no question, whatever model the environment names later."""
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.cli.consent import remember
+    from kernel.paths import BUNDLE_FILE, find_bundle, state_dir
+    from schemas.errors import GoondanError
+
+    with suppress(GoondanError):  # then the first run asks
+        path = find_bundle(os.path.join(folder, BUNDLE_FILE))
+        inspected = inspect_bundle(path, state_dir=state_dir(path), handlers=False)
+        if not inspected.errors:
+            remember(inspected, state_dir(path), how="init")
 
 
 def template_files(template: str) -> dict[str, bytes]:

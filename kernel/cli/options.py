@@ -49,6 +49,9 @@ bundle: Final[Decorator] = click.option(
 policy: Final[Decorator] = click.option(
     "--policy", metavar="FILE", help="What you grant, besides the policy.yaml of the state root."
 )
+trust: Final[Decorator] = click.option(
+    "--trust", is_flag=True, help="Trust the bundle for this time, whatever it asks for; see gdn trust."
+)
 as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 workdir: Final[Decorator] = click.option(
     "--workdir",

@@ -37,12 +37,13 @@ MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 @click.command()
 @options.bundle
 @options.policy
+@options.trust
 @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
 @click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
 @options.workdir
 @options.as_json
 def command(
-    bundle: str | None, policy: str | None, detach: bool, watch: bool, workdir: str | None, as_json: bool
+    bundle: str | None, policy: str | None, trust: bool, detach: bool, watch: bool, workdir: str | None, as_json: bool
 ) -> int:
     """Start a swarm and talk to its entry agent."""
     from kernel.cli.attach import locate, start
@@ -52,7 +53,7 @@ def command(
     if watch:
         message = "--watch is not supported yet"
         raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
-    place = locate(bundle, policy)
+    place = locate(bundle, policy, trust=trust)
     if workdir is not None:
         if detach:
             raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")
@@ -62,14 +63,19 @@ def command(
 
 def _detach(place: Any, as_json: bool) -> int:
     from kernel.cli.attach import Started
+    from kernel.cli.consent import started_when_trusted
     from kernel.cli.output import write, write_json
 
-    started = Started(place, detach=True)
-    try:
-        started.wait_ready()
-    except KeyboardInterrupt:
-        started.kill()
-        raise
+    def begin(agreed: Any) -> Started:
+        started = Started(place, detach=True, agreed=agreed)
+        try:
+            started.wait_ready()
+        except KeyboardInterrupt:
+            started.kill()
+            raise
+        return started
+
+    started = started_when_trusted(place, begin)
     started.let_go()
     if as_json:
         write_json({"pid": started.pid, "bundle": place.bundle, "runDir": place.run_dir, "stateDir": place.state_dir})

@@ -1,0 +1,124 @@
+"""The question that `gdn` asks before a bundle runs that asks for more than the user has agreed to.
+
+The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Only then is the bundle looked at here, and shown. What
+the user agrees to is what was shown, and the kernel compares it with what it then reads itself. So it does not matter
+what happens to the files in between: something else is refused again, and asked about again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+
+from schemas.errors import GoondanError
+
+if TYPE_CHECKING:
+    from kernel.bundle.opening import Inspected
+    from kernel.trust.powers import Power
+
+#: A bundle that changes after each answer is not asked about for ever.
+MAX_QUESTIONS: Final = 3
+#: More is no answer (bytes).
+MAX_ANSWER: Final = 100
+
+Answer = Literal["always", "once", "no"]
+T = TypeVar("T")
+
+
+class Where(Protocol):
+    """A bundle that is started: see kernel.cli.attach.Place."""
+
+    @property
+    def bundle(self) -> str:
+        """Its path."""
+
+    @property
+    def state_dir(self) -> str:
+        """Where its workspace keeps its state."""
+
+    @property
+    def policy(self) -> str | None:
+        """The file of --policy."""
+
+
+def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) -> T:
+    """What `begin` starts. It gets the powers that the user has just agreed to; none at first.
+
+    When it raises E_BUNDLE_UNTRUSTED and a person is there, the person is asked. Raises what `begin` raises.
+    """
+    agreed: Sequence[Power] = ()
+    for left in reversed(range(MAX_QUESTIONS + 1)):
+        try:
+            return begin(agreed)
+        except GoondanError as error:
+            if error.info.code != "E_BUNDLE_UNTRUSTED" or not left or not can_ask():
+                raise
+            inspected = look_again(place)
+            if not inspected.judgement.trusted:  # else somebody has agreed meanwhile
+                answer = ask(inspected)
+                if answer == "no":
+                    raise
+                if answer == "always":
+                    remember(inspected, place.state_dir, how="question")
+            agreed = inspected.judgement.powers
+    raise AssertionError("the last start returns or raises")
+
+
+def look_again(place: Where) -> Inspected:
+    """The bundle, without a look into its modules. Raises BundleError when it has errors by now."""
+    from kernel.bundle.opening import inspect_bundle
+    from kernel.bundle.problems import BundleError
+
+    inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
+    # A variable that is not set keeps it from running, and not from being understood.
+    broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]
+    if broken:
+        raise BundleError(broken, inspected.dropped)
+    return inspected
+
+
+def can_ask() -> bool:
+    """Whether a person is at the terminal, and wants words and no JSON."""
+    from kernel.cli.output import is_terminal
+
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr) and "--json" not in sys.argv
+
+
+def ask(inspected: Inspected) -> Answer:
+    """Show what the bundle asks for, and have the person decide. Anything but a clear yes is a no."""
+    from kernel.cli.output import write
+    from kernel.cli.terminal import style_of
+    from kernel.cli.trust_screen import question, screen
+
+    judgement = inspected.judgement
+    write("\n".join(screen(judgement, inspected.path, style_of(sys.stderr))), sys.stderr)
+    _drop_typed_ahead()
+    sys.stderr.write(question(judgement))
+    sys.stderr.flush()
+    # Read from the descriptor: what is typed later is for the conversation, and must not stay in a buffer here.
+    said = os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower()
+    if said in ("y", "yes"):
+        return "always" if judgement.unbelieved is None else "once"
+    return "once" if said in ("o", "once") else "no"
+
+
+def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None = None) -> None:
+    """Keep that the user has agreed to all that the bundle asks for. Raises GoondanError E_STATE."""
+    from kernel.paths import root_of
+    from kernel.trust import records
+
+    root = root_of(state_dir)
+    known = records.read(root, inspected.path)
+    is_own = known is not None and known.own if own is None else own
+    records.write(root, inspected.path, inspected.judgement.powers, own=is_own, how=how)
+
+
+def _drop_typed_ahead() -> None:
+    """What was typed or pasted before the question was there is no answer to it."""
+    import termios
+
+    with suppress(termios.error, OSError, ValueError):
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

@@ -1,0 +1,126 @@
+"""`gdn trust [PATH]`: what a bundle can do beyond its jails, and that this user agrees to it; `--list`, `--revoke`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.bundle.opening import Inspected
+
+
+@click.command()
+@click.argument("path", required=False, metavar="[PATH]", shell_complete=options.completed_path("file"))
+@click.option("--show", is_flag=True, help="Only show what the bundle asks for.")
+@click.option("--list", "list_", is_flag=True, help="List the bundles that you trust.")
+@click.option("--revoke", is_flag=True, help="Trust the bundle no more.")
+@click.option("--own", is_flag=True, help="It is your own work: do not ask again when its code changes.")
+@options.as_json
+def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, as_json: bool) -> int:
+    """Trust a bundle: a goondan.yaml or its directory (default: ./goondan.yaml, else the quickstart).
+
+    Shows what it can do beyond its jails and, on a terminal, asks. Without a terminal the command itself is the answer.
+    """
+    from schemas.errors import fail
+
+    if show + list_ + revoke > 1 or (own and (show or list_ or revoke)):
+        raise fail("E_USAGE", "give one of --show, --list, --revoke and --own")
+    if list_:
+        return _list(as_json)
+    if revoke:
+        return _revoke(path, as_json)
+    return _trust(path, as_json, show=show, own=own)
+
+
+def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
+    from kernel.cli.attach import Place
+    from kernel.cli.consent import ask, can_ask, look_again, remember
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import printable, style_of
+    from kernel.cli.trust_screen import screen
+    from kernel.paths import find_bundle, state_dir
+    from kernel.trust.judge import untrusted
+
+    bundle = find_bundle(path)
+    place = Place(bundle, "", state_dir(bundle))
+    inspected = look_again(place)
+    judgement = inspected.judgement
+    wanted = not show and (bool(judgement.powers) or own)
+    if show or not wanted:
+        if as_json:
+            write_json(_document(inspected, judgement.trusted))
+        elif judgement.powers:
+            write("\n".join([*screen(judgement, bundle, style_of(sys.stdout)), f"trusted: {_why(inspected)}"]))
+        else:
+            write(f"{printable(bundle)} asks for nothing beyond its jails: it runs without a question")
+        return 0
+    if not judgement.trusted and can_ask():
+        if ask(inspected) != "always":
+            raise untrusted(judgement, bundle)
+    elif not as_json and not judgement.trusted:
+        write("\n".join(screen(judgement, bundle)))
+    remember(inspected, place.state_dir, how="command", own=own or None)
+    if as_json:
+        write_json(_document(inspected, True))
+    else:
+        write(f"trusted: {printable(bundle)}")
+    return 0
+
+
+def _why(inspected: Inspected) -> str:
+    reason = inspected.judgement.reason
+    return {"not trusted": "no", "record": "yes", "shipped": "yes, it came with goondan"}.get(reason, f"yes ({reason})")
+
+
+def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
+    judgement = inspected.judgement
+    return {
+        "bundle": inspected.path,
+        "trusted": trusted,
+        "powers": judgement.powers,
+        "new": [] if trusted else [*judgement.missing, *judgement.changed],
+    }
+
+
+def _list(as_json: bool) -> int:
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import printable
+    from kernel.cli.trust_screen import words
+    from kernel.paths import state_root
+    from kernel.trust.records import every
+
+    found = every(state_root())
+    if as_json:
+        write_json(found)
+        return 0
+    lines: list[str] = []
+    for record in found:
+        mine = ", your own work" if record.own else ""
+        lines.append(f"{printable(record.bundle)}  (since {printable(record.when)}{mine})")
+        lines += [f"    {words(power)}" for power in record.powers]
+    write("\n".join(lines or ["you have trusted no bundle"]))
+    return 0
+
+
+def _revoke(path: str | None, as_json: bool) -> int:
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import printable
+    from kernel.paths import find_bundle, state_root
+    from kernel.trust.records import forget
+
+    # A folder that is gone can still be in the records.
+    gone = path is not None and not os.path.lexists(os.path.expanduser(path))
+    bundle = os.path.abspath(os.path.expanduser(path or "")) if gone else find_bundle(path)
+    revoked = forget(state_root(), bundle)
+    if as_json:
+        write_json({"bundle": bundle, "revoked": revoked})
+    elif revoked:
+        write(f"no longer trusted: {printable(bundle)}. A kernel that runs keeps running until it is stopped.")
+    else:
+        write(f"{printable(bundle)} was not trusted")
+    return 0

@@ -1,0 +1,158 @@
+"""A bundle's powers in words, on one screen.
+
+Everything in a row may be somebody else's text: names, paths, addresses. So each row is one line of printable
+characters of a bounded length, and a section has a bounded number of rows, the rest is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kernel.cli.terminal import Style, printable
+from kernel.trust.judge import Judgement
+from kernel.trust.owners import group_name, owner_name
+from kernel.trust.powers import (
+    Endpoint,
+    Folder,
+    Module,
+    OpenKey,
+    Owner,
+    OwnModel,
+    Permission,
+    Power,
+    Reach,
+    Setting,
+    Variable,
+    Writers,
+)
+
+#: Rows of all sections that are shown one by one; of more, each section shows the first ones and a number. So the
+#: whole text fits on a terminal of 40 lines, and nothing scrolls away at its top.
+MANY_ROWS: Final = 14
+MAX_ROWS: Final = 2
+#: Characters of one row.
+MAX_ROW: Final = 96
+
+_MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
+_OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
+#: What a person should read first stands first: kinds, and what they mean.
+_SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
+    ((Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
+    ((OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
+    ((Variable,), "Reads these variables of your environment"),
+    ((Folder,), "Its tools open files of yours"),
+    ((Reach,), "Its tools reach the network"),
+    ((Endpoint, OwnModel), _MODEL_TITLE),
+    ((Permission,), "Its tools direct the kernel"),
+    ((Setting,), "Loosens rules"),
+    ((Owner, Writers), _OTHERS_TITLE),
+)
+
+
+def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> list[str]:
+    """What a person should know before agreeing: everything the first time, then only what is new."""
+    paint = style or Style()
+    shown = _row(bundle)
+    if not judgement.known:
+        lines = ["", paint.bold("You have not run this bundle before:"), f"  {shown}", ""]
+        powers: Sequence[Power] = judgement.powers
+    else:
+        lines = ["", paint.bold("This bundle asks for more than you have agreed to:"), f"  {shown}", ""]
+        powers = judgement.missing
+    for title, rows in sections(powers, judgement):
+        lines += [f"  {paint.warning(title)}:", *(f"    {row}" for row in rows)]
+    rest = "Everything else that its tools do stays in jails, which see a working directory and nothing else."
+    lines += ["", rest]
+    return lines
+
+
+def question(judgement: Judgement) -> str:
+    """The line that the answer is typed behind."""
+    if judgement.unbelieved is not None:
+        return f"Do you trust it? It cannot be remembered: {_row(judgement.unbelieved)}. [y = this time / N = no] "
+    return "Do you trust it? Say yes only if you know who wrote it. [y = yes / o = only this time / N = no] "
+
+
+def sections(powers: Sequence[Power], judgement: Judgement | None = None) -> list[tuple[str, list[str]]]:
+    """Titles with their rows, together no more than a screen holds. `judgement` adds what has changed."""
+    groups: list[tuple[list[Power], str]] = []
+    if judgement is not None and judgement.changed:
+        why = ", and it has changed in what is a clone" if judgement.elsewhere else ", and it has changed"
+        groups.append(([*judgement.changed], f"Runs this code as you, outside of every jail{why}"))
+    groups += [([power for power in powers if isinstance(power, kinds)], title) for kinds, title in _SECTIONS]
+    many = sum(len(found) for found, _ in groups) > MANY_ROWS
+    return [(title, _rows(found, many)) for found, title in groups if found]
+
+
+def words(power: Power) -> str:
+    """One power in words that are harmless on a terminal."""
+    return _row(_WORDS[type(power)](power))
+
+
+def _rows(powers: Sequence[Power], many: bool) -> list[str]:
+    if not many or len(powers) <= MAX_ROWS:
+        return [words(power) for power in powers]
+    rows = [words(power) for power in powers[: MAX_ROWS - 1]]
+    return [*rows, f"… and {len(powers) - len(rows)} more; `gdn trust --show --json` has all of them"]
+
+
+def _row(text: str) -> str:
+    # Cut first: escaping a megabyte takes time, and makes it longer.
+    flat = printable(text[: MAX_ROW + 1])
+    return flat if len(flat) <= MAX_ROW else flat[: MAX_ROW - 1] + "…"
+
+
+def _variable(power: Variable) -> str:
+    kind, _, name = power.use.partition(" ")
+    if kind == "tool":
+        return f"{power.name}, for Tool/{name}"
+    return f"{power.name}, as the key of a model" if kind == "key" else f"{power.name}, in the text of {kind} documents"
+
+
+def _reach(power: Reach) -> str:
+    where = "every public address" if power.rule == "public" else power.rule
+    return f"{where} (Tool/{power.tool})"
+
+
+def _endpoint(power: Endpoint) -> str:
+    if power.origin.startswith("${"):
+        return f"the address in your {power.origin[2:-1]}" + (f", with your {power.key}" if power.key else "")
+    return power.origin + (f", with your {power.key}" if power.key else "")
+
+
+def _own_model(power: OwnModel) -> str:
+    now = " (today it names none: the built-in console answers)" if power.asleep else ""
+    return f"the model that your environment names{now}"
+
+
+def _permission(power: Permission) -> str:
+    what = {"agents": "asks other agents", "restart": "restarts agents"}.get(power.name, power.name)
+    return f"{what} (Tool/{power.tool})"
+
+
+def _setting(power: Setting) -> str:
+    if power.name == "allowRegistry":
+        return f"{power.whose} may call tools that it does not list: {power.value}"
+    if power.name == "minTier":
+        return f"{power.whose} also runs where jails are weaker"
+    return f"{power.whose}: {power.name} is {power.value}"
+
+
+def _writers(power: Writers) -> str:
+    return "everybody on this machine" if power.gid is None else f"the group {group_name(power.gid)}"
+
+
+_WORDS: Final[dict[type, Callable[..., str]]] = {
+    Module: lambda power: f"{power.entry} (Extension/{power.extension})",
+    OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {power.origin}",
+    Variable: _variable,
+    Folder: lambda power: f"{power.access}s {power.path} (Tool/{power.tool})",
+    Reach: _reach,
+    Endpoint: _endpoint,
+    OwnModel: _own_model,
+    Permission: _permission,
+    Setting: _setting,
+    Owner: lambda power: f"{owner_name(power.uid)}, who owns files or folders of it",
+    Writers: _writers,
+}

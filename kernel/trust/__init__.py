@@ -1,0 +1,8 @@
+"""Trust by folder: what a bundle can do beyond its jails, and whether this user has agreed to that.
+
+`powers` says what can be asked for, and whether one list goes beyond another. `gather` reads the list from a bundle,
+`judge` decides. These three are pure. `owners` and `clones` look at folders, `records` keeps what was agreed to,
+`private_copy` makes the copies that are run where others can write.
+
+What packages ask for is not part of it: `gdn grant` has that.
+"""

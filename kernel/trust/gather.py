@@ -1,0 +1,196 @@
+"""The powers that a bundle asks for, read from its checked documents. Pure.
+
+What counts is what the documents of the bundle ask for, before the operator's policy widens it and after the bundle's
+own agents have narrowed it. Tools of packages are left out: `gdn grant` accepts what they ask for, nothing else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+
+from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.models import KEY_VARIABLE, VENDOR_ORIGIN, is_http_url
+from kernel.bundle.shape import VARIABLE, Document
+from kernel.bundle.tools import CheckedTool
+from kernel.bundle.variables import variables_of
+from kernel.grants.merge import DEFAULTS, as_part, narrow
+from kernel.trust.powers import (
+    Endpoint,
+    Folder,
+    Module,
+    OpenKey,
+    OwnModel,
+    Permission,
+    Power,
+    Reach,
+    Setting,
+    Variable,
+)
+from schemas import hosts
+from schemas.address import build_tool_name
+from schemas.grantable import within
+from schemas.launch import ExtensionSpec, Limits, SandboxSpec
+from schemas.resources import ModelBody, ValueSource
+
+#: Hosts that are this machine.
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: Mapping[str, str]) -> list[Power]:
+    """What the bundle asks for, each once, in the order in which a person should read it: the most dangerous first.
+
+    `root` is the bundle's folder, `env` the user's environment: only which variables are set counts, and the address
+    in one that a model's endpoint consists of.
+    """
+    found: dict[Power, None] = {}
+
+    def add(powers: Iterable[Power]) -> None:
+        found.update(dict.fromkeys(powers))
+
+    agents = list(checked.agents.values())
+    for agent in agents:
+        add(_module(extension, root) for extension in agent.extensions)
+    tools = [(tool, _asked(tool, agents)) for tool in checked.tools.values()]
+    models = [power for agent in agents for power in _model(agent, env)]
+    add(power for power in models if isinstance(power, OpenKey))
+    for document in documents:
+        kind = document.resource.partition("/")[0]
+        add(Variable(name, use) for name, use in variables_of(document.node, kind, document.resource))
+    for tool, sandbox in tools:
+        if tool.bundled and sandbox is not None:
+            add(Variable(name, f"tool {tool.name}") for name in sandbox.env)
+    for tool, sandbox in tools:
+        add(_folders(tool, sandbox, root) if sandbox is not None else ())
+    for tool, sandbox in tools:
+        add(_network(tool, sandbox) if sandbox is not None else ())
+    add(models)
+    for tool, sandbox in tools:
+        if sandbox is not None:
+            add(Permission(tool.name, name) for name in sandbox.permissions)
+    for tool, sandbox in tools:
+        add(_settings(tool, sandbox) if sandbox is not None and not tool.bundled else ())
+    for agent in agents:
+        patterns = agent.body.policy.tool_calls.allow_registry
+        add(Setting(f"Agent/{agent.name}", "allowRegistry", pattern) for pattern in patterns)
+    return list(found)
+
+
+def _module(extension: ExtensionSpec, root: str) -> Module:
+    total = hashlib.sha256()
+    for path, digest in sorted((extension.modules or {}).items()):
+        total.update(f"{path}\0{digest}\0".encode("utf-8", "surrogateescape"))
+    return Module(extension.name, posixpath.relpath(extension.entry, root), total.hexdigest())
+
+
+def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
+    """What the bundle asks for a tool: of its own, what the manifest says; of a bundled one, what agents that can call
+    it leave of that. None for tools of packages, and for bundled ones that no agent can call.
+    """
+    if tool.package:
+        return None
+    if not tool.bundled:
+        return tool.sandbox
+    left = [
+        # Of what the operator's policy has added nothing counts.
+        narrow(tool.sandbox, as_part(tool.narrowed[agent.name])) if agent.name in tool.narrowed else tool.sandbox
+        for agent in agents
+        if tool.name in agent.tools or _lets_call(agent, tool)
+    ]
+    if not left:
+        return None
+    return left[0] if all(one == left[0] for one in left) else tool.sandbox
+
+
+def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:
+    names = [build_tool_name(tool.name, export.name) for export in tool.body.exports]
+    patterns = agent.body.policy.tool_calls.allow_registry
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str) -> Iterable[Power]:
+    venv = sandbox.python.venv
+    for path in (*sandbox.filesystem.read, *([venv] if venv is not None else [])):
+        if not within(path, root):
+            yield Folder(tool.name, "read", path)
+    for path in sandbox.filesystem.write:
+        yield Folder(tool.name, "write", path)
+
+
+def _network(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
+    network = hosts.read_network(sandbox.network)
+    if network.public:
+        yield Reach(tool.name, "public")
+    for rule in network.rules:
+        yield Reach(tool.name, str(rule))
+
+
+def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
+    whose = f"Tool/{tool.name}"
+    if sandbox.min_tier != "full":
+        yield Setting(whose, "minTier", sandbox.min_tier)
+    for name, key in zip(Limits.__struct_fields__, Limits.__struct_encode_fields__, strict=True):
+        value = getattr(sandbox.limits, name)
+        if value > getattr(DEFAULTS.limits, name):
+            yield Setting(whose, f"limits.{key}", str(value))
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
+    document, body = agent.model_document, agent.model_body
+    if document is None or body is None or body.provider == "embedded":
+        return
+    if body.provider == "auto":
+        yield OwnModel(asleep=agent.model is not None and agent.model.provider == "embedded")
+        return
+    keys = _keys(document, body, env)
+    origin = _origin(document, body, env)
+    for key in keys or [""]:
+        yield Endpoint(origin, key)
+    plain = _origin_of(body.endpoint or "")
+    if plain is not None and plain.startswith("http://") and urlsplit(plain).hostname not in _LOOPBACK:
+        for key in keys:
+            yield OpenKey(origin, key)
+        if not keys and body.api_key is not None:
+            yield OpenKey(origin, "")
+
+
+def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[str]:
+    """The user's variables that make the key; empty when the bundle itself holds it, or there is none."""
+    if body.api_key is None:
+        name = KEY_VARIABLE[body.provider]
+        return [name] if env.get(name) else []
+    if isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
+        return [body.api_key.value_from.env]
+    return sorted({name for name, use in variables_of(document.node, "Model", "") if use == "key"})
+
+
+def _origin(document: Document, body: ModelBody, env: Mapping[str, str]) -> str:
+    """Where requests go, in one spelling."""
+    if body.endpoint is None:
+        return VENDOR_ORIGIN[body.provider]
+    written = document.scalar("spec", "endpoint")
+    match = VARIABLE.match(written or "")
+    if written is not None and match is not None and not match.group().startswith("$$"):
+        rest = written[match.end() :]
+        # The variable must hold the host by itself: `${NAME}.example` and `${NAME}//example` name another one.
+        if is_http_url(env.get(match[1], "")) and (not rest or (rest.startswith("/") and not rest.startswith("//"))):
+            return "${" + match[1] + "}"
+    return _origin_of(body.endpoint) or body.endpoint[:200]
+
+
+def _origin_of(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

@@ -1,0 +1,90 @@
+"""A bundle that was read, as this user sees it: what was agreed to, who else can write there, where it comes from.
+
+The bytes that are judged are those that were read: documents are in memory already, and modules of extensions are
+compared with their digests again when they are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.check import Checked
+from kernel.bundle.load import Loaded
+from kernel.paths import quickstart_folders
+from kernel.trust import records
+from kernel.trust.clones import comes_from_elsewhere
+from kernel.trust.gather import powers_of
+from kernel.trust.judge import Consent, Judgement, everything_trusted, judge
+from kernel.trust.owners import others_who_can_write
+from kernel.trust.powers import Module, Power
+from schemas.errors import fail
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """What a command brings along. `everything`: it was given --trust. `agreed`: powers that a person has just agreed
+    to on its screen. `running`: see Consent.
+    """
+
+    everything: bool = False
+    agreed: Sequence[Power] = ()
+    running: Sequence[Power] | None = None
+
+
+def look(
+    bundle: str, loaded: Loaded, checked: Checked, state_root: str | None, env: Mapping[str, str], asking: Asking
+) -> Judgement:
+    """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's."""
+    powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env)
+    powers += others_who_can_write(_files(loaded, checked))
+    # Records are read also when they are not needed: what a command does not trust for ever, it must not forget.
+    reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
+    record = records.read(state_root, bundle) if state_root is not None and reason is None else None
+    has_modules = any(isinstance(power, Module) for power in powers)
+    consent = Consent(
+        agreed=[*(record.powers if record is not None else ()), *asking.agreed],
+        known=record is not None or bool(asking.agreed),
+        own=record is not None and record.own,
+        everything=asking.everything or everything_trusted(os.environ),
+        shipped=is_shipped(bundle, loaded, checked),
+        elsewhere=has_modules and comes_from_elsewhere(loaded.root),
+        running=asking.running,
+    )
+    return judge(powers, consent, reason if record is None else None)
+
+
+def read_agreed(fd: int) -> list[Power]:
+    """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
+    try:
+        with open(fd, "rb") as source:
+            return msgspec.json.decode(source.read(), type=list[Power])
+    except (OSError, msgspec.DecodeError) as error:
+        raise fail("E_USAGE", f"the powers that were agreed to cannot be read: {error}") from None
+
+
+def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:
+    """Whether it is the quickstart of this installation, which nobody can change who cannot change the kernel too."""
+    root = loaded.root
+    if root not in {os.path.realpath(folder) for folder in quickstart_folders()} or not os.path.exists(bundle):
+        return False
+    kernel = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    who = set(others_who_can_write(_files(loaded, checked)))
+    return who <= set(others_who_can_write([kernel, os.path.abspath(__file__)]))
+
+
+def _files(loaded: Loaded, checked: Checked) -> Iterable[str]:
+    """What is read or run of the bundle. Of a tool its entry and its folder: the rest of it runs in jails."""
+    yield from (source.path for source in loaded.sources)
+    yield loaded.root
+    yield from checked.files
+    yield from checked.extension_roots
+    for agent in checked.agents.values():
+        for extension in agent.extensions:
+            folder = os.path.dirname(extension.entry)
+            yield from (os.path.join(folder, name) for name in extension.modules or ())
+    for tool in checked.tools.values():
+        if not tool.bundled and not tool.package:
+            yield from (path for path in (tool.root, tool.entry) if path)

@@ -1,0 +1,86 @@
+"""Who else can change the files of a bundle: other owners, groups, everybody.
+
+Looked at are the files themselves and every folder above them, up to `/`: whoever can write to one of those can put
+something else in the place of the file. The system and the user count as one; so does a group that holds only the user.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+from kernel.trust.powers import Owner, Writers
+
+#: Owners and groups that are told apart; more are everybody (entries).
+MAX_NAMED: Final = 8
+
+
+def others_who_can_write(paths: Iterable[str]) -> list[Owner | Writers]:
+    """Owners first, each once. What cannot be looked at is left out: it cannot be loaded either."""
+    owners: set[int] = set()
+    groups: set[int | None] = set()
+    seen: set[str] = set()
+    for path in paths:
+        if os.path.islink(path):
+            _look(path, owners, groups, seen)
+            _above(os.path.dirname(path), owners, groups, seen)
+        _above(os.path.realpath(path), owners, groups, seen)
+    if len(groups) > MAX_NAMED or None in groups:
+        groups = {None}
+    named = [Owner(uid) for uid in sorted(owners)[:MAX_NAMED]]
+    return [*named, *(Writers(gid) for gid in sorted(groups, key=lambda gid: -1 if gid is None else gid))]
+
+
+def _above(path: str, owners: set[int], groups: set[int | None], seen: set[str]) -> None:
+    while path not in seen:
+        _look(path, owners, groups, seen)
+        path = os.path.dirname(path)
+
+
+def _look(path: str, owners: set[int], groups: set[int | None], seen: set[str]) -> None:
+    seen.add(path)
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return
+    if state.st_uid not in (0, os.geteuid()):
+        owners.add(state.st_uid)
+    if stat.S_ISLNK(state.st_mode) or (stat.S_ISDIR(state.st_mode) and state.st_mode & stat.S_ISVTX):
+        return  # a link has no mode; in a sticky folder each file is its owner's
+    if state.st_mode & stat.S_IWOTH:
+        groups.add(None)
+    elif state.st_mode & stat.S_IWGRP and not is_own_group(state.st_gid, os.geteuid()):
+        groups.add(state.st_gid)
+
+
+@lru_cache(maxsize=64)
+def is_own_group(gid: int, uid: int) -> bool:
+    """Whether a group holds nobody but the user: the one of the user's own name, or root's, without other members."""
+    try:
+        group = grp.getgrgid(gid)
+        user = pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    mine = user.pw_gid == gid and group.gr_name == user.pw_name
+    return mine and all(member in (user.pw_name, "root") for member in group.gr_mem)
+
+
+def owner_name(uid: int) -> str:
+    """`NAME (uid N)`, or `uid N` where the user has no name here."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group_name(gid: int) -> str:
+    """`NAME (gid N)`, or `gid N`."""
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"

@@ -1,0 +1,189 @@
+"""Powers: what a bundle can do to the person who runs it, beyond what a jail can do. Pure.
+
+A list of powers is what a person agrees to. `grown` compares two lists, and is the only function that does: at a start,
+and for a kernel that runs and gets a new revision. What it does not name needs no question.
+
+To add a kind of power: one struct here, with its identity in its fields; one place in gather.py that finds it; and one
+row in kernel/cli/trust_screen.py that says it in words. A record that holds a kind which this version does not know is
+not read, so that the person is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas import hosts
+from schemas.grantable import within
+
+
+class Module(Struct, frozen=True, rename="camel", tag="module"):
+    """Code of the bundle that runs in agent processes, outside of every jail, as the user.
+
+    `extension` is the resource's name, `entry` the module's path from the bundle's folder. `digest` is made from all
+    modules that it may import (SHA-256, hexadecimal); it is no part of the identity: see `changed_modules`.
+    """
+
+    extension: str
+    entry: str
+    digest: str
+
+
+class Variable(Struct, frozen=True, rename="camel", tag="variable"):
+    """A variable of the user's environment that the bundle reads.
+
+    `use` says where its value goes: `tool NAME` (sandbox.env), `key` (the key of a model), or the kind of the document
+    whose text has it as `${NAME}`.
+    """
+
+    name: str
+    use: str
+
+
+class Folder(Struct, frozen=True, rename="camel", tag="folder"):
+    """A file or folder outside of the bundle that a tool reads, or any that it writes to. `path` is absolute."""
+
+    tool: str
+    access: Literal["read", "write"]
+    path: str
+
+
+class Reach(Struct, frozen=True, rename="camel", tag="network"):
+    """A network that a tool reaches. `rule` is `public`, `HOST:PORT` or `*.DOMAIN:PORT`."""
+
+    tool: str
+    rule: str
+
+
+class Endpoint(Struct, frozen=True, rename="camel", tag="endpoint"):
+    """A server that gets conversations, because the bundle names it as the server of a model.
+
+    `origin` is `scheme://host:port`, or `${NAME}` where the whole address is the value of the user's variable. `key` is
+    the variable whose value is sent as the key; "" for none of the user's.
+    """
+
+    origin: str
+    key: str
+
+
+class OpenKey(Struct, frozen=True, rename="camel", tag="openKey"):
+    """A key that is sent over http, which anybody on the way can read, to a machine that is not this one."""
+
+    origin: str
+    key: str
+
+
+class OwnModel(Struct, frozen=True, rename="camel", tag="ownModel"):
+    """Conversations go to the model that the user's own environment names (`provider: auto`), with its key.
+
+    `asleep`: it names none today, so that nothing is sent. This is no part of the identity.
+    """
+
+    asleep: bool = False
+
+
+class Permission(Struct, frozen=True, rename="camel", tag="permission"):
+    """A permission of a tool inside the kernel: `agents` (to ask other agents) or `restart`."""
+
+    tool: str
+    name: str
+
+
+class Setting(Struct, frozen=True, rename="camel", tag="setting"):
+    """A rule of the sandbox or the kernel that the bundle makes weaker. `whose` is a resource such as Tool/NAME.
+
+    `name` is the field, `value` what it is set to: `minTier`, `allowRegistry`, and limits above the defaults.
+    """
+
+    whose: str
+    name: str
+    value: str
+
+
+class Owner(Struct, frozen=True, rename="camel", tag="owner"):
+    """Another user owns files of the bundle, or a folder above them, and can change what is run."""
+
+    uid: int
+
+
+class Writers(Struct, frozen=True, rename="camel", tag="writers"):
+    """Others may write to files of the bundle, or to a folder above them: a group, or everybody (`gid` None)."""
+
+    gid: int | None = None
+
+
+Power = Module | Variable | Folder | Reach | Endpoint | OpenKey | OwnModel | Permission | Setting | Owner | Writers
+
+
+def grown(agreed: Iterable[Power], wanted: Iterable[Power]) -> list[Power]:
+    """Those of `wanted` that `agreed` does not cover, in their order. Empty: nothing has grown."""
+    known = list(agreed)
+    return [power for power in wanted if not _covered(power, known)]
+
+
+def changed_modules(agreed: Iterable[Power], wanted: Iterable[Power]) -> list[Module]:
+    """Modules of `wanted` that `agreed` has under the same names, but never with these bytes."""
+    known: dict[tuple[str, str], set[str]] = {}
+    for power in agreed:
+        if isinstance(power, Module):
+            known.setdefault((power.extension, power.entry), set()).add(power.digest)
+    return [
+        power
+        for power in wanted
+        if isinstance(power, Module) and power.digest not in known.get((power.extension, power.entry), {power.digest})
+    ]
+
+
+def others(powers: Iterable[Power]) -> list[Owner | Writers]:
+    """Who else can change the bundle."""
+    return [power for power in powers if isinstance(power, Owner | Writers)]
+
+
+def _covered(power: Power, known: Sequence[Power]) -> bool:
+    match power:
+        case Module(extension, entry):
+            return any(isinstance(k, Module) and (k.extension, k.entry) == (extension, entry) for k in known)
+        case Folder(tool, access, path):
+            return any(
+                isinstance(k, Folder)
+                and k.tool == tool
+                and within(path, k.path)
+                and (access == "read" or k.access == "write")
+                for k in known
+            )
+        case Reach(tool, rule):
+            return _reached(rule, [k.rule for k in known if isinstance(k, Reach) and k.tool == tool])
+        case Endpoint(origin, key):
+            return any(isinstance(k, Endpoint) and k.origin == origin and key in ("", k.key) for k in known)
+        case OwnModel():
+            return any(isinstance(k, OwnModel) for k in known)
+        case Setting(whose, name, value) if name.startswith("limits."):
+            same = [k.value for k in known if isinstance(k, Setting) and (k.whose, k.name) == (whose, name)]
+            return any(_number(k) >= _number(value) for k in same)
+        case _:
+            return power in known
+
+
+def _reached(rule: str, rules: list[str]) -> bool:
+    """Whether `rules` lead to all that `rule` leads to.
+
+    Patterns and `public` lead to public addresses only, an exact host to private ones as well: so nothing but the same
+    host covers it.
+    """
+    if rule in rules:
+        return True
+    if not rule.startswith("*."):
+        return False
+    if "public" in rules:
+        return True
+    try:
+        wanted = hosts.parse_rule(rule)
+        return any(hosts.parse_rule(known).covers(wanted) for known in rules)
+    except hosts.BadHost:
+        return False
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0

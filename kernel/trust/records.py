@@ -1,0 +1,160 @@
+"""What this user has agreed to: one file for each bundle, `<state root>/trust/<digest of its folder>.json`.
+
+A record is believed only if nobody else could have written it, and if it does not lie inside the bundle or a clone,
+where it would come along with them. A record that is not believed is as good as none: the user is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import Unreadable
+from kernel.paths import digest, identity
+from kernel.trust.powers import Power
+from schemas.errors import fail
+from schemas.grantable import within
+
+FOLDER: Final = "trust"
+#: A record (bytes): a bundle's documents have at most 8 MiB of text, and powers are made from them.
+MAX_RECORD: Final = 32 << 20
+#: Records that `gdn trust --list` reads.
+MAX_RECORDS: Final = 10_000
+#: Part of every record; one of another format is not read.
+FORMAT: Final = 1
+
+
+class Record(Struct, frozen=True, rename="camel", kw_only=True):
+    """What was agreed to. `bundle` is the folder, or the file where that is not a goondan.yaml.
+
+    `own`: the user says that all of it is their own work, so that changed modules need no question. `when` is RFC 3339,
+    `by` the user's name or number, `how` is `question`, `command` or `init`.
+    """
+
+    bundle: str
+    powers: list[Power]
+    own: bool = False
+    when: str = ""
+    by: str = ""
+    how: str = ""
+    format: int = FORMAT
+
+
+def read(state_root: str, bundle: str) -> Record | None:
+    """What was agreed to for the bundle at `bundle`; None when nothing was, or when the record is not believed."""
+    if why_not_believed(state_root, bundle) is not None:
+        return None
+    found = _read(_path(state_root, bundle))
+    return found if found is not None and found.bundle == identity(bundle) else None
+
+
+def write(state_root: str, bundle: str, powers: Iterable[Power], *, own: bool = False, how: str) -> Record:
+    """Agree to `powers`; earlier agreement about the bundle is replaced. Raises GoondanError E_STATE."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    record = Record(bundle=identity(bundle), powers=list(powers), own=own, when=now, by=_user(), how=how)
+    reason = why_not_believed(state_root, bundle)
+    if reason is not None:
+        raise fail(
+            "E_STATE",
+            f"nothing can be kept in {state_root}: {reason}",
+            suggestion="Set GOONDAN_STATE_ROOT to a folder of your own, or trust for one command with --trust.",
+        )
+    path = _path(state_root, bundle)
+    temporary = f"{path}.{os.getpid()}.new"
+    try:
+        os.makedirs(state_root, 0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as out:
+            out.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(temporary, path)
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+    return record
+
+
+def forget(state_root: str, bundle: str) -> bool:
+    """Take back what was agreed to; whether there was something. Raises GoondanError E_STATE."""
+    try:
+        os.unlink(_path(state_root, bundle))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise fail("E_STATE", f"{_path(state_root, bundle)}: {error.strerror}") from None
+    return True
+
+
+def every(state_root: str) -> list[Record]:
+    """All records that are believed, by the bundle's path."""
+    folder = os.path.join(state_root, FOLDER)
+    try:
+        names = sorted(os.listdir(folder))[:MAX_RECORDS]
+    except OSError:
+        return []
+    found = [_read(os.path.join(folder, name)) for name in names if name.endswith(".json")]
+    kept = [record for record in found if record is not None and why_not_believed(state_root, record.bundle) is None]
+    return sorted(kept, key=lambda record: record.bundle)
+
+
+def why_not_believed(state_root: str, bundle: str) -> str | None:
+    """Why records below this state root are not read for the bundle; None when they are."""
+    root, subject = os.path.realpath(state_root), identity(bundle)
+    # Nobody gets a home directory from somebody else, even if it holds a bundle, or its settings are kept in git.
+    home = os.path.realpath(os.path.expanduser("~"))
+    if within(root, subject) and not (within(root, home) and within(home, subject)):
+        return "it lies inside the bundle"
+    here = root
+    while here not in ("/", home):
+        if os.path.lexists(f"{here}/.git"):
+            return f"it lies in {here}, which is a clone"
+        here = os.path.dirname(here)
+    for path in (root, os.path.join(root, FOLDER)):
+        try:
+            state = os.lstat(path)
+        except FileNotFoundError:
+            return None  # it is made when there is something to write
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if not stat.S_ISDIR(state.st_mode):
+            return f"{path} is no folder"
+        if state.st_uid != os.geteuid():
+            return f"{path} belongs to uid {state.st_uid}"
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others can write to {path} (mode {stat.S_IMODE(state.st_mode):04o})"
+    return None
+
+
+def _read(path: str) -> Record | None:
+    try:
+        state = os.lstat(path)
+        if state.st_uid != os.geteuid() or state.st_mode & 0o022 or not stat.S_ISREG(state.st_mode):
+            return None
+        record = msgspec.json.decode(read_file(path, MAX_RECORD), type=Record)
+    except (OSError, Unreadable, msgspec.DecodeError, RecursionError):
+        return None
+    return record if record.format == FORMAT else None
+
+
+def _path(state_root: str, bundle: str) -> str:
+    return os.path.join(state_root, FOLDER, f"{digest(bundle)}.json")
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
