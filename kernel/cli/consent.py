@@ -94,7 +94,7 @@ def ask(inspected: Inspected) -> Answer:
     from kernel.cli.trust_screen import question, screen
 
     judgement = inspected.judgement
-    write("\n".join(screen(judgement, inspected.path, style_of(sys.stderr))), sys.stderr)
+    write(*screen(judgement, inspected.path, style_of(sys.stderr)), stream=sys.stderr)
     _drop_typed_ahead()
     sys.stderr.write(question(judgement))
     sys.stderr.flush()

@@ -9,6 +9,7 @@ Source: design section 11.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Final
 
 import click

@@ -41,7 +41,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.cli.attach import Place
     from kernel.cli.consent import ask, can_ask, look_again, remember
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import printable, style_of
+    from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import screen
     from kernel.paths import find_bundle, state_dir
     from kernel.trust.judge import untrusted
@@ -55,20 +55,20 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
         if as_json:
             write_json(_document(inspected, judgement.trusted))
         elif judgement.powers:
-            write("\n".join([*screen(judgement, bundle, style_of(sys.stdout)), f"trusted: {_why(inspected)}"]))
+            write(*screen(judgement, bundle, style_of(sys.stdout)), f"trusted: {_why(inspected)}")
         else:
-            write(f"{printable(bundle)} asks for nothing beyond its jails: it runs without a question")
+            write(f"{bundle} asks for nothing beyond its jails: it runs without a question")
         return 0
     if not judgement.trusted and can_ask():
         if ask(inspected) != "always":
             raise untrusted(judgement, bundle)
     elif not as_json and not judgement.trusted:
-        write("\n".join(screen(judgement, bundle)))
+        write(*screen(judgement, bundle))
     remember(inspected, place.state_dir, how="command", own=own or None)
     if as_json:
         write_json(_document(inspected, True))
     else:
-        write(f"trusted: {printable(bundle)}")
+        write(f"trusted: {bundle}")
     return 0
 
 
@@ -89,7 +89,6 @@ def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
 
 def _list(as_json: bool) -> int:
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import printable
     from kernel.cli.trust_screen import words
     from kernel.paths import state_root
     from kernel.trust.records import every
@@ -101,15 +100,14 @@ def _list(as_json: bool) -> int:
     lines: list[str] = []
     for record in found:
         mine = ", your own work" if record.own else ""
-        lines.append(f"{printable(record.bundle)}  (since {printable(record.when)}{mine})")
+        lines.append(f"{record.bundle}  (since {record.when}{mine})")
         lines += [f"    {words(power)}" for power in record.powers]
-    write("\n".join(lines or ["you have trusted no bundle"]))
+    write(*(lines or ["you have trusted no bundle"]))
     return 0
 
 
 def _revoke(path: str | None, as_json: bool) -> int:
     from kernel.cli.output import write, write_json
-    from kernel.cli.terminal import printable
     from kernel.paths import find_bundle, state_root
     from kernel.trust.records import forget
 
@@ -120,7 +118,7 @@ def _revoke(path: str | None, as_json: bool) -> int:
     if as_json:
         write_json({"bundle": bundle, "revoked": revoked})
     elif revoked:
-        write(f"no longer trusted: {printable(bundle)}. A kernel that runs keeps running until it is stopped.")
+        write(f"no longer trusted: {bundle}. A kernel that runs keeps running until it is stopped.")
     else:
-        write(f"{printable(bundle)} was not trusted")
+        write(f"{bundle} was not trusted")
     return 0
