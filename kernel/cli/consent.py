@@ -94,10 +94,8 @@ def ask(inspected: Inspected) -> Answer:
     from kernel.cli.trust_screen import question, screen
 
     judgement = inspected.judgement
-    write(*screen(judgement, inspected.path, style_of(sys.stderr)), stream=sys.stderr)
     _drop_typed_ahead()
-    sys.stderr.write(question(judgement))
-    sys.stderr.flush()
+    write(*screen(judgement, inspected.path, style_of(sys.stderr)), question(judgement), stream=sys.stderr)
     # Read from the descriptor: what is typed later is for the conversation, and must not stay in a buffer here.
     said = os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower()
     if said in ("y", "yes"):

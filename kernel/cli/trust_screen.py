@@ -68,10 +68,10 @@ def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> lis
 
 
 def question(judgement: Judgement) -> str:
-    """The line that the answer is typed behind."""
+    """The line that the answer is typed below."""
     if judgement.unbelieved is not None:
-        return f"Do you trust it? It cannot be remembered: {_row(judgement.unbelieved)}. [y = this time / N = no] "
-    return "Do you trust it? Say yes only if you know who wrote it. [y = yes / o = only this time / N = no] "
+        return f"Do you trust it? It cannot be remembered: {_row(judgement.unbelieved)}. [y = this time / N = no]"
+    return "Do you trust it? Say yes only if you know who wrote it. [y = yes / o = only this time / N = no]"
 
 
 def sections(powers: Sequence[Power], judgement: Judgement | None = None) -> list[tuple[str, list[str]]]:
