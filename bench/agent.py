@@ -183,7 +183,7 @@ def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
     token.write_text("bench")
 
     def start(number: int, endpoint: str) -> int:
-        command = [sys.executable, "-m", "agentproc", "--endpoint", endpoint, "--token-file", str(token)]
+        command = [sys.executable, "-I", "-m", "agentproc", "--endpoint", endpoint, "--token-file", str(token)]
         process = subprocess.Popen(command)
         process.returncode = 0  # measure() reaps it
         return process.pid
@@ -193,7 +193,7 @@ def by_exec(folder: str, model: ModelSpec) -> Mapping[str, float]:
 
 def in_a_process_of_its_own(how: str, provider: str, seconds: float) -> Mapping[str, float]:
     """Adopted agents and the subreaper attribute stay out of the benchmark's process."""
-    command = [sys.executable, "-m", "bench.agent", how, provider]
+    command = [sys.executable, "-I", "-m", "bench.agent", how, provider]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return {name: float(value) for name, value in json.loads(result.stdout).items()}
 

@@ -26,7 +26,7 @@ async def measure(seconds: float) -> Mapping[str, float]:
     from mcp import Client, StdioServerParameters
 
     parameters = StdioServerParameters(
-        command=sys.executable, args=["-m", "bench.mcp_server"], env=dict(os.environ), cwd=os.getcwd()
+        command=sys.executable, args=["-I", "-m", "bench.mcp_server"], env=dict(os.environ), cwd=os.getcwd()
     )
     async with Client(parameters) as client:
 

@@ -74,7 +74,7 @@ def running(
     with ExitStack() as stack:
         ready_r, ready_w = os.pipe()
         stack.callback(os.close, ready_r)
-        command = [sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_w)]
+        command = [sys.executable, "-I", "-m", module, *arguments, "--ready-fd", str(ready_w)]
         passed = [ready_w, *(keep or [])]
         for option, content in (files or {}).items():
             fd = os.memfd_create(option)

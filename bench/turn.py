@@ -76,7 +76,9 @@ CALL = f'echo__same {{"text": "{"x" * 100}"}}'
 @contextmanager
 def model_server() -> Iterator[str]:
     """`python -m bench.model_server` until the block ends; its base URL."""
-    with subprocess.Popen([sys.executable, "-m", "bench.model_server"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-m", "bench.model_server"], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip()
@@ -96,11 +98,8 @@ def kernel(provider: str, durability: str, base: str) -> Iterator[Kernel]:
         runtime = Path(folder, "r")
         runtime.mkdir(mode=0o700)
         os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime), GOONDAN_TRUST="1")
-        gdn = [sys.executable, "-P", "-m", "kernel.cli"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        subprocess.run(
-            [*gdn, "run", "--detach", "--bundle", str(bundle)], env=environment, check=True, stdout=subprocess.DEVNULL
-        )
+        gdn = [sys.executable, "-I", "-m", "kernel.cli"]
+        subprocess.run([*gdn, "run", "--detach", "--bundle", str(bundle)], check=True, stdout=subprocess.DEVNULL)
         try:
             running = attach(locate(str(bundle)))
             try:
@@ -108,9 +107,7 @@ def kernel(provider: str, durability: str, base: str) -> Iterator[Kernel]:
             finally:
                 running.finish()
         finally:
-            subprocess.run(
-                [*gdn, "stop", "--bundle", str(bundle)], env=environment, check=True, stdout=subprocess.DEVNULL
-            )
+            subprocess.run([*gdn, "stop", "--bundle", str(bundle)], check=True, stdout=subprocess.DEVNULL)
 
 
 class Client:

@@ -21,11 +21,12 @@ from typing import Final
 
 import msgspec
 
+from kernel.import_path import folders
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload
 
-#: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it: a child runs what is
-#: installed here. No name of it holds a secret; secrets pass by descriptor.
+#: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
+#: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.
 ENVIRONMENT: Final = frozenset(
     ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "GOONDAN_STATE_ROOT")
 )
@@ -50,8 +51,9 @@ def environment(source: Mapping[str, str], extra: Iterable[str] = ()) -> dict[st
 
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:
-    """The argument list that runs a module of this installation with this interpreter."""
-    return [sys.executable, "-P", START, module, *arguments]
+    """The argument list that runs a module of this installation with this interpreter, isolated."""
+    given = [word for folder in folders() for word in ("--packages", folder)]
+    return [sys.executable, "-I", START, *given, module, *arguments]
 
 
 def start_program(

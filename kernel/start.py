@@ -1,9 +1,12 @@
-"""`python -P kernel/start.py MODULE ARG…`: run a module of this installation, and no other of that name.
+"""`python -I kernel/start.py [--packages FOLDER]… MODULE ARG…`: run that module of this installation, no other one.
 
-`python -m` would put the current directory first on the module path, where a user's `json.py` waits; a plain `-P -m`
-would not find packages that run from a source tree. So our packages are found by name, in the folder that this one
-lies in. That folder itself is never on the path: it may be a workdir of tools, and what a tool puts there under the
-name of a module that is only tried for (the standard library tries for `org`) must not be imported.
+`python -m` would put the current directory first on the module path, where a user's `json.py` waits, and PYTHONPATH can
+do the same. Isolated (-I) neither happens, but packages that run from a source tree are not found. So our packages are
+found by name, before all others, in the folder that this one lies in. That folder itself is never on the path: it may
+be a workdir of tools, and what a tool puts there under the name of a module that is only tried for (the standard
+library tries for `org`) must not be imported.
+
+`--packages` names a folder in which our parent has found what we need of others (import_path.py), to look into last.
 
 What the program was given as descriptors stays its own: none of them passes on to what it starts.
 """
@@ -41,9 +44,13 @@ if __name__ == "__main__":
             if int(name) > 2:
                 os.set_inheritable(int(name), False)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.meta_path.append(OurPackages(root))
+    sys.meta_path.insert(0, OurPackages(root))
     # Imports leave no garbage, and looking for it takes a tenth of a start. Programs turn it on when they are ready.
     gc.disable()
-    module = sys.argv[1]
-    sys.argv = sys.argv[1:]
+    arguments = sys.argv[1:]
+    while arguments[0] == "--packages":
+        sys.path.append(arguments[1])
+        del arguments[:2]
+    module = arguments[0]
+    sys.argv = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -84,8 +84,8 @@ class Sandbox:
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start `gdn`; killed at the end of the test if it still runs."""
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kernel.cli", *arguments],
-            env={**self.env, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-I", "-m", "kernel.cli", *arguments],
+            env=self.env,
             cwd=self.home,
             stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=options.pop("stdout", subprocess.PIPE),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Final, Literal, Self
 
@@ -18,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from kernel.paths import state_root
+from kernel.spawn import command
 from schemas.launch import ToolSpec
 
 #: One module may take this long to load (seconds): the import of a large library from a cold disk.
@@ -100,10 +100,9 @@ class Inspector:
         return []
 
     def _start(self) -> subprocess.Popen[bytes]:
-        starter = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")
         # A session of its own: Ctrl-C is this process's business, and what it starts ends with it.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", starter, "toolhost.inspection"],
+            command("toolhost.inspection", []),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -42,7 +42,7 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from kernel.spawn import START, command
+from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
 
@@ -84,7 +84,7 @@ def look(bundle: str | None) -> Facts:
 def _start_survey() -> subprocess.Popen[bytes] | None:
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", START, "toolhost.survey"],
+            command("toolhost.survey", []),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

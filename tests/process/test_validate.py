@@ -187,7 +187,7 @@ def test_what_is_no_bundle(tmp_path: Path, named: str) -> None:
 
 def inspection(request: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", str(START), "toolhost.inspection"],
+        [sys.executable, "-I", str(START), "toolhost.inspection"],
         input=request,
         capture_output=True,
         text=True,

@@ -1,0 +1,1 @@
+"""The kernel: broker, supervisor, the loader of bundles, and the `gdn` commands."""

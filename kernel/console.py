@@ -1,0 +1,19 @@
+"""What the `gdn` of an installed wheel calls: the module path is put in order before anything else is imported.
+
+pip writes that script, and its interpreter is not isolated. What it has imported by then cannot be taken back; see
+docs/decisions/044.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from kernel.import_path import leave_current_folder
+
+
+def main() -> NoReturn:
+    """Run the command that was given. Ends the process."""
+    leave_current_folder()
+    from kernel.cli import main as run
+
+    run()
