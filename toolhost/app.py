@@ -30,7 +30,8 @@ from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
-from toolhost.policy.facts import hidden_folders, with_hidden
+from toolhost.policy.facts import home
+from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.steward_link import STEWARD
 from toolhost.state_folder import StateFolder
@@ -139,7 +140,7 @@ class App:
                 _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
                 host.open(None, error)
             else:
-                host.open(with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint)))
+                host.open(with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint, home())))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.collect()
             gc.freeze()

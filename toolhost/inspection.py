@@ -30,7 +30,8 @@ from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
 from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail
-from toolhost.policy.facts import find_bwrap, hidden_folders, host_facts, look_up
+from toolhost.policy.facts import find_bwrap, home, host_facts, look_up
+from toolhost.policy.hiding import hidden_folders
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.descent import descend
@@ -97,7 +98,7 @@ async def inspect(request: Request) -> list[Finding]:
 def _host(request: Request) -> HostFacts | None:
     spec = ToolHostSpec(tools=[], state_dir=request.state_dir, revision="")
     try:
-        return host_facts(find_bwrap(), hidden_folders(spec, ""))
+        return host_facts(find_bwrap(), hidden_folders(spec, "", home()))
     except GoondanError:
         return None
 

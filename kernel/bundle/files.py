@@ -61,7 +61,7 @@ class BundleFiles:
 
     def resolve(self, path: str) -> str:
         """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the root."""
-        return os.path.normpath(os.path.join(self.root, os.path.expanduser(path)))
+        return "/" + os.path.normpath(os.path.join(self.root, os.path.expanduser(path))).lstrip("/")
 
     def is_environment(self, path: str) -> bool:
         """Whether a virtual environment of Python is there."""

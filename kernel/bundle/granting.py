@@ -22,6 +22,7 @@ from kernel.bundle.tools import CheckedTool, check_sandbox, resolve_network
 from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
 from schemas import resources
 from schemas.grantable import unreadable, unwritable
+from schemas.hidden import uncovered
 from schemas.launch import Limits, SandboxSpec
 from schemas.resources import BASE_PACKAGE
 
@@ -41,13 +42,15 @@ class Rule(Struct, frozen=True):
 class Terms(Struct, frozen=True, kw_only=True):
     """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
     to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
-    around; `home` is the operator's home directory. `sized_workdirs`: see ToolHostSpec.
+    around, `hidden` folders that no tool may see; `home` is the operator's home directory. `sized_workdirs`: see
+    ToolHostSpec.
     """
 
     rules: Sequence[Rule] = ()
     accepted: Mapping[str, str] = {}
     pins: Mapping[str, str] = {}
     kept: Sequence[str] = ()
+    hidden: Sequence[str] = ()
     home: str = ""
     bundle: str = ""
     sized_workdirs: bool = False
@@ -91,7 +94,7 @@ def _granted(tool: CheckedTool, terms: Terms, files: Files, report: Report) -> S
         hint = f"Look at its code, then run `gdn grant accept {tool.id}`."
         report.warn("W_CONFIG_NOT_GRANTED", message, tool.document.place("spec", "sandbox"), hint)
     elif not tool.bundled:
-        for fault in dangers(base, terms):
+        for fault in dangers(base, terms, tool.root):
             place = tool.document.place("spec", "sandbox", *fault.field)
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
     for rule in terms.rules:
@@ -108,18 +111,26 @@ class Danger(Struct, frozen=True):
     field: tuple[str | int, ...]
 
 
-def dangers(sandbox: SandboxSpec, terms: Terms) -> list[Danger]:
-    """Grants that no one may give, whoever asks."""
+def dangers(sandbox: SandboxSpec, terms: Terms, own: str = "") -> list[Danger]:
+    """Grants that no one may give, whoever asks. `own` is the folder of the tool, where it is one tool's sandbox."""
     found: list[Danger] = []
     for index, path in enumerate(sandbox.filesystem.read):
-        reason = unreadable(path)
+        reason = unreadable(path) or _reveals(path, terms, own)
         if reason is not None:
             found.append(Danger(path, reason, ("filesystem", "read", index)))
+    venv = sandbox.python.venv
+    if venv is not None and (reason := _reveals(venv, terms, own)) is not None:
+        found.append(Danger(venv, reason, ("python", "venv")))
     for index, path in enumerate(sandbox.filesystem.write):
         reason = unwritable(path, terms.kept, terms.home)
         if reason is not None:
             found.append(Danger(path, reason, ("filesystem", "write", index)))
     return found
+
+
+def _reveals(path: str, terms: Terms, own: str) -> str | None:
+    folder = uncovered(path, terms.hidden, own)
+    return None if folder is None else f"it lies in {folder}, where the kernel keeps its state or its sockets"
 
 
 def _is_for(rule: Rule, tool: CheckedTool, terms: Terms) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
+from typing import Final
 
 from kernel.bundle.check import Checked
 from kernel.bundle.granting import Rule, Terms
@@ -17,6 +17,10 @@ from kernel.bundle.problems import Place, Report
 from kernel.grants.merge import requested
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import read_policies
+from schemas.hidden import STATE_ROOT, runtime_bases
+
+#: Of an installation, what is the kernel's own code.
+_PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
 
 
 def gather(
@@ -36,11 +40,13 @@ def gather(
                 pins[package.name] = pin(package.root)
             except Unreadable as error:
                 report.warn("W_CONFIG_NOT_GRANTED", f"{package.name} cannot be pinned: {error}", Place(package.root))
+    hidden = hidden_folders(root)
     return Terms(
         rules=rules,
         accepted={item.tool: item.digest for item in read.policy.accepted},
         pins=pins,
-        kept=[os.path.realpath(path) for path in (*([root] if root else []), *_ours())],
+        kept=[*(os.path.realpath(path) for path in _ours()), *hidden],
+        hidden=hidden,
         home=os.path.realpath(os.path.expanduser("~")),
         bundle=_real(bundle) or "",
         sized_workdirs=read.policy.disk.sized,
@@ -56,11 +62,17 @@ def _real(bundle: str | None) -> str | None:
     return identity(os.path.expanduser(bundle))
 
 
+def hidden_folders(root: str | None) -> list[str]:
+    """Folders that no tool may see, as they are named and without links: the state roots, and where runtime directories
+    are. `root` is the state root.
+    """
+    home = os.path.expanduser("~")
+    named = [*([root] if root else []), *([f"{home}/{STATE_ROOT}"] if home not in ("", "~", "/") else [])]
+    named += runtime_bases(os.environ, os.geteuid())
+    return list(dict.fromkeys(path for folder in named for path in (folder, os.path.realpath(folder))))
+
+
 def _ours() -> list[str]:
-    """Interpreters, our own code, and where runtime directories are."""
+    """Interpreters, and our own code."""
     code = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    runtime = [os.path.join(tempfile.gettempdir(), f"goondan-{os.geteuid()}")]
-    if os.environ.get("XDG_RUNTIME_DIR"):
-        runtime.append(os.path.join(os.environ["XDG_RUNTIME_DIR"], "goondan"))
-    packages = [os.path.join(code, name) for name in ("schemas", "kernel", "agentproc", "toolhost")]
-    return [sys.prefix, sys.base_prefix, *packages, *runtime]
+    return [sys.prefix, sys.base_prefix, *(os.path.join(code, name) for name in _PACKAGES)]

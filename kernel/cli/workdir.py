@@ -9,16 +9,15 @@ Source: design section 11; sandbox.md section 1.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kernel import paths
 from schemas.errors import GoondanError, fail
+from schemas.grantable import within
+from schemas.hidden import workspace_of
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Place
-
-#: The folder of an instance that its tools work in anyway: the only one in the state that can be named.
-_WORKSPACE: Final = "workspace"
 
 
 def absolute_workdir(text: str, place: Place) -> str:
@@ -31,21 +30,12 @@ def absolute_workdir(text: str, place: Place) -> str:
         raise fail("E_USAGE", f"the work directory {text[:200]!r} is no directory", suggestion="Make it first.")
     real = os.path.realpath(path)
     state = os.path.realpath(paths.state_root())
-    if _within(real, state) and not _is_workspace(os.path.relpath(real, state).split(os.sep)):
+    if within(real, state) and workspace_of(real, state) is None:
         raise _denied(path, state, "the state of agents")
     sockets = os.path.dirname(os.path.realpath(place.run_dir))
-    if _within(real, sockets):
+    if within(real, sockets):
         raise _denied(path, sockets, "the sockets of kernels")
     return path
-
-
-def _is_workspace(parts: list[str]) -> bool:
-    """workspaces/DIGEST/instances/AGENT/KEY/workspace, or below it."""
-    return len(parts) >= 6 and (parts[0], parts[2], parts[5]) == ("workspaces", "instances", _WORKSPACE)
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _denied(path: str, folder: str, what: str) -> GoondanError:

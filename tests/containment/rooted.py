@@ -161,7 +161,7 @@ async def main(place: Path, port: int) -> dict[str, Any]:
         out["bombs"] = {}
         for name, args, limit in MET:
             if name in BOMBS and name not in out["bombs"]:
-                workdir = state / name
+                workdir = state / "instances" / "coder" / name / "workspace"
                 result = await made.call(f"bomb__{name}", args, workdir=workdir)
                 after = await made.call("bomb__quiet", workdir=workdir)
                 out["bombs"][name] = [limit, result.get("error"), after.get("output")]

@@ -259,11 +259,11 @@ async def test_state_and_sockets_do_not_show_in_a_workdir_around_them(place: Pat
     assert await ask(place, "write", {"paths": [str(state / "x")]}, hidden=[str(state)]) == {
         str(state / "x"): "refused"
     }
-    own = state / "workspaces" / "w"
-    own.mkdir()
+    own = state / "instances" / "a" / "k" / "workspace"
+    own.mkdir(parents=True)
     (own / "mine").write_text("m")
     found = await ask(place, "listing", {"paths": [str(own), str(state)]}, hidden=[str(state)], workdir=own)
-    assert found == {str(own): ["done", ["mine"]], str(state): ["done", ["workspaces"]]}
+    assert found == {str(own): ["done", ["mine"]], str(state): ["done", ["instances"]]}
 
 
 async def test_dotfiles_of_the_tool_are_hidden(place: Path) -> None:

@@ -46,7 +46,7 @@ async def every_attempt(
     `ours`: the workdir is one that the tool host has made. `facts` changes what it knows of this machine.
     """
     wanted = {how: name for how, name in TOOLS.items() if only in (None, how)}
-    work = place / "work"
+    work = place / "instances" / "a" / "k" / "workspace" if ours else place / "work"
     for folder in (".git/hooks", ".venv/lib"):
         (work / folder).mkdir(parents=True)
     (work / ".git" / "config").write_text("[core]\n")

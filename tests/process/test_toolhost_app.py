@@ -47,7 +47,8 @@ class PlayedBroker:
     """The broker's side of one tool host's link."""
 
     def __init__(self, folder: Path, tools: list[ToolSpec]) -> None:
-        self.endpoint = f"ipc://{folder}/tools.sock"
+        (folder / "sockets").mkdir()
+        self.endpoint = f"ipc://{folder}/sockets/tools.sock"
         self.spec = ToolHostSpec(tools=tools, state_dir=str(folder / "state"), revision="1")
         self.hellos: list[Hello] = []
         self.peer = b""

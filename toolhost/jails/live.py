@@ -198,6 +198,9 @@ class Jails:
         """Now and then: retire what is idle, end what runs for too long, sweep what calls have left behind."""
         self._perform(self.pool.retire(self._loop.time() - self._spec.jail_idle_s))
         self._stays.beat()
+        for slot in self.pool.slots():
+            if slot.jail is not None:
+                self._is_blind(slot.jail)
         overdue = self._answers.completions.overdue()
         for late in [slot.jail for slot in self.pool.slots() if overdue and slot.jail is not None]:
             if any(work in overdue for work in late.pending.values()):
@@ -233,9 +236,11 @@ class Jails:
             self._perform(self.pool.place(key, call))
 
     def _is_guarded(self, slot: Slot) -> bool:
-        """Whether what was read-only for this slot's jail still is. If not, somebody replaced it, and every jail that
-        can write there takes no more calls.
+        """Whether what was hidden from this slot's jail, or read-only for it, still is. If not, somebody replaced it: a
+        jail that sees what it must not ends, and every jail that can write there takes no more calls.
         """
+        if not self._is_blind(slot.jail):
+            return False
         folders = slot.jail.jail.plan.named
         if self._stays.intact(folders):
             return not slot.closed
@@ -243,6 +248,14 @@ class Jails:
             if other.jail is not None and not set(folders).isdisjoint(other.jail.jail.plan.named):
                 self._perform(self.pool.close(other))
         return False
+
+    def _is_blind(self, tenancy: Tenancy) -> bool:
+        """Whether a jail still sees nothing of what is hidden from it; one that does is ended."""
+        seen = tenancy.hiding.broken()
+        if seen is not None and not tenancy.jail.dying:
+            reason = f"{seen}, which no tool may see, was made or replaced while the jail could see what it lies in"
+            self._break(tenancy, tool_error("E_SANDBOX_DENIED", reason, name="SandboxDenied"), reason)
+        return seen is None
 
     def _perform(self, actions: list[Action]) -> None:
         """Do what the pool decided."""
@@ -271,7 +284,7 @@ class Jails:
             await self._last_one_ended(call.workdir)
             claim = await self._sized.claim(tool, call.workdir, self._spec)
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
-            jail = await start_jail(
+            jail, hiding = await start_jail(
                 tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness,
                 sized=claim is not None and claim.sized,
             )  # fmt: skip
@@ -288,7 +301,7 @@ class Jails:
         # A shared jail is everybody's: whatever was asked for, it has neither.
         alone = tool.sandbox.isolation != "shared"
         permissions = tool.sandbox.permissions if alone else []
-        tenancy = slot.jail = Tenancy(slot, jail, permissions)
+        tenancy = slot.jail = Tenancy(slot, jail, permissions, hiding)
         tenancy.claim = claim
         jail.tenant = jail.account.tenant = tenancy
         jail.account.running = partial(under_way, tenancy)

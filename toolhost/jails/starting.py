@@ -13,6 +13,7 @@ from toolhost.jails.jail import Jail, Owner
 from toolhost.jails.stays import Stays
 from toolhost.policy.facts import look_up
 from toolhost.policy.guarding import remove_placeholders
+from toolhost.policy.hiding import Hiding, as_it_is_now
 from toolhost.policy.plan import LaunchPlan, plan
 from toolhost.policy.subject import HostFacts
 
@@ -20,16 +21,21 @@ from toolhost.policy.subject import HostFacts
 async def start_jail(
     tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, stays: Stays, *, owner: Owner,
     niceness: int, sized: bool = False,
-) -> Jail:  # fmt: skip
-    """Start it, and its stay, which is the caller's to end after the jail. Raises GoondanError and OSError: none is
-    left then. `niceness`: see launch.launch. `sized`: the workdir lies in a file system with a bound.
+) -> tuple[Jail, Hiding]:  # fmt: skip
+    """Start it, and its stay, which is the caller's to end after the jail; what it must not see comes with it. Raises
+    GoondanError and OSError: none is left then. `niceness`: see launch.launch. `sized`: the workdir lies in a file
+    system with a bound.
     """
     begun: list[list[str]] = []
+    hiding = Hiding([])
 
     def make_plan() -> LaunchPlan:
-        request = look_up(tool, workdir, spec, facts, sized=sized)
+        nonlocal hiding
+        now = as_it_is_now(facts)
+        request = look_up(tool, workdir, spec, now, sized=sized)
         try:
-            made = plan(request, facts)
+            made = plan(request, now)
+            hiding = Hiding(made.hiding, now.absent)
         except BaseException:
             remove_placeholders(request.made)
             raise
@@ -42,7 +48,7 @@ async def start_jail(
     try:
         jail = await Jail.start(make_plan, owner, output_limit=limit, name=tool.name, niceness=niceness)
         started = True
-        return jail
+        return jail, hiding
     finally:
         for named in begun[:-1] if started else begun:  # of tries that came to nothing
             offload.soon(partial(stays.end, named))

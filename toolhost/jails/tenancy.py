@@ -26,6 +26,7 @@ from toolhost.jails.pool import Slot
 from toolhost.jails.sized_workdirs import Claim
 from toolhost.limits.decide import lacks_processes, limit_error, with_limit
 from toolhost.network import JailNetwork
+from toolhost.policy.hiding import Hiding
 from toolhost.signalling import signal_all
 
 #: A jail in which strays are still found after so many looks is ended.
@@ -61,19 +62,20 @@ class WorkerNews(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=Tru
 class Tenancy:
     """A slot's jail and what the host knows about it. `abandoned` are calls whose results nobody waits for, `pending`
     the work that goes on after its call was answered, `ended` the last that are over; by the calls' names in the jail.
-    `permissions` are what its tool was granted of the bus. `cells` are the places of its calls, None for a jail that
-    runs them in its worker.
+    `permissions` are what its tool was granted of the bus, `hiding` what it must not see. `cells` are the places of its
+    calls, None for a jail that runs them in its worker.
     """
 
     __slots__ = (
-        "abandoned", "background", "cells", "claim", "clean", "ended", "gone", "grace", "jail", "ledger", "messages",
-        "network", "pending", "permissions", "reason", "rerun", "slot", "strays",
+        "abandoned", "background", "cells", "claim", "clean", "ended", "gone", "grace", "hiding", "jail", "ledger",
+        "messages", "network", "pending", "permissions", "reason", "rerun", "slot", "strays",
     )  # fmt: skip
 
-    def __init__(self, slot: Slot, jail: Jail, permissions: Sequence[str] = ()) -> None:
+    def __init__(self, slot: Slot, jail: Jail, permissions: Sequence[str] = (), hiding: Hiding | None = None) -> None:
         self.slot = slot
         self.jail = jail
         self.permissions = list(permissions)
+        self.hiding = hiding or Hiding([])
         self.ended: deque[str] = deque(maxlen=ENDED_KNOWN)
         self.ledger = Ledger(jail.plan)
         self.cells: Cells | None = None

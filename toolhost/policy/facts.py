@@ -21,14 +21,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-import msgspec
-
 from schemas.errors import fail
 from schemas.grantable import within
+from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.limits.groups import own_tree
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import existing, make_placeholders, refuse_links, repositories
+from toolhost.policy.hiding import with_hidden
 from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates
 from toolhost.policy.scanning import scan
 from toolhost.policy.subject import HostFacts, Place, Request
@@ -177,7 +177,7 @@ def host_facts(
     user_namespaces: bool = True,
     net_admin: bool = True,
 ) -> HostFacts:
-    """The facts of this machine. `hidden` are folders that no jail may see; those that do not exist are left out.
+    """The facts of this machine. `hidden` are folders that no jail may see, there or not.
 
     Sees to it that our own sources for jails are compiled.
     """
@@ -196,7 +196,7 @@ def host_facts(
     for store in STORES:
         if prefix is not None and within(prefix, store):
             prefix = store
-    return HostFacts(
+    facts = HostFacts(
         bwrap=os.path.realpath(bwrap),
         python=python,
         inside=f"{package}/inside",
@@ -211,12 +211,12 @@ def host_facts(
         covered=[path for path in COVERED if os.path.exists(path)] if not runs_for_root() else [],
         code=code_folders(),
         home=home(),
-        hidden=_existing_folders(hidden),
         disable_userns=disable_userns,
         user_namespaces=user_namespaces,
         net_admin=net_admin,
         groups=own_tree(),
     )
+    return with_hidden(facts, hidden)
 
 
 def _package() -> str:
@@ -245,33 +245,6 @@ def home() -> str:
     return os.path.realpath(os.path.expanduser("~"))
 
 
-def with_hidden(facts: HostFacts, hidden: Iterable[str]) -> HostFacts:
-    """The same facts for a host whose hidden folders are known now."""
-    return msgspec.structs.replace(facts, hidden=_existing_folders(hidden))
-
-
-def _existing_folders(paths: Iterable[str]) -> list[str]:
-    return [os.path.realpath(path) for path in dict.fromkeys(paths) if os.path.isdir(path)]
-
-
-def hidden_folders(spec: ToolHostSpec, endpoint: str) -> list[str]:
-    """The state root of every workspace, and the folder of every runtime directory, as far as this host can tell."""
-    folders = [spec.state_dir]
-    above = os.path.dirname(spec.state_dir)
-    if os.path.basename(above) == "workspaces":
-        folders = [os.path.dirname(above)]
-    if endpoint.startswith("ipc://"):
-        run_dir = os.path.dirname(endpoint.removeprefix("ipc://"))
-        folders += runtime_folders(endpoint) or [run_dir]
-    return folders
-
-
-def runtime_folders(endpoint: str) -> list[str]:
-    """The folder of all runtime directories that a broker's socket lies in; [] when it lies somewhere else."""
-    parent = os.path.dirname(os.path.dirname(endpoint.removeprefix("ipc://")))
-    return [parent] if endpoint.startswith("ipc://") and os.path.basename(parent).startswith("goondan") else []
-
-
 def look_up(
     tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts, *, sized: bool = False
 ) -> Request:
@@ -286,8 +259,10 @@ def look_up(
         tool = _moved(tool, root, entry)
     shared = sandbox.isolation == "shared"
     real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
-    own_workdir = real is not None and within(real, os.path.realpath(spec.state_dir))
-    read = [place for path in sandbox.filesystem.read for place in _everything(path) or [_grant(path, root, tool)]]
+    own_workdir = real is not None and workspace_of(real, os.path.realpath(spec.state_dir)) is not None
+    read: list[Place] = []
+    for path in sandbox.filesystem.read:
+        read += _everything(host) if path == "/" else [_grant(path, root, tool)]
     write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
     venv, site = _venv(sandbox, root)
     guarded: list[Place] = []
@@ -339,7 +314,7 @@ def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
 def _workdir(path: str, state_dir: str) -> str:
     if not os.path.isabs(path):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path!r} is no absolute path")
-    if within(os.path.normpath(path), state_dir):
+    if workspace_of(os.path.normpath(path), state_dir) is not None:
         _make_workdir(os.path.normpath(path), state_dir)
     real = os.path.realpath(path)
     if not os.path.isdir(real):
@@ -354,11 +329,9 @@ def _make_workdir(path: str, state_dir: str) -> None:
         STEWARD.make_workdir(path[len(state_dir) + 1 :])
 
 
-def _everything(path: str) -> list[Place]:
-    """What a grant to read `/` means: the top-level folders that no jail has of its own. [] for other paths."""
-    if path != "/":
-        return []
-    own = {*BESIDE_USR, *_NOT_EVERYTHING}
+def _everything(host: HostFacts) -> list[Place]:
+    """What a grant to read `/` means: the top-level folders that no jail has of its own, and that are not hidden."""
+    own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
     folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
     return [Place(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
 
@@ -373,7 +346,7 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     to the folder could otherwise plant one, and with it send the next jail elsewhere.
     """
     folder = os.path.dirname(root) if os.path.isfile(root) else root
-    name = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+    name = "/" + os.path.normpath(os.path.join(folder, os.path.expanduser(path))).lstrip("/")  # it leaves `//` as it is
     real = os.path.realpath(name)
     if (link := _replaceable_link(name)) is not None:
         text = f"the granted path {path} leads through the link {link}, which a tool could have put there"

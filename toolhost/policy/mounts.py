@@ -206,16 +206,29 @@ def seen_at(path: str, writable: list[tuple[str, str]]) -> str:
 
 
 def emptied_of(request: Request, host: HostFacts) -> list[str]:
-    """Folders that show as empty ones: masked folders of the tool, and what is hidden inside anything that shows."""
+    """Folders that show as empty ones: masked folders of the tool, and what is hidden inside anything that shows, at
+    each place where it would.
+    """
     writable = writable_of(request)
-    folders = [shown for _, shown in writable] + [place.shown for place in shown_of(request) if place.kind == "dir"]
     paths = [seen_at(place.path, writable) for place in request.masked if place.kind == "dir"]
-    for hidden in host.hidden:
-        at = seen_at(hidden, writable)
+    for real, shown in _folders_of(request, host):
         # The workdir usually lies inside the state root; then nothing of the state root shows but the workdir.
-        if any(at != folder and within(at, folder) for folder in folders):
-            paths.append(at)
+        paths += [shown + path[len(real) :] for path in host.hidden if path != real and within(path, real)]
     return list(dict.fromkeys(paths))
+
+
+def hidden_in(request: Request, host: HostFacts) -> list[str]:
+    """The hidden folders that lie in something that shows, those that do not exist among them."""
+    shown = [real for real, _ in _folders_of(request, host)]
+    hidden = [*host.hidden, *host.absent]
+    return [path for path in hidden if any(path != real and within(path, real) for real in shown)]
+
+
+def _folders_of(request: Request, host: HostFacts) -> list[tuple[str, str]]:
+    """Every folder of the host that shows: the real path, and where it stands in the jail."""
+    system = ["/usr", *host.dirs, *host.etc, *([host.prefix] if host.prefix else [])]
+    places = [(place.path, place.shown) for place in shown_of(request) if place.kind == "dir"]
+    return [*((path, path) for path in system), *places, *writable_of(request)]
 
 
 def _outermost(places: list[Place]) -> list[Place]:

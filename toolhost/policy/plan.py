@@ -6,7 +6,8 @@ Rules.
 - Inside a writable folder, what trusted programs later read or run stays read-only: `.git`, `.venv`, the bundle's
   documents, tool and extension folders, the kernel's own code, interpreters. The folders above such a place are
   mounted onto themselves, because a folder that is a mount point cannot be renamed away.
-- The state root and the runtime directory never show, not even in a workdir that contains them, and cannot be moved.
+- State roots and runtime directories never show: not even in a workdir or a grant that contains them, under whatever
+  name that stands there. They cannot be moved. A grant that is one of them, or lies in one, is refused.
 - Mounts are made from the outermost to the innermost path, so that no later mount hides an earlier one by accident.
 - As root, every place that bubblewrap takes something from is staged first: copied into a mount namespace where the
   jail's own user can reach it. What the system shows to everybody is taken from where it is.
@@ -46,15 +47,17 @@ from toolhost.policy.mounts import (
     Sources,
     Stage,
     emptied_of,
+    hidden_in,
     mounts_of,
     named,
     rights_of,
     seen_places,
+    shown_of,
     with_parents,
     writable_of,
 )
 from toolhost.policy.nested import CAPABILITIES, OWN_PROCESSES, CallWalls, call_walls
-from toolhost.policy.refusals import check_read_grant, check_workdir, check_write_grant
+from toolhost.policy.refusals import check_read_grant, check_uncovered, check_workdir, check_write_grant
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
 
@@ -88,8 +91,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
     inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
     with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
-    `seen` says which path of the host each place of the jail must be: (path there, path here). Between the look at the
-    host and the mounts another jail could exchange a folder for a link; the boot stage sees that, and ends the jail.
+    `hiding` are the hidden folders that lie in something the jail sees: what is there is covered, and what comes to
+    be there afterwards is not. `seen` says which path of the host each place of the jail must be: (path there, path
+    here). Between the look at the host and the mounts another jail could exchange a folder for a link; the boot stage
+    sees that, and ends the jail.
     `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
     that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
     its control groups, `mechanisms` what keeps each limit. `enclosure` is there when the jail drops root itself.
@@ -113,6 +118,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     heir: str | None = None
     enclosure: Enclosure | None = None
     seen: list[tuple[str, str]] = []
+    hiding: list[str] = []
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
     mechanisms: dict[str, Mechanism] = {}
@@ -144,6 +150,8 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
     for place in [*request.read, *([Place(request.venv, "dir")] if request.venv else [])]:
         check_read_grant(place.path)
         check_read_grant(place.shown)
+    for place in shown_of(request):
+        check_uncovered(place, tool.root, host)
     layout = _layout(tool)
     if layout is not None and not host.net_admin:
         text = f"the tool {tool.name} was granted a network, and no jail can have one here: root lacks CAP_NET_ADMIN"
@@ -192,6 +200,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stage=host.stage,
         stages=sources.stages,
         seen=seen_places(mounts),
+        hiding=hidden_in(request, host),
         heir=next((real for real, _ in reversed(writable_of(request))), None),
         enclosure=enclosure_of(host),
         walls=walls(host),

@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.errors import fail
-from schemas.grantable import within
 from toolhost.limits.plan import group_plan, mechanisms
 from toolhost.policy.conventions import JAIL_PATH
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
-from toolhost.policy.mounts import named
+from toolhost.policy.mounts import hidden_in, named, shown_of
 from toolhost.policy.plan import LaunchPlan, resource_limits
-from toolhost.policy.refusals import check_workdir, check_write_grant
+from toolhost.policy.refusals import check_read_grant, check_uncovered, check_workdir, check_write_grant
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
 
@@ -49,6 +48,8 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         check_workdir(request.workdir_real, host)
     for place in request.write:
         check_write_grant(place.path, host)
+    for place in request.read:
+        check_read_grant(place.path)
     _refuse_what_cannot_be_kept(request, host)
     home, temporary = f"{request.private}/home", f"{request.private}/tmp"
     writable = [home, temporary, *([request.workdir_real] if request.workdir_real else [])]
@@ -81,6 +82,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         workdir=request.workdir_real or home,
         import_paths=[*paths, *([request.venv_site] if request.venv_site else [])],
         seen=[(path, path) for path in dict.fromkeys(seen)],
+        hiding=hidden_in(request, host),
         tier="reduced",
         walls=["seccomp", "landlock", "limits"],
         mechanisms=mechanisms(host.groups),
@@ -99,9 +101,9 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
 def _refuse_what_cannot_be_kept(request: Request, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED where the full tier would mount something over a place."""
     tool = request.tool
-    shown = [tool.root, *(place.path for place in [*request.read, *request.write])]
-    if request.workdir_real is not None:
-        shown.append(request.workdir_real)
-    hidden = [path for path in host.hidden if any(within(path, folder) and path != folder for folder in shown)]
-    for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden]:
+    for place in shown_of(request):
+        check_uncovered(place, tool.root, host)
+    for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
+        if path in host.absent:
+            continue  # the jail ends should it come to be there
         raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from schemas.errors import fail
+from schemas.errors import GoondanError, fail
 from schemas.grantable import unreadable, unwritable, within
+from schemas.hidden import uncovered, workspace_of
 from schemas.launch import ToolSpec
-from toolhost.policy.subject import HostFacts
+from toolhost.policy.subject import HostFacts, Place
 
 #: Read-only in every workdir: these run code on the host later (hooks and fsmonitor; .pth files; packages and grants).
 GUARDED_NAMES: Final = (".git", ".venv", ".goondan")
@@ -26,8 +27,11 @@ TOP: Final = ("/", "/run", "/home", "/var", "/tmp", "/var/tmp")
 def check_workdir(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED when a person's programs run or trust what lies in `path` (resolved)."""
     check_writable(path, host)
-    if any(within(path, folder) for folder in host.hidden):
-        return  # of the state, which only an instance's workspace can be named in
+    hidden = [folder for folder in host.hidden if within(path, folder)]
+    if hidden:
+        if all(workspace_of(path, folder) is None for folder in hidden):
+            raise _hidden(f"the workdir {path}", hidden[0])
+        return
     if host.home not in ("", "/") and within(host.home, path):
         raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
     if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
@@ -57,6 +61,19 @@ def check_read_grant(path: str) -> None:
     reason = "every jail has its own" if path == "/" else unreadable(path)
     if reason is not None:
         raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted: {reason}")
+
+
+def check_uncovered(place: Place, own: str, host: HostFacts) -> None:
+    """Raise E_SANDBOX_DENIED for a place that is, or lies in, a folder that no jail may see. `own` is the tool's."""
+    for path in (place.path, place.shown):
+        folder = uncovered(path, host.hidden, own)
+        if folder is not None:
+            raise _hidden(place.shown, folder)
+
+
+def _hidden(what: str, folder: str) -> GoondanError:
+    text = f"{what} lies in {folder}, which no tool may see: the kernel keeps its state or its sockets there"
+    return fail("E_SANDBOX_DENIED", text, suggestion="Name a folder outside of it.")
 
 
 def guard_candidates(folder: str, tool: ToolSpec, protected: list[str], host: HostFacts) -> list[str]:

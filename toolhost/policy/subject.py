@@ -33,8 +33,9 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     `links` and `dirs` are the top-level entries beside /usr that programs need (/bin, /lib64, …), as link targets or
     as folders. `etc` are host paths below /etc to show. `prefix` is the interpreter's installation, None inside /usr.
     `covered` are files of /proc that tell about an ordinary user's own, such as the names of keys; they show empty.
-    `code` are places of ours that stay read-only, `hidden` folders that never show, `home` is the operator's home
-    directory. `landlock` is the version of the kernel's interface, 0 without it.
+    `code` are places of ours that stay read-only, `home` is the operator's home directory. `hide` are folders that
+    never show, as they were named; `hidden` are all places at which those that exist stand, without links, and
+    `absent` those that do not exist (hiding.py). `landlock` is the version of the kernel's interface, 0 without it.
 
     `stage` is set when this host runs as root: the folder that the launcher may cover, in a namespace of its own, with
     what a jail is made from. `bwrap_root` is what bubblewrap's program needs around it, None when it is the system's.
@@ -57,7 +58,9 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     etc: list[str] = []
     covered: list[str] = []
     code: list[str] = []
+    hide: list[str] = []
     hidden: list[str] = []
+    absent: list[str] = []
     home: str = ""
     disable_userns: bool = True
     user_namespaces: bool = True

@@ -22,6 +22,7 @@ from toolhost.launcher.terms import Terms
 from toolhost.limits.groups import beside, hand_over, own_tree
 from toolhost.policy import facts
 from toolhost.policy.conventions import ARGS_FD, FILTER_FD
+from toolhost.policy.hiding import runtime_folders
 from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.subject import HostFacts
@@ -96,7 +97,7 @@ def _terms(user: int, endpoint: str) -> Terms:
         "jails": UIDS.bounds,
         "instances": INSTANCES,
         "stages": list(facts.STAGES),
-        "closed": [*SYSTEM, *facts.code_folders(), *facts.runtime_folders(endpoint)],
+        "closed": [*SYSTEM, *facts.code_folders(), *runtime_folders(endpoint)],
         "top": list(TOP),
         "home": facts.home(),
         "groups": [] if tree is None else tree.folders,

@@ -13,7 +13,8 @@ import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.users import TOOLHOST_UID
-from toolhost.policy.facts import dotfiles, find_bwrap, hidden_folders, host_facts, look_up, version_problem
+from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
+from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts
 from toolhost.probe import CAPABILITIES, judge, judge_processes
 
@@ -219,19 +220,25 @@ def test_a_bundles_root_shows_the_entry_alone(tmp_path: Path) -> None:
         assert request.masked == []
 
 
-def test_hidden_folders() -> None:
-    assert hidden_folders(spec("/h/.goondan/workspaces/abc"), "ipc:///run/user/0/goondan/abc/tools.sock") == [
-        "/h/.goondan", "/run/user/0/goondan",
+def test_hidden_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    usual = f"/tmp/goondan-{os.geteuid()}"
+    assert hidden_folders(spec("/h/x/workspaces/abc"), "ipc:///run/user/0/goondan/abc/tools.sock", "/h") == [
+        "/h/x", "/h/.goondan", "/run/user/0/goondan", usual,
     ]  # fmt: skip
-    assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock") == ["/elsewhere", "/x"]
-    assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5") == ["/elsewhere"]
+    assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock", "/") == ["/elsewhere", "/x", usual]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/r/")
+    assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5", "") == ["/elsewhere", "/r/goondan", usual]
 
 
 def test_the_facts_of_this_machine(tmp_path: Path) -> None:
-    facts = host_facts("/b", [str(tmp_path), "/nonexistent"])
+    (tmp_path / "link").symlink_to("later")
+    facts = host_facts("/b", [str(tmp_path), "/nonexistent", str(tmp_path / "link")])
     assert os.path.isfile(facts.python)
     assert os.path.isfile(f"{facts.inside}/boot.py")
-    assert facts.hidden == [str(tmp_path)]
+    assert (facts.hidden, facts.absent) == ([str(tmp_path)], ["/nonexistent", str(tmp_path / "later")])
+    (tmp_path / "later").mkdir()
+    assert as_it_is_now(facts).hidden == [str(tmp_path), str(tmp_path / "later")]
     assert any(path.endswith("/toolhost") for path in facts.code)
 
 

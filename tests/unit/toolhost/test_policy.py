@@ -182,7 +182,7 @@ def test_what_is_hidden_cannot_be_moved_away() -> None:
 
 
 def test_a_workdir_inside_the_state_root_is_mounted_into_the_emptied_one() -> None:
-    workdir = "/home/u/.goondan/ws/i/workspace"
+    workdir = "/home/u/.goondan/instances/a/i/workspace"
     tool = ToolSpec(name="t", entry="/home/u/h.py", root="/home/u", exports=[])
     made = plan(Request(tool=tool, workdir=workdir, workdir_real=workdir), HOST)
     assert after_system(made) == [
@@ -279,7 +279,7 @@ def test_what_a_persons_programs_run_is_no_workdir(path: str) -> None:
     with pytest.raises(GoondanError) as caught:
         plan(Request(tool=TOOL, workdir=path, workdir_real=path), host)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
-    for fine in ("/home/u/project", "/home/u/.goondan/ws/i/workspace", "/home/user"):
+    for fine in ("/home/u/project", "/home/u/.goondan/instances/a/i/workspace", "/home/user"):
         assert plan(Request(tool=TOOL, workdir=fine, workdir_real=fine), host).workdir == fine
 
 

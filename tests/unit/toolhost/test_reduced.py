@@ -68,5 +68,6 @@ def test_what_it_refuses(request_: Request, code: str, words: str) -> None:
         assert caught.value.info.suggestion == "Do this."
 
 
-def test_a_workdir_in_the_state_root_is_fine() -> None:
-    assert plan(changed(workdir_real="/home/u/.goondan/w"), LOW).workdir == "/home/u/.goondan/w"
+def test_an_instances_workspace_is_fine() -> None:
+    own = "/home/u/.goondan/workspaces/d/instances/a/k/workspace"
+    assert plan(changed(workdir_real=own), LOW).workdir == own

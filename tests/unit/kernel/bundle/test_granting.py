@@ -325,6 +325,21 @@ def test_what_no_tool_may_write_to(home: Home, path: str) -> None:
     assert [error.code for error in found.errors] == ["E_CONFIG_DANGEROUS"]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "STATE", "STATE/", "STATE/policy.yaml", "STATE/workspaces/d/logs", "/STATE/x", "~/.goondan", "~/x/../.goondan",
+        "/tmp/goondan-UID/d", "RUNTIME/goondan", "STATE/packages/@acme/other", "STATE/packages/@acme/weather",
+    ],
+)  # fmt: skip
+def test_what_no_tool_may_read(home: Home, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/somewhere")
+    path = path.replace("STATE", str(home.root)).replace("UID", str(os.geteuid())).replace("RUNTIME", "/somewhere")
+    found = home.look(asking(f"{{filesystem: {{read: ['{path}']}}}}"))
+    assert [error.code for error in found.errors] == ["E_CONFIG_DANGEROUS"]
+    assert "where the kernel keeps its state or its sockets" in found.errors[0].message
+
+
 def test_what_is_written_by_hand_stays_when_grants_are_written(home: Home) -> None:
     home.policy("# mine\nwiden:\n  - {tool: words, sandbox: {env: [A]}}  # because\n")
     home.accept()

@@ -1,0 +1,67 @@
+"""Folders of the kernel that no jail may see: state roots, and the places of runtime directories. Pure.
+
+A state root holds conversations, logs, packages and the operator's policy; a runtime directory holds sockets and
+tokens. Nothing that is granted may be such a folder or lie in one. What may: a workdir that is an instance's workspace,
+and for a tool the package that it belongs to.
+
+The kernel asks while it checks a bundle, by the paths as they are written. The tool host asks again for the real paths
+of each launch.
+
+Source: sandbox.md section 1; docs/decisions/049.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from schemas.grantable import within
+
+#: The state root's name in the home directory of whoever has set no GOONDAN_STATE_ROOT.
+STATE_ROOT: Final = ".goondan"
+#: What is beneath a state root, or beneath the state directory of one workspace, and is the kernel's alone.
+_KERNELS: Final = ("workspaces", "instances", "toolhosts", "blobs", "logs")
+_PACKAGES: Final = "packages"
+
+
+def runtime_bases(env: Mapping[str, str], uid: int) -> list[str]:
+    """The folders in which kernels of the user `uid` have their runtime directories, as far as `env` tells."""
+    bases = [f"/tmp/goondan-{uid}"]
+    runtime = env.get("XDG_RUNTIME_DIR", "")
+    return [f"{runtime.rstrip('/')}/goondan", *bases] if runtime.startswith("/") else bases
+
+
+def workspace_of(path: str, state: str) -> str | None:
+    """The instance's workspace that `path` is or lies in; None when it lies in none.
+
+    `state` is a state root or the state directory of one workspace. Both are absolute and without links and `..`.
+    """
+    if not within(path, state):
+        return None
+    parts = path[len(state) :].strip("/").split("/")
+    depth = 6 if parts[0] == "workspaces" else 4
+    below = parts[depth - 4 : depth]
+    if len(parts) < depth or (below[0], below[3]) != ("instances", "workspace"):
+        return None
+    return "/".join([state.rstrip("/"), *parts[:depth]])
+
+
+def uncovered(path: str, hidden: Iterable[str], own: str = "") -> str | None:
+    """The hidden folder that `path` is or lies in; None when it may be shown for reading.
+
+    `own` is the folder of the tool that asks: what belongs to its package is no secret to it.
+    """
+    folders = [folder for folder in hidden if within(path, folder)]
+    return folders[0] if folders and not any(_is_own(path, folder, own) for folder in folders) else None
+
+
+def _is_own(path: str, folder: str, own: str) -> bool:
+    if not own or own == folder or not within(own, folder):
+        return False
+    parts = own[len(folder) :].strip("/").split("/")
+    if parts[0] == _PACKAGES and len(parts) > 1:
+        names = parts[: 3 if parts[1].startswith("@") else 2]
+        return within(path, "/".join([folder.rstrip("/"), *names]))
+    if (workspace := workspace_of(own, folder)) is not None:  # a bundle that lies in a workspace
+        return within(path, workspace)
+    return parts[0] not in _KERNELS and within(path, own)

@@ -1,0 +1,135 @@
+"""Where a hidden folder stands, from the kernel's list of mounts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.hidden import uncovered, workspace_of
+from toolhost.policy.hiding import Hiding, Mount, places_of, read_mounts, runtime_folders
+
+ROOT = Mount(1, "8:1", "/", "/")
+STATE = "/home/u/.goondan"
+
+
+def found(*mounts: Mount, number: int = 1, folder: str = STATE) -> list[str]:
+    return [path for _, path in places_of(folder, number, [ROOT, *mounts])]
+
+
+def test_lines_of_the_kernel() -> None:
+    text = (
+        "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw\n"
+        "36 21 98:0 /mnt1/a\\040b /mnt2/c\\134d\\012 rw master:1 - ext3 /dev/root rw,errors=continue\n"
+        "37 21 8:1 /gone//deleted /x rw - ext4 /dev/sda rw\n\nnonsense\n"
+    )
+    assert read_mounts(text) == [Mount(21, "8:1", "/", "/"), Mount(36, "98:0", "/mnt1/a b", "/mnt2/c\\d\n")]
+
+
+@pytest.mark.parametrize(
+    ("mount", "places"),
+    [
+        (Mount(2, "8:1", "/home/u/.goondan", "/mnt/x"), ["/mnt/x"]),
+        (Mount(2, "8:1", "/home", "/mnt/x"), ["/mnt/x/u/.goondan"]),
+        (Mount(2, "8:1", "/", "/mnt/x"), ["/mnt/x/home/u/.goondan"]),
+        (Mount(2, "8:1", "/home/u/.goondan/workspaces", "/mnt/x"), ["/mnt/x"]),
+        (Mount(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k", "/mnt/x"), ["/mnt/x"]),
+        # An instance's workspace is what its jails see anyway.
+        (Mount(2, "8:1", "/home/u/.goondan/workspaces/d/instances/a/k/workspace", "/mnt/x"), []),
+        (Mount(2, "8:1", "/home/u/.goondan2", "/mnt/x"), []),
+        (Mount(2, "8:2", "/home/u/.goondan", "/mnt/x"), []),  # another file system
+        (Mount(2, "8:1", "/home/u/.goondan/logs", f"{STATE}/other"), []),  # it stays inside
+    ],
+)
+def test_other_places_of_a_folder(mount: Mount, places: list[str]) -> None:
+    assert found(mount) == places
+
+
+def test_a_folder_in_a_file_system_of_its_own() -> None:
+    mounts = [Mount(2, "0:50", "/sub", "/data"), Mount(3, "0:50", "/", "/mnt/all"), Mount(4, "8:1", "/", "/mnt/root")]
+    assert found(*mounts, number=2, folder="/data/state") == ["/mnt/all/sub/state"]
+
+
+def test_what_is_mounted_in_a_folder_belongs_to_it() -> None:
+    inner, elsewhere = Mount(2, "7:0", "/", f"{STATE}/workspaces"), Mount(3, "7:0", "/", "/mnt/x")
+    assert found(inner, elsewhere) == ["/mnt/x"]
+    own = Mount(2, "7:0", "/", f"{STATE}/workspaces/d/instances/a/k/workspace")
+    assert found(own, elsewhere) == []
+
+
+def test_a_mount_that_is_not_listed_has_no_other_places() -> None:
+    assert found(number=9) == []
+
+
+def test_where_sockets_are() -> None:
+    assert runtime_folders("ipc:///run/user/0/goondan/abc/tools.sock") == ["/run/user/0/goondan"]
+    assert runtime_folders("ipc:///tmp/goondan-0/abc/tools.sock") == ["/tmp/goondan-0"]
+    assert runtime_folders("ipc:///x/y/tools.sock") == ["/x/y"]
+    assert runtime_folders("ipc:///tmp/tools.sock") == runtime_folders("tcp://127.0.0.1:5") == []
+
+
+def test_what_is_hidden_from_a_jail_is_looked_at_again(tmp_path: Path) -> None:
+    there, later = tmp_path / "there", tmp_path / "later"
+    there.mkdir()
+    hiding = Hiding([str(there), str(later)], [str(later)])
+    assert hiding.broken() is None
+    there.rename(tmp_path / "away")
+    assert hiding.broken() is None, "nothing stands there"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other").rename(there)
+    assert hiding.broken() == str(there)
+    (tmp_path / "away").replace(there)
+    assert hiding.broken() is None
+    later.mkdir()
+    assert hiding.broken() == str(later)
+    assert Hiding([str(later)], [str(later)]).broken() == str(later), "it came while the jail was being made"
+
+
+# --- what may be named in a hidden folder (schemas/hidden.py) ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "workspace"),
+    [
+        ("/s/instances/a/k/workspace", "/s/instances/a/k/workspace"),
+        ("/s/instances/a/k/workspace/x/y", "/s/instances/a/k/workspace"),
+        ("/s/workspaces/d/instances/a/k/workspace", "/s/workspaces/d/instances/a/k/workspace"),
+        ("/s/workspaces/d/instances/a/k/workspace/z", "/s/workspaces/d/instances/a/k/workspace"),
+        ("/s", None), ("/s/instances/a/k", None), ("/s/instances/a/k/workspace2", None), ("/s/workspaces/d", None),
+        ("/s2/instances/a/k/workspace", None), ("/s/workspaces/d/instances/a/workspace", None),
+        ("/s/x/instances/a/k/workspace", None),
+    ],
+)  # fmt: skip
+def test_workspaces(path: str, workspace: str | None) -> None:
+    assert workspace_of(path, "/s") == workspace
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "folder"),
+    [
+        ("/s", "", "/s"), ("/s/policy.yaml", "/b/t", "/s"), ("/r/d", "/b/t", "/r"), ("/sx", "", None), ("/b", "", None),
+        ("/s/packages/p/data", "/s/packages/p/tools/t", None), ("/s/packages/q", "/s/packages/p/tools/t", "/s"),
+        ("/s/packages/@a/p/.venv", "/s/packages/@a/p/t", None), ("/s/packages/@a/q", "/s/packages/@a/p/t", "/s"),
+        ("/s/packages", "/s/packages/p/t", "/s"), ("/s/policy.yaml", "/s/packages/p/t", "/s"),
+        ("/s/instances/a/k/workspace/t", "/s/instances/a/k/workspace/t", None),
+        ("/s/instances/a/j/workspace", "/s/instances/a/k/workspace/t", "/s"),
+        ("/s/instances/a/k", "/s/instances/a/k", "/s"), ("/s", "/s", "/s"),
+        ("/s/bundle/t/data", "/s/bundle/t", None), ("/s/bundle", "/s/bundle/t", "/s"),
+    ],
+)  # fmt: skip
+def test_what_may_be_shown(path: str, own: str, folder: str | None) -> None:
+    assert uncovered(path, ["/s", "/r"], own) == folder
+
+
+NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "a", "k", "@s", "logs"])
+
+
+@given(st.lists(NAMES, max_size=8), st.lists(NAMES, max_size=8))
+def test_only_what_is_the_tools_own_is_ever_excepted(path: list[str], own: list[str]) -> None:
+    asked, mine = "/".join(["/s", *path]), "/".join(["/s", *own])
+    if uncovered(asked, ["/s"], mine) is None:
+        assert path and own and path[0] == own[0]
+        if path[0] in ("workspaces", "instances"):
+            assert workspace_of(asked, "/s") == workspace_of(mine, "/s") is not None

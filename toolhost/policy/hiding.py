@@ -1,0 +1,199 @@
+"""Which folders no jail may see, and every path under which they stand on this host.
+
+A folder can stand in several places: a bind mount shows it, or a part of it, under another path, and a grant of that
+path would uncover it. /proc/self/mountinfo says which part of which file system every mount shows, so the places are
+found by that: device and path in the file system. Mounts come and go, so it is looked at for each launch.
+
+What is seen here must not change while a jail lives: a folder that is made, replaced or moved afterwards is not covered
+in that jail. `Hiding` notices, and the jail has to end.
+
+Source: sandbox.md section 1; docs/decisions/049; proc_pid_mountinfo(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import msgspec
+
+from schemas.grantable import TOP, within
+from schemas.hidden import STATE_ROOT, runtime_bases, workspace_of
+from schemas.launch import ToolHostSpec
+from toolhost.policy.subject import HostFacts
+from toolhost.privileges.giving_up import runs_for_root
+
+_MOUNTS: Final = "/proc/self/mountinfo"
+#: How the kernel writes a blank, a tab, a line's end and a backslash in a path.
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+#: What the kernel appends to the path of a folder that was removed while it was mounted.
+_REMOVED: Final = "//deleted"
+
+
+class Mount(NamedTuple):
+    """One mount: its number, the device of its file system, which folder of that it shows, and where."""
+
+    number: int
+    device: str
+    root: str
+    point: str
+
+
+def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str) -> list[str]:
+    """The folders that no jail may see, there or not: state roots and places of runtime directories, as far as this
+    host can tell. `endpoint` is the broker's, `home` the operator's home directory.
+    """
+    folders = [state_root_of(spec.state_dir)]
+    if home not in ("", "/"):
+        folders.append(f"{home}/{STATE_ROOT}")
+    folders += runtime_folders(endpoint)
+    folders += runtime_bases(os.environ, 0 if runs_for_root() else os.geteuid())
+    return list(dict.fromkeys(folders))
+
+
+def state_root_of(state_dir: str) -> str:
+    """The state root of every workspace; that of one alone when it stands by itself."""
+    above = os.path.dirname(state_dir)
+    return os.path.dirname(above) if os.path.basename(above) == "workspaces" else state_dir
+
+
+def runtime_folders(endpoint: str) -> list[str]:
+    """The folder of all runtime directories that a broker's socket lies in; the socket's own where it stands by itself,
+    and [] for a broker that is reached by other means, or in a folder that is anybody's.
+    """
+    if not endpoint.startswith("ipc://"):
+        return []
+    run_dir = os.path.dirname(endpoint.removeprefix("ipc://"))
+    above = os.path.dirname(run_dir)
+    if os.path.basename(above).startswith("goondan"):
+        return [above]
+    return [] if run_dir in TOP or run_dir in ("", "/run") else [run_dir]
+
+
+def with_hidden(facts: HostFacts, wanted: Iterable[str]) -> HostFacts:
+    """The same facts with these folders hidden, as this host has them now."""
+    wanted = list(dict.fromkeys(wanted))
+    there = list(dict.fromkeys(os.path.realpath(path) for path in wanted if os.path.isdir(path)))
+    absent = [os.path.realpath(path) for path in wanted if not os.path.isdir(path)]
+    found = [path for path in there if path != "/"]
+    if found:
+        found += [path for path in _elsewhere(found) if path not in found]
+    return msgspec.structs.replace(facts, hide=wanted, hidden=found, absent=absent)
+
+
+def as_it_is_now(facts: HostFacts) -> HostFacts:
+    """The facts with what is hidden looked up once more."""
+    return with_hidden(facts, facts.hide)
+
+
+# --- the same folder in other places --------------------------------------------------------------------------------
+
+
+def _elsewhere(folders: list[str]) -> list[str]:
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as source:
+            mounts = read_mounts(source.read())
+    except OSError:
+        return []  # /proc is not there: no jail can be made either
+    found: list[str] = []
+    for folder in folders:
+        number = _mount_of(folder)
+        for mount, path in places_of(folder, number, mounts):
+            # A mount can be covered by another one; what stands there then is something else.
+            if os.path.isdir(path) and _mount_of(path) == mount.number:
+                found.append(os.path.realpath(path))
+    return found
+
+
+def read_mounts(text: str) -> list[Mount]:
+    """The mounts of /proc/self/mountinfo."""
+    mounts = []
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4 and fields[0].isdigit() and not fields[3].endswith(_REMOVED):
+            mounts.append(Mount(int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4])))
+    return mounts
+
+
+def _plain(escaped: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), escaped)
+
+
+def places_of(folder: str, number: int, mounts: list[Mount]) -> list[tuple[Mount, str]]:
+    """Where else `folder`, which stands in the mount of that number, or a part of it shows: the mounts, and the paths.
+
+    What is mounted in the folder belongs to it, but for what instances work in.
+    """
+    at = next((mount for mount in mounts if mount.number == number), None)
+    if at is None:
+        return []
+    of_it = [(at.device, _joined(at.root, folder[len(at.point.rstrip("/")) :]), folder)]
+    in_it = [mount for mount in mounts if mount.point != folder and within(mount.point, folder)]
+    of_it += [(mount.device, mount.root, mount.point) for mount in in_it if workspace_of(mount.point, folder) is None]
+    found = []
+    for mount in mounts:
+        for device, path, stands in of_it:
+            if mount.device != device:
+                continue
+            if within(path, mount.root):
+                place = _joined(mount.point, path[len(mount.root.rstrip("/")) :])
+            elif (
+                within(mount.root, path) and workspace_of(stands + mount.root[len(path.rstrip("/")) :], folder) is None
+            ):
+                place = mount.point
+            else:
+                continue
+            if not within(place, folder):
+                found.append((mount, place))
+    return found
+
+
+def _joined(folder: str, rest: str) -> str:
+    return folder.rstrip("/") + rest if rest.strip("/") else folder
+
+
+def _mount_of(path: str) -> int:
+    """The number of the mount that a path stands in; -1 when it cannot be told."""
+    with suppress(OSError, StopIteration, ValueError):
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as source:
+                return int(next(line for line in source if line.startswith("mnt_id:")).partition(":")[2])
+        finally:
+            os.close(fd)
+    return -1
+
+
+# --- while a jail lives ---------------------------------------------------------------------------------------------
+
+
+class Hiding:
+    """The folders that one jail must not see, as they were before it was made."""
+
+    __slots__ = ("_were",)
+
+    def __init__(self, paths: Iterable[str], absent: Iterable[str] = ()) -> None:
+        """`paths` are those that lie in something that the jail sees; of these, `absent` were not there when it was
+        planned what is covered.
+        """
+        gone = frozenset(absent)
+        self._were = [(path, None if path in gone else _identity(path)) for path in paths]
+
+    def broken(self) -> str | None:
+        """A folder that is another one now, and shows in the jail; None while all are hidden."""
+        for path, was in self._were:
+            now = _identity(path)
+            if now != was and now is not None:
+                return path
+        return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
