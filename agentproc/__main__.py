@@ -22,6 +22,7 @@ def run(argv: list[str] | None = None) -> int:
     parser.add_argument("--token-file", help="file to read the launch token from")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
+    parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")
     options = parser.parse_args(argv)
     die_with_parent(options.parent_pid)
     set_process_name("gdn-agent")
@@ -30,7 +31,14 @@ def run(argv: list[str] | None = None) -> int:
     except GoondanError as error:
         print(visible_line(f"agentproc: {error}"), file=sys.stderr)
         return 2
-    return main(new_loop(), options.endpoint, token, name="gdn-agent", ready_fd=options.ready_fd)
+    return main(
+        new_loop(),
+        options.endpoint,
+        token,
+        name="gdn-agent",
+        ready_fd=options.ready_fd,
+        broker_uid=options.broker_uid,
+    )
 
 
 if __name__ == "__main__":

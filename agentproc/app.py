@@ -44,9 +44,9 @@ log = logging.getLogger("agentproc")
 
 
 class AgentApp:
-    """One agent process. `run` is its whole life."""
+    """One agent process. `run` is its whole life. `broker_uid` is the broker's user, None for ours."""
 
-    def __init__(self, endpoint: str, token: str) -> None:
+    def __init__(self, endpoint: str, token: str, broker_uid: int | None = None) -> None:
         self._inbox: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
@@ -61,6 +61,7 @@ class AgentApp:
             leases=self._leases,
             calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
             on_welcome=lambda _: self._runner.caller.welcomed() if self._runner is not None else None,
+            broker_uid=broker_uid,
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
@@ -236,8 +237,17 @@ def configure_log(name: str) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
 
 
-def main(loop: asyncio.AbstractEventLoop, endpoint: str, token: str, *, name: str, ready_fd: int | None = None) -> int:
-    """Run one agent process to its end; the exit status. `name` stands in every line of its log.
+def main(
+    loop: asyncio.AbstractEventLoop,
+    endpoint: str,
+    token: str,
+    *,
+    name: str,
+    ready_fd: int | None = None,
+    broker_uid: int | None = None,
+) -> int:
+    """Run one agent process to its end; the exit status. `name` stands in every line of its log. `broker_uid` is the
+    broker's user, None for ours.
 
     `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
     """
@@ -250,7 +260,7 @@ def main(loop: asyncio.AbstractEventLoop, endpoint: str, token: str, *, name: st
         report_ready(ready_fd)
 
     async def life() -> int:
-        return await AgentApp(endpoint, token).run(ready)
+        return await AgentApp(endpoint, token, broker_uid).run(ready)
 
     try:
         return loop.run_until_complete(life())

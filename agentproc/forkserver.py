@@ -185,7 +185,9 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         die_with_parent(request.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
-        status = run_agent(loop, request.endpoint, request.token, name=name, ready_fd=ready_fd)
+        status = run_agent(
+            loop, request.endpoint, request.token, name=name, ready_fd=ready_fd, broker_uid=request.broker_uid
+        )
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)

@@ -133,6 +133,7 @@ class Agents:
             token=self._mint(principal, launch),
             parent_pid=os.getpid(),
             log_path=self._log_path(principal),
+            broker_uid=os.geteuid(),
         )
         self._readiness[launch] = Readiness(self._loop, lambda: self._ready(launch))
         self._unsent.append((encode_packet(request), launch))

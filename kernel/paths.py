@@ -1,9 +1,10 @@
 """Where things are: the bundle, the state of its workspace, and the runtime directory with the sockets.
 
 A bundle's identity is its place: `X` and `X/goondan.yaml` are the same workspace and the same kernel, whatever the
-spelling. The state lies under `$GOONDAN_STATE_ROOT` (default `~/.goondan`), the sockets under
+spelling. The state lies under `$GOONDAN_STATE_ROOT` (default `~/.goondan`), the sockets usually under
 `$XDG_RUNTIME_DIR/goondan/` or `/tmp/goondan-<uid>/`; kernels with different state roots never meet, so the runtime
-directory is named after both. Only names are made here; kernel/rundir.py creates and checks the runtime directory.
+directory is named after both. Only names are made here; kernel/rundir.py creates and checks the runtime directory, and
+the kernel's record (kernel/lock.py) says which one it is.
 
 Source: design sections 10 and 11; requirement STATE-07.
 """
@@ -24,6 +25,8 @@ BUNDLE_FILE: Final = "goondan.yaml"
 DIGEST_CHARS: Final = 16
 #: Longest path of a socket (sockaddr_un holds 108 bytes with the final zero).
 MAX_SOCKET_PATH: Final = 107
+#: Where runtime directories are made when there is no usable XDG_RUNTIME_DIR.
+FRESH_BASE: Final = "/tmp"
 #: The longest name of a socket in a runtime directory.
 LONGEST_SOCKET: Final = "supervisor.sock"
 
@@ -113,22 +116,33 @@ def root_of(state_dir: str) -> str:
     return os.path.dirname(above) if os.path.basename(above) == "workspaces" else state_dir
 
 
-def run_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
-    """The runtime directory of the kernel of `bundle`: under XDG_RUNTIME_DIR where that is usable, else under /tmp.
-
-    Raises GoondanError E_RUN_DIR when no place gives socket paths of at most 107 bytes.
+def run_dirs(bundle: str, env: Mapping[str, str] | None = None, *, base: str = FRESH_BASE) -> list[str]:
+    """The usual runtime directories of the kernel of `bundle`, the best first: under XDG_RUNTIME_DIR where that is
+    usable, and under `base`. Those in which paths of sockets would have more than 107 bytes are left out.
     """
     variables = os.environ if env is None else env
-    name = digest(bundle, os.path.realpath(state_root(env)))
+    name = runtime_name(bundle, env)
     candidates: list[str] = []
     runtime = variables.get("XDG_RUNTIME_DIR", "")
     if runtime and _is_private(runtime):
         candidates.append(os.path.join(runtime, "goondan", name))
-    candidates.append(f"/tmp/goondan-{os.geteuid()}/{name}")
-    for path in candidates:
-        if len(os.fsencode(os.path.join(path, LONGEST_SOCKET))) <= MAX_SOCKET_PATH:
-            return path
-    raise fail("E_RUN_DIR", f"socket paths in {candidates[-1]} would be longer than {MAX_SOCKET_PATH} bytes")
+    candidates.append(f"{base}/goondan-{os.geteuid()}/{name}")
+    return [path for path in candidates if socket_bytes(path) <= MAX_SOCKET_PATH]
+
+
+def runtime_name(bundle: str, env: Mapping[str, str] | None = None) -> str:
+    """The name of the runtime directory of `bundle`: kernels with different state roots never meet in one."""
+    return digest(bundle, os.path.realpath(state_root(env)))
+
+
+def fresh_name(token: str) -> str:
+    """The name of a folder for runtime directories that nobody can foresee: `token` is random."""
+    return f"goondan-{os.geteuid()}-{token}"
+
+
+def socket_bytes(run_dir: str) -> int:
+    """The length of the longest path of a socket in a runtime directory (bytes)."""
+    return len(os.fsencode(os.path.join(run_dir, LONGEST_SOCKET)))
 
 
 def prepare_private(path: str) -> None:

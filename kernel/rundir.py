@@ -1,210 +1,222 @@
-"""The runtime directory: private, locked by one kernel at a time, empty again when that kernel is gone.
+"""The runtime directory: private, one kernel's at a time, empty again when that kernel is gone.
 
-Two locks (flock: they end with the processes, whatever kills those):
-- `lock` is held by the supervisor alone. Whoever cannot have it is told E_KERNEL_RUNNING.
-- `alive` is held by every trusted process of the kernel through one inherited descriptor. A new start waits for it,
-  so it never meets what a killed kernel has not finished dying of.
+It holds the sockets and the tokens of clients. The kernel that uses it has a lock on the directory itself (flock on
+its descriptor). Which one it is says the record in the state (kernel/lock.py).
 
-Both files go away with the directory, so a lock counts only if the path still leads to the locked file.
-
-Source: delivery.md section 8; design section 10.
+Where it is made: in the first of the usual places that only we can change. When none of them can be used, because
+another user was there first, or because somebody has opened it to others, it is a fresh one with a name that nobody
+can foresee, in /tmp or else in the state. A place that was named by hand is used, or refused.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shutil
+import secrets
 import stat
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
-from kernel.paths import LONGEST_SOCKET, MAX_SOCKET_PATH
+from kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
+from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
+from schemas.tokens import SOCKETS
 
-#: How long a start waits for the last processes of a killed kernel (seconds). Their parent-death signal is immediate.
-LEFTOVERS_S: Final = 3.0
-#: How often it looks (seconds).
-LEFTOVERS_POLL_S: Final = 0.005
-#: Starts and ends of kernels may cross; an attempt that met one is repeated this often.
-_ATTEMPTS: Final = 20
-
-LOCK: Final = "lock"
-ALIVE: Final = "alive"
 CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name
+#: The kernel's secret, for whoever makes tokens by hand; only a broker that was started by hand leaves it.
+SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
 SUPERVISOR_SOCKET: Final = "supervisor.sock"
-RECORD: Final = "kernel.json"
+#: All that a kernel makes in its runtime directory; nothing else is ever removed from it.
+_OWN_FILES: Final = (*SOCKETS.values(), SUPERVISOR_SOCKET, CLIENT_TOKEN, SECRET_FILE)
+#: A kernel that ends takes its directory away; an attempt that met that is repeated this often.
+_ATTEMPTS: Final = 20
+#: How often another name is tried for a fresh directory: none of them is ever taken, unless somebody guesses well.
+_FRESH_ATTEMPTS: Final = 20
 
 
-class KernelRecord(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """`kernel.json`: who runs here. `entry_agent` and `revision` are there once the bundle is loaded."""
-
-    pid: int
-    bundle: str
-    run_dir: str
-    state_dir: str
-    started_at: str
-    entry_agent: str | None = None
-    revision: str | None = None
+def again(directory: Directory) -> Directory:
+    """The same place for the same kernel, after somebody has removed the directory. Raises GoondanError E_RUN_DIR."""
+    return _locked(directory.path)
 
 
-class Locks(msgspec.Struct):
-    """The two locks of a running kernel, as descriptors."""
+def take(
+    usual: Sequence[str], *, name: str, state_dir: str, given: str | None = None, base: str = FRESH_BASE
+) -> tuple[Directory, list[str]]:
+    """Make and lock the runtime directory of a kernel: `given`, else the first of `usual` that can be used, else a
+    fresh one called `name` below `base` or the state. Also says why the usual ones before it were not used.
 
-    lock_fd: int
-    alive_fd: int
+    Raises GoondanError E_RUN_DIR.
+    """
+    if given is not None:
+        return _locked(given), []
+    reasons: list[str] = []
+    for path in usual:
+        try:
+            return _locked(path), reasons
+        except GoondanError as error:
+            reasons.append(error.info.message)
+    for in_state in (False, True):
+        try:
+            return _locked(f"{state_dir}/run" if in_state else f"{_fresh_parent(base)}/{name}"), reasons
+        except GoondanError as error:
+            reasons.append(error.info.message)
+    raise fail("E_RUN_DIR", f"no runtime directory can be made: {'; '.join(reasons)}")
 
 
-def prepare(run_dir: str) -> None:
-    """Make the directory if it is not there and check that it is ours alone. Raises GoondanError E_RUN_DIR."""
+def examine(path: str) -> None:
+    """See whether a kernel could use `path`, without making anything. Raises GoondanError E_RUN_DIR."""
+    _check_length(path, path)
     try:
-        os.makedirs(run_dir, 0o700, exist_ok=True)
-    except OSError as error:
-        raise fail("E_RUN_DIR", f"{run_dir}: {error.strerror}") from None
-    check(run_dir)
+        open_existing(path).close()
+    except FileNotFoundError as missing:
+        above = os.path.dirname(missing.filename)
+        if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+            raise fail("E_RUN_DIR", f"{above} is not writable") from None
 
 
-def check(run_dir: str) -> None:
-    """See that the directory is ours alone, before anything in it is believed.
+def examine_fresh(state_dir: str, base: str = FRESH_BASE) -> None:
+    """See whether a fresh directory could be made, without making it. Raises GoondanError E_RUN_DIR."""
+    try:
+        examine(f"{base}/{fresh_name('')}")
+    except GoondanError:
+        examine(f"{state_dir}/run")
+
+
+def open_existing(path: str) -> Directory:
+    """The runtime directory at `path`, checked before anything in it is believed.
 
     Raises FileNotFoundError without one, and GoondanError E_RUN_DIR: too long for sockets, not a directory, owned by
-    or open to others, or reached through a directory that others may change.
+    or open to others, or reached through what others may change.
     """
-    longest = len(os.fsencode(f"{run_dir}/{LONGEST_SOCKET}"))
-    if longest > MAX_SOCKET_PATH:
-        raise fail(
-            "E_RUN_DIR", f"{run_dir}: sockets in it would have paths of {longest} bytes, limit {MAX_SOCKET_PATH}"
-        )
+    return _open(path, make=False)
+
+
+def clear(path: str) -> None:
+    """Remove what a killed kernel has left in its runtime directory, unless another kernel uses it now."""
+    with suppress(GoondanError, OSError), open_existing(path) as directory:
+        fcntl.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(directory)
+
+
+def remove(directory: Directory) -> None:
+    """Take away what a kernel has made in its runtime directory, the directory, and the one above it if it was made
+    for runtime directories, as far as nothing else is in them. Only for the holder of its lock.
+    """
+    if not is_intact(directory):
+        return
+    sweep(directory)
+    above, name = os.path.split(directory.path)
+    with suppress(DirectoryRefused, OSError), open_directory(above) as parent:
+        os.rmdir(name, dir_fd=parent.fd)
+        if os.path.basename(above).startswith("goondan"):
+            os.rmdir(above)
+
+
+def sweep(directory: Directory, keep: Sequence[str] = ()) -> None:
+    """Remove the files of an earlier kernel from the directory. Only for the holder of its lock."""
+    for name in _OWN_FILES:
+        if name not in keep:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=directory.fd)
+
+
+def is_intact(directory: Directory) -> bool:
+    """Whether the path of the directory still leads to it: others of ours may have cleaned up."""
     try:
-        state = os.lstat(run_dir)
-        check_ancestors(os.path.dirname(run_dir))
-    except FileNotFoundError:
-        raise  # none, or a kernel that ended took it away in this moment; see lock()
-    except OSError as error:
-        raise fail("E_RUN_DIR", f"{run_dir}: {error.strerror}") from None
-    if not stat.S_ISDIR(state.st_mode):
-        raise fail("E_RUN_DIR", f"{run_dir} is not a directory")
-    if state.st_uid != os.geteuid() or state.st_mode & 0o077:
-        owner, mode = state.st_uid, stat.S_IMODE(state.st_mode)
-        raise fail(
-            "E_RUN_DIR", f"{run_dir} belongs to uid {owner} with mode {mode:04o}; it must be yours with mode 0700"
-        )
-
-
-def check_ancestors(path: str) -> None:
-    """Nobody else may be able to move the directory away: sticky or closed directories of root or ours only.
-
-    Raises GoondanError E_RUN_DIR, and OSError for what cannot be looked at.
-    """
-    path = os.path.realpath(path)
-    while True:
-        state = os.stat(path)
-        others_may_write = state.st_mode & 0o002 and not state.st_mode & stat.S_ISVTX
-        if state.st_uid not in (0, os.geteuid()) or others_may_write:
-            raise fail("E_RUN_DIR", f"{path}, above the runtime directory, can be changed by other users")
-        if path == "/":
-            return
-        path = os.path.dirname(path)
-
-
-def lock(run_dir: str) -> Locks:
-    """Prepare the directory and become its kernel, without waiting.
-
-    `alive_fd` is open but not locked yet: take_over waits for it. Raises GoondanError E_KERNEL_RUNNING, E_RUN_DIR.
-    """
-    for _ in range(_ATTEMPTS):
-        try:
-            prepare(run_dir)
-            lock_fd = _open(f"{run_dir}/{LOCK}")
-        except FileNotFoundError:
-            continue  # a kernel that ended took the directory away in this moment
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock_fd)
-            raise fail("E_KERNEL_RUNNING", f"a kernel already runs in {run_dir}") from None
-        if _leads_to(f"{run_dir}/{LOCK}", lock_fd):
-            return Locks(lock_fd, _open(f"{run_dir}/{ALIVE}"))
-        os.close(lock_fd)
-    raise fail("E_RUN_DIR", f"{run_dir} keeps vanishing")
-
-
-def is_quiet(locks: Locks) -> bool:
-    """Whether no process of an earlier kernel lives; then `alive` is ours, shared with whoever inherits it."""
-    try:
-        fcntl.flock(locks.alive_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return os.path.samestat(os.stat(directory.path, follow_symlinks=False), os.fstat(directory.fd))
+    except OSError:
         return False
-    fcntl.flock(locks.alive_fd, fcntl.LOCK_SH)
-    os.set_inheritable(locks.alive_fd, True)
-    return True
 
 
-def sweep(run_dir: str, keep: frozenset[str] = frozenset((LOCK, ALIVE))) -> None:
-    """Remove what an earlier kernel left in the directory. Only for the holder of the locks."""
-    with suppress(OSError):
-        for entry in os.scandir(run_dir):
-            if entry.name in keep:
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    os.unlink(entry.path)
-
-
-def remove(run_dir: str) -> None:
-    """Take the directory away, and its parent if nothing else is in it. Only for the holder of the locks."""
-    shutil.rmtree(run_dir, ignore_errors=True)
-    with suppress(OSError):
-        parent = os.path.dirname(run_dir)
-        if os.path.basename(parent).startswith("goondan"):
-            os.rmdir(parent)
-
-
-def clear_after_death(run_dir: str, wait_s: float = LEFTOVERS_S) -> bool:
-    """Wait until every process of a kernel that died is gone, and remove what it left.
-
-    True when nothing of it is left, or when another kernel has taken the directory over; False if a process of it
-    still lives after `wait_s` seconds.
-    """
-    if not os.path.isdir(run_dir):
-        return True
+def owner_of(directory: Directory, name: str) -> int | None:
+    """The owner of a socket in the directory; None when it is not there or no socket."""
     try:
-        locks = lock(run_dir)
-    except GoondanError as error:
-        return error.info.code == "E_KERNEL_RUNNING"
-    until = time.monotonic() + wait_s
-    try:
-        while not is_quiet(locks):
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LEFTOVERS_POLL_S)
-        remove(run_dir)
-        return True
-    finally:
-        os.close(locks.alive_fd)
-        os.close(locks.lock_fd)
+        state = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+    except OSError:
+        return None
+    return state.st_uid if stat.S_ISSOCK(state.st_mode) else None
 
 
-def write_private(path: str, data: bytes) -> None:
-    """Write a file that only we can read, whole or not at all."""
-    temporary = f"{path}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def read_private(directory: Directory, name: str) -> str:
+    """The content of a file of ours in the directory. Raises OSError."""
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory.fd)
+    with open(fd) as source:
+        return source.read()
+
+
+def write_private(folder_fd: int, name: str, data: bytes) -> None:
+    """Write a file that only we can read into an open directory, whole or not at all. Raises OSError."""
+    temporary = f"{name}.{os.getpid()}"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=folder_fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
     with open(fd, "wb") as out:
         out.write(data)
-    os.rename(temporary, path)
+    os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
 
 
-def _open(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _leads_to(path: str, fd: int) -> bool:
+def _fresh_parent(base: str) -> str:
+    """A new directory with a name that nobody can foresee."""
     try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+        with open_directory(base) as above:
+            for _ in range(_FRESH_ATTEMPTS):
+                name = fresh_name(secrets.token_hex(4))
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=above.fd)
+                    return f"{above.path}/{name}"
+    except DirectoryRefused as refused:
+        raise _unsafe(refused) from None
+    except OSError as error:
+        raise fail("E_RUN_DIR", f"{error.filename or base}: {error.strerror}") from None
+    raise fail("E_RUN_DIR", f"no directory can be made in {base}")
+
+
+def _locked(path: str) -> Directory:
+    """Make the directory if it is not there, see that it is ours alone, and lock it. Raises GoondanError E_RUN_DIR."""
+    _check_length(path, path)
+    for _ in range(_ATTEMPTS):
+        try:
+            directory = _open(path, make=True)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(directory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_intact(directory):
+                return directory
+        except OSError as error:
+            directory.close()
+            if isinstance(error, BlockingIOError):
+                raise fail("E_RUN_DIR", f"{path} is the runtime directory of another kernel") from None
+            raise fail("E_RUN_DIR", f"{path}: {error.strerror}") from None
+        directory.close()
+    raise fail("E_RUN_DIR", f"{path} keeps vanishing")
+
+
+def _open(path: str, *, make: bool) -> Directory:
+    try:
+        directory = open_directory(path, make=make, private_from=path)
     except FileNotFoundError:
-        return False
+        raise  # none, or a kernel that ended took it away in this moment
+    except DirectoryRefused as refused:
+        raise _unsafe(refused) from None
+    except OSError as error:
+        raise fail("E_RUN_DIR", f"{error.filename or path}: {error.strerror}") from None
+    try:
+        _check_length(path, directory.path)
+    except GoondanError:
+        directory.close()
+        raise
+    return directory
+
+
+def _check_length(path: str, real: str) -> None:
+    longest = socket_bytes(real)
+    if longest > MAX_SOCKET_PATH:
+        message = f"{path}: sockets in it would have paths of {longest} bytes, limit {MAX_SOCKET_PATH}"
+        raise fail("E_RUN_DIR", message)
+
+
+def _unsafe(refused: DirectoryRefused) -> GoondanError:
+    return fail("E_RUN_DIR", str(refused), suggestion=refused.fix)

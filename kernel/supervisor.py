@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from kernel import paths, rundir
+from kernel import lock, paths, rundir
 from kernel.agents import Agents
 from kernel.lifecycle import (
     STOP_ORDER,
@@ -41,6 +41,7 @@ from kernel.lifecycle import (
     TerminateGroup,
     step_stop,
 )
+from kernel.premises import Premises
 from kernel.reaping import Reaper
 from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
@@ -84,11 +85,11 @@ _log = logging.getLogger("supervisor")
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What the supervisor is told. Paths are absolute."""
+    """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand."""
 
     bundle: str
-    run_dir: str
     state_dir: str
+    run_dir: str | None = None
     ready_fd: int | None = None
     parent_fd: int | None = None
     shared: bool = False
@@ -125,12 +126,12 @@ class Supervisor:
         self._workers = Workers(self._loop)
         self._fork_channel: socket.socket | None = None
         self._welcomed = False
-        self._took_over = False  # nobody of an earlier kernel is left, so its files are ours
-        self._locks: rundir.Locks | None = None
+        self._premises: Premises | None = None
         self._services: Services | None = None
         self._agents: Agents | None = None
         self._control: ControlLink | None = None
         self._socket = SupervisorSocket(self)
+        self._restoring: asyncio.Task[None] | None = None
 
     # --- the whole life
 
@@ -138,21 +139,21 @@ class Supervisor:
         """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle."""
         options = self._options
         try:
-            self._locks = rundir.lock(options.run_dir)
+            self._premises = Premises.enter(options.bundle, options.state_dir, options.run_dir)
         except GoondanError as error:
             self._report(error)
             return 1
         try:
-            await self._begin()
+            await self._begin(self._premises)
             reason = await self._stop
             _log.info("stopping: %s", reason)
             return 0
         except GoondanError as error:
             return self._failed(error)
         except OSError as error:
-            return self._failed(fail("E_STATE", f"{error.filename or options.run_dir}: {error.strerror}"))
+            return self._failed(fail("E_STATE", f"{error.filename or options.state_dir}: {error.strerror}"))
         finally:
-            await self._end()
+            await self._end(self._premises)
 
     def _failed(self, error: GoondanError) -> int:
         """The start has failed: tell whoever waits; the exit status."""
@@ -163,14 +164,14 @@ class Supervisor:
         self._report(error)
         return 2 if error.info.code.startswith("E_CONFIG_") else 1
 
-    async def _begin(self) -> None:
+    async def _begin(self, premises: Premises) -> None:
         options, loop = self._options, self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
         if options.parent_fd is not None:
             os.set_blocking(options.parent_fd, False)
             loop.add_reader(options.parent_fd, self._parent_said)
-        await self._take_over()
+        await self._take_over(premises)
         plan = self._plan = self._load(options)
         if self._stop.done():
             return
@@ -180,11 +181,10 @@ class Supervisor:
 
             self.model = model_text(plan.agents[plan.entry_agent].model)
             _log.info("%s talks to %s", plan.entry_agent, self.model)
-        self._write_record()
-        token = mint(self._secret, Claims("client", revision=plan.revision, operator=True))
-        rundir.write_private(f"{options.run_dir}/{rundir.CLIENT_TOKEN}", token.encode())
+        premises.describe(plan.entry_agent, plan.revision)
+        self._write_client_token(premises, plan)
         self._reaper.start()
-        self._start_processes(plan)
+        self._start_processes(premises, plan)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self._ready.result()
@@ -200,25 +200,19 @@ class Supervisor:
             gc.enable()  # kernel/start.py turned it off
             self._backstop()
 
-    async def _take_over(self) -> None:
+    async def _take_over(self, premises: Premises) -> None:
         """Answer on the socket, and wait until nobody of a killed kernel is left."""
         options = self._options
-        locks = self._locks
-        if locks is None:
-            raise AssertionError("no lock")
-        try:
-            await self._socket.open(options.run_dir)
-        except OSError as error:
-            raise fail("E_RUN_DIR", f"{options.run_dir}: {error.strerror}") from None
-        until = self._loop.time() + rundir.LEFTOVERS_S
-        while not rundir.is_quiet(locks):
+        for reason in premises.unused:
+            _log.warning("the runtime directory is %s: %s", premises.run_dir, reason)
+        await self._listen(premises)
+        until = self._loop.time() + lock.LEFTOVERS_S
+        while not premises.is_quiet():
             if self._loop.time() >= until:
-                message = f"processes of an earlier kernel in {options.run_dir} do not end"
+                message = f"processes of an earlier kernel with the state in {options.state_dir} do not end"
                 raise fail("E_KERNEL_RUNNING", message)
-            await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
-        self._took_over = True
-        rundir.sweep(options.run_dir, frozenset((rundir.LOCK, rundir.ALIVE, rundir.SUPERVISOR_SOCKET)))
-        self._write_record()
+            await asyncio.sleep(lock.LEFTOVERS_POLL_S)
+        premises.settle(keep=(rundir.SUPERVISOR_SOCKET,))
         try:
             os.makedirs(f"{options.state_dir}/logs", 0o700, exist_ok=True)
         except OSError as error:
@@ -226,9 +220,17 @@ class Supervisor:
         # Nobody is left who could ask for them, and no journal yet that outlives a kernel and refers to them.
         BlobFolder(blobs_dir(options.state_dir)).sweep(frozenset(), 0)
 
-    def _start_processes(self, plan: KernelPlan) -> None:
-        if self._locks is None:
-            raise AssertionError("no lock")
+    async def _listen(self, premises: Premises) -> None:
+        try:
+            await self._socket.open(premises.run_dir)
+        except OSError as error:
+            raise fail("E_RUN_DIR", f"{premises.run_dir}: {error.strerror}") from None
+
+    def _write_client_token(self, premises: Premises, plan: KernelPlan) -> None:
+        token = mint(self._secret, Claims("client", revision=plan.revision, operator=True))
+        premises.write(rundir.CLIENT_TOKEN, token.encode())
+
+    def _start_processes(self, premises: Premises, plan: KernelPlan) -> None:
         self._agents = Agents(
             self._loop,
             self._reaper,
@@ -245,7 +247,7 @@ class Supervisor:
             self,
             roles=("broker", "forkserver", "toolhost"),
             log_path=self._log_path,
-            inherited_fds=(self._locks.alive_fd,),
+            inherited_fds=(premises.alive_fd,),
         )
         self._services.begin()
         # Imported now: ZeroMQ loads while the three processes start.
@@ -259,7 +261,7 @@ class Supervisor:
             on_first=self._control_up,
         )
 
-    async def _end(self) -> None:
+    async def _end(self, premises: Premises) -> None:
         """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
         self.stopping = True
         if self._services is not None and self._agents is not None:
@@ -272,11 +274,10 @@ class Supervisor:
         self._workers.close()
         until = self._loop.time() + LAST_CHILDREN_S
         while self._reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
-            await asyncio.sleep(rundir.LEFTOVERS_POLL_S)
+            await asyncio.sleep(lock.LEFTOVERS_POLL_S)
         self._reaper.stop()
         self._socket.close()
-        if self._took_over:
-            rundir.remove(self._options.run_dir)
+        premises.leave()
         _log.info("stopped")
 
     async def _end_groups(self) -> tuple[str, ...]:
@@ -322,13 +323,13 @@ class Supervisor:
 
     def prepare(self, role: str, run: int) -> Launch:
         """How to start a service: module, arguments, environment, descriptors."""
-        plan = self._plan
-        if plan is None:
+        plan, premises = self._plan, self._premises
+        if plan is None or premises is None:
             raise AssertionError("services start after the plan is there")
         if role == "broker":
             plan_fd = memory_file("plan", msgspec.msgpack.encode(plan))
             secret_fd = memory_file("secret", self._secret)
-            arguments = ["--run-dir", self._options.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
+            arguments = ["--run-dir", premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
             env = environment(os.environ)
             return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
         if role == "toolhost":
@@ -337,7 +338,7 @@ class Supervisor:
             status_read, status_write = os.pipe()
             self._workers.listen(status_read)
             arguments = ["--endpoint", self._endpoint("toolhost"), "--token-fd", str(token_fd)]
-            arguments += ["--status-fd", str(status_write)]
+            arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
             # What tools were granted of our environment passes by descriptor: an environment can be read in /proc.
             granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
             values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
@@ -348,13 +349,12 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._fork_channel = ours
-        keep = [] if self._locks is None else ["--keep-fd", str(self._locks.alive_fd)]
         providers = {agent.model.provider for agent in plan.agents.values()}
         return Launch(
             module="agentproc.forkserver",
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
-                *keep,
+                *("--keep-fd", str(premises.alive_fd)),
                 *(f"--provider={name}" for name in sorted(providers)),
             ],
             env=environment(os.environ, AGENT_ENVIRONMENT),
@@ -426,13 +426,14 @@ class Supervisor:
 
         A stray of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
         """
-        if self._locks is None or self._services is None or not self._services.alive("forkserver"):
+        if self._premises is None or self._services is None or not self._services.alive("forkserver"):
             return False
+        alive_fd = self._premises.alive_fd
         try:
-            theirs = os.stat(f"/proc/{pid}/fd/{self._locks.alive_fd}")
+            theirs = os.stat(f"/proc/{pid}/fd/{alive_fd}")
         except OSError:
             return False
-        return os.path.samestat(theirs, os.fstat(self._locks.alive_fd))
+        return os.path.samestat(theirs, os.fstat(alive_fd))
 
     def _agent_token(self, principal: Principal, launch: int) -> str:
         plan = self._plan
@@ -460,6 +461,7 @@ class Supervisor:
         if self._agents is not None and not self.stopping:
             self._agents.audit()
         self._look_for_life()
+        self._look_for_run_dir()
         self._reaper.sweep_soon()
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"{self._options.state_dir}/logs"):
@@ -475,6 +477,24 @@ class Supervisor:
         if self._services.state["broker"].phase == "ready" and silence >= HANG_S:
             _log.error("the broker has said nothing for %.0f s", silence)
             self._services.kill("broker")
+
+    def _look_for_run_dir(self) -> None:
+        """Somebody of ours may have cleaned up: the kernel makes its runtime directory again, or ends."""
+        if self._premises is not None and not self.stopping and not self._premises.is_intact():
+            self._restoring = self._loop.create_task(self._restore(self._premises))
+
+    async def _restore(self, premises: Premises) -> None:
+        _log.error("the runtime directory %s was removed; it is made again", premises.run_dir)
+        try:
+            premises.restore()
+            self._socket.stop_listening()
+            await self._listen(premises)
+            if self._plan is not None:
+                self._write_client_token(premises, self._plan)
+        except (GoondanError, OSError) as error:
+            self.stop(f"the runtime directory cannot be made again: {error}")
+            return
+        self._kill_service("broker")  # its sockets are gone; the next one makes them, and its peers come back
 
     # --- what the socket needs
 
@@ -546,23 +566,12 @@ class Supervisor:
     # --- small things
 
     def _endpoint(self, cls: str) -> str:
-        return f"ipc://{self._options.run_dir}/{SOCKETS[cls]}"
+        if self._premises is None:
+            raise AssertionError("no runtime directory")
+        return f"ipc://{self._premises.run_dir}/{SOCKETS[cls]}"
 
     def _log_path(self, name: str) -> str:
         return f"{self._options.state_dir}/logs/{name}.log"
-
-    def _write_record(self) -> None:
-        options, plan = self._options, self._plan
-        record = rundir.KernelRecord(
-            pid=os.getpid(),
-            bundle=options.bundle,
-            run_dir=options.run_dir,
-            state_dir=options.state_dir,
-            started_at=rfc3339(self._started_at),
-            entry_agent=plan.entry_agent if plan is not None else None,
-            revision=plan.revision if plan is not None else None,
-        )
-        rundir.write_private(f"{options.run_dir}/{rundir.RECORD}", msgspec.json.encode(record) + b"\n")
 
     def _report(self, error: GoondanError) -> None:
         """Say why the start failed, to whoever waits."""
@@ -616,7 +625,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m kernel.supervisor", description="The Goondan supervisor.")
     parser.add_argument("--bundle", required=True, help="the bundle to run")
-    parser.add_argument("--run-dir", help="where sockets and locks are made (default: by the bundle's path)")
+    parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
     parser.add_argument("--ready-fd", type=int, help="descriptor that is told when the kernel is ready, or why not")
     parser.add_argument("--parent-fd", type=int, help="stop when the other end of this descriptor is closed")
     parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
@@ -628,8 +637,8 @@ def _parse(arguments: list[str] | None) -> Options:
     bundle = paths.find_bundle(given.bundle)
     return Options(
         bundle=bundle,
-        run_dir=os.path.abspath(given.run_dir) if given.run_dir else paths.run_dir(bundle),
         state_dir=paths.state_dir(bundle),
+        run_dir=os.path.abspath(given.run_dir) if given.run_dir else None,
         ready_fd=given.ready_fd,
         parent_fd=given.parent_fd,
         shared=given.shared,

@@ -17,16 +17,22 @@ import datetime
 import os
 import socket
 import struct
+import time
 from typing import Final
 
 import msgspec
 
-from kernel import rundir
+from kernel import lock, rundir
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0
+#: How long a living kernel that cannot be reached is waited for (seconds): a supervisor looks after its runtime
+#: directory every five seconds (kernel/supervisor.py), and makes it again in much less than one.
+RETURN_S: Final = 7.0
+#: How often (seconds).
+RETURN_POLL_S: Final = 0.02
 #: What SO_PEERCRED gives: pid, uid, gid.
 PEER: Final = struct.Struct("3i")
 #: What SO_SNDTIMEO takes: seconds, microseconds.
@@ -72,7 +78,7 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class SupervisorClient:
-    """A connection to the supervisor of one runtime directory."""
+    """A connection to the supervisor of one workspace."""
 
     def __init__(self, connection: socket.socket, pid: int, pidfd: int) -> None:
         self._connection = connection
@@ -82,26 +88,44 @@ class SupervisorClient:
         self.pidfd = pidfd
 
     @classmethod
-    def connect(cls, run_dir: str) -> SupervisorClient | None:
-        """The supervisor of this directory; None without one. Raises GoondanError E_RUN_DIR, E_KERNEL_LOST."""
+    def connect(cls, state_dir: str) -> SupervisorClient | None:
+        """The supervisor of a workspace, by the record in its state; None without one.
+
+        Waits a little for one that is just starting, or whose runtime directory was removed and is made again. Raises
+        GoondanError E_RUN_DIR, E_STATE, E_KERNEL_LOST.
+        """
+        until = time.monotonic() + RETURN_S
+        while True:
+            record = lock.read_record(state_dir)
+            if record is None or record.by_hand:
+                return None
+            client = cls._connect(record)
+            if client is not None or time.monotonic() >= until or not lock.is_held(state_dir):
+                return client
+            time.sleep(RETURN_POLL_S)
+
+    @classmethod
+    def _connect(cls, record: lock.KernelRecord) -> SupervisorClient | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         # A blocking connect waits while many others connect, too; Python's own timeout would give up at once.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(ANSWER_S), 0))
         try:
-            rundir.check(run_dir)
-            connection.connect(f"{run_dir}/{rundir.SUPERVISOR_SOCKET}")
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-            pid = PEER.unpack(peer)[0]
-            return cls(connection, pid, os.pidfd_open(pid))
+            with rundir.open_existing(record.run_dir) as directory:
+                connection.connect(f"{directory.path}/{rundir.SUPERVISOR_SOCKET}")
+            pid, uid, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+            # A directory can be another kernel's after ours was killed.
+            if pid == record.pid and uid == os.geteuid():
+                return cls(connection, pid, os.pidfd_open(pid))
         except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
-            connection.close()
-            return None
+            pass
         except BlockingIOError:
             connection.close()
-            raise fail("E_KERNEL_LOST", f"the supervisor in {run_dir} does not answer") from None
+            raise fail("E_KERNEL_LOST", f"the supervisor in {record.run_dir} does not answer") from None
         except GoondanError:
             connection.close()
             raise
+        connection.close()
+        return None
 
     def ask(self, op: str, timeout_s: float = ANSWER_S) -> Reply:
         """One question. Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes."""

@@ -60,10 +60,15 @@ class SupervisorSocket:
         self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_REQUEST)
         os.chmod(path, 0o600)
 
-    def close(self) -> None:
-        """Stop listening and drop every connection."""
+    def stop_listening(self) -> None:
+        """Take no more connections; those that are there go on."""
         if self._server is not None:
             self._server.close()
+            self._server = None
+
+    def close(self) -> None:
+        """Stop listening and drop every connection."""
+        self.stop_listening()
         for writer in list(self._writers):
             writer.close()
 

@@ -25,6 +25,7 @@ class ForkRequest(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
     `endpoint` and `token` are what its link needs; `log_path` receives its stderr (appended, mode 0600; without it
     stderr is the fork server's). `agent` and `instance_key` name it in its log; what it may do is in the token.
+    `broker_uid` is the user of the broker: of nobody else a welcome is taken. None is the user of the agent process.
     """
 
     seq: int
@@ -34,6 +35,7 @@ class ForkRequest(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     token: str
     parent_pid: int
     log_path: str | None = None
+    broker_uid: int | None = None
 
 
 class ForkReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -10,6 +10,10 @@ the peer. While one is read, nothing more is received: frames keep their order, 
 
 How it learns of a new broker. The socket probes on every connection (an empty message), the broker answers
 E_HELLO_REQUIRED, and the peer says hello; nothing is sent while no broker is there (IMMEDIATE).
+
+Whom it talks to. Before each hello the place of the socket is looked at, and until the welcome every frame must come
+from a process of the broker's user (broker_identity.py). Then frames are taken as they come: who sent one is costly to
+ask, and only the broker can listen in that place.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from msgspec import Raw
 
 from schemas.blob_work import BlobWork
 from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
+from schemas.broker_identity import BrokerIdentity
 from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from schemas.errors import GoondanError, fail
 from schemas.frames import Blob, Frame, Lease, Welcome
@@ -82,8 +87,8 @@ class Link:
     block nor raise. One whose large payload cannot be had comes with `blob` still set, and with the ErrorPayload as its
     payload. `leases` and `calls` are asked at every hello: what this process holds. `on_unsent` hears of frames that
     `send` took and whose large payloads could not be written. `by_reference` False: this process has no access to the
-    kernel's files, so its frames have at most 1 MiB. `closed` is done when the link is over: with an exception when the
-    broker refused it, else with None after `close`.
+    kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours. `closed` is done
+    when the link is over: with an exception when the broker refused it, or was none, else with None after `close`.
     """
 
     def __init__(
@@ -98,8 +103,11 @@ class Link:
         on_unsent: Callable[[Frame, GoondanError], None] | None = None,
         incarnation: str | None = None,
         by_reference: bool = True,
+        broker_uid: int | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self._broker = BrokerIdentity(endpoint, broker_uid)
+        self._proven = False  # the broker has welcomed us, and has not asked for hello again
         self._on_frame = on_frame
         self._leases = leases
         self._calls = calls
@@ -133,7 +141,11 @@ class Link:
     # --- life
 
     async def start(self, timeout_s: float = 10.0) -> Welcome:
-        """Connect and say hello. Raises GoondanError: the broker's refusal, or E_KERNEL_NOT_RUNNING in time."""
+        """Connect and say hello.
+
+        Raises GoondanError: the broker's refusal, E_BROKER_UNTRUSTED, or E_KERNEL_NOT_RUNNING in time.
+        """
+        self._broker.is_there()
         loop = self._loop = asyncio.get_running_loop()
         self.closed = loop.create_future()
         self._welcomed = loop.create_future()
@@ -408,7 +420,10 @@ class Link:
             for count in range(FRAMES_PER_WAKEUP):
                 if count == 1 and not self._option(_EVENTS) & _POLLIN:
                     break
-                handle(receive(_NOBLOCK))
+                if self._proven:
+                    handle(receive(_NOBLOCK))
+                else:
+                    self._receive_unproven(socket)
                 if self._paused:  # closed by what the frame caused, or a payload is being read
                     break
             else:
@@ -422,6 +437,25 @@ class Link:
         if self._outgoing:
             self._write()
             self._schedule()  # the write may have swallowed the descriptor's word
+
+    def _receive_unproven(self, socket: zmq.Socket[bytes]) -> None:
+        """A frame of somebody who has not welcomed us."""
+        part = socket.recv(_NOBLOCK, copy=False)
+        try:
+            if self._broker.speaks(int(part.get(zmq.SRCFD))):
+                self._handle(part.bytes)
+        except GoondanError as error:
+            self._refuse(Refused(error.info))
+
+    def _greet(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say hello, if the socket is still where only the broker can have put it."""
+        self._proven = False
+        self._outgoing.clear()  # it was for a broker that is gone; the outbox has what must arrive
+        try:
+            if self._broker.is_there():
+                self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
+        except GoondanError as error:
+            self._refuse(Refused(error.info))
 
     def _handle(self, data: bytes) -> None:
         loop = self._loop
@@ -447,9 +481,9 @@ class Link:
         elif isinstance(outcome, Reply):
             self._queue(outcome.data)
         elif isinstance(outcome, Greet):
-            self._outgoing.clear()  # it was for a broker that is gone; the outbox has what must arrive
-            self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
+            self._greet(loop)
         elif isinstance(outcome, Welcomed):
+            self._proven = True
             self._welcome(outcome.welcome)
         elif isinstance(outcome, Refused):
             self._refuse(outcome)
@@ -497,7 +531,7 @@ class Link:
         for item in settled:
             self._settle(item)
         if greet:
-            self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
+            self._greet(loop)
         self._turn()
 
     def _fail_all(self, entries: list[Entry]) -> None:

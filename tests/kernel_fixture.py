@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from kernel import rundir
+from kernel import lock
 from kernel.cli.attach import end_of
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
@@ -115,8 +115,8 @@ class Sandbox:
 
     def ps(self) -> list[dict[str, Any]]:
         """What `gdn ps --json` prints, asked for without starting a command."""
-        for run_dir in self.run_dirs:
-            client = SupervisorClient.connect(str(run_dir))
+        for state_dir in self.state_dirs:
+            client = SupervisorClient.connect(str(state_dir))
             if client is not None:
                 try:
                     return [msgspec.to_builtins(row) for row in client.ask("ps").processes or []]
@@ -129,6 +129,11 @@ class Sandbox:
     def pid(self, role: str) -> int:
         """The process of a role."""
         return int(next(row["pid"] for row in self.ps() if row["role"] == role and row["pid"] is not None))
+
+    @property
+    def state_dirs(self) -> list[Path]:
+        """Where kernels of this test keep their state."""
+        return sorted(Path(self.env["GOONDAN_STATE_ROOT"]).glob("workspaces/*"))
 
     @property
     def run_dirs(self) -> list[Path]:
@@ -243,8 +248,8 @@ def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) ->
         passed = True
     finally:
         try:
-            for run_dir in made.run_dirs:
-                _stop(str(run_dir))
+            for state_dir in made.state_dirs:
+                _stop(str(state_dir))
             _end(made)
             if passed:
                 made.assert_clean()
@@ -255,15 +260,15 @@ def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) ->
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _stop(run_dir: str) -> None:
+def _stop(state_dir: str) -> None:
     """What `gdn stop` does, without the start of a command."""
-    client = SupervisorClient.connect(run_dir)
+    client = SupervisorClient.connect(state_dir)
     if client is None:
-        rundir.clear_after_death(run_dir)
+        lock.clear_after_death(state_dir)
         return
     with suppress(GoondanError):  # it hangs, and is killed
         client.ask("stop")
-    end_of(client.pidfd, run_dir)
+    end_of(client.pidfd, state_dir)
     client.close()
 
 

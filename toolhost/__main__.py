@@ -30,8 +30,10 @@ def main(argv: list[str] | None = None) -> int:
             ready_fd=arguments.ready_fd,
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
+            # Ours is another one after the descent.
+            broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
         )
-        descend(arguments.endpoint)
+        descend(arguments.endpoint, settings.broker_uid)
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings))
     except GoondanError as error:
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--env-fd", type=int, help="descriptor with the values that sandbox.env can grant, as msgpack")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")
     return parser
 
 

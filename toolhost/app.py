@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What the command line says. `ready_fd` and `status_fd` are descriptors, None when nobody listens.
 
     `granted` are the values that sandbox.env can grant, by name. `patience_s` is how long the broker may take to
-    welcome this host (seconds).
+    welcome this host (seconds). `broker_uid` is the broker's user.
     """
 
     endpoint: str
@@ -56,6 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     status_fd: int | None = None
     granted: dict[str, str] = {}
     patience_s: float = 10.0
+    broker_uid: int | None = None
 
 
 class App:
@@ -80,6 +81,7 @@ class App:
             calls=lambda: self._host.call_ids() if self._host is not None else [],
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
+            broker_uid=settings.broker_uid,
         )
 
     async def run(self) -> None:

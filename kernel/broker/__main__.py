@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.bundle is not None:
             from kernel.broker.standalone import prepare
 
-            plan, secret, run_dir = prepare(options.bundle, options.run_dir)
+            plan, secret, premises = prepare(options.bundle, options.run_dir)
+            run_dir = Path(premises.run_dir)
         else:
             plan, secret, run_dir = _from_descriptors(options)
         broker_id = secrets.token_hex(4)

@@ -36,6 +36,7 @@ from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
 from kernel.broker.bus import Lossy
 from kernel.broker.journal import Journal
 from kernel.broker.mailbox import Staged
+from kernel.broker.peer_users import admit_only, users_of
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
 from kernel.broker.spawn_file import SpawnFile
@@ -113,6 +114,7 @@ class BrokerLoop:
                 (zmq.RCVHWM, _HWM[cls]),
             ):
                 socket.setsockopt(option, value)
+            admit_only(socket, users_of(name))
             path = self._run_dir / SOCKETS[name]
             path.unlink(missing_ok=True)
             socket.bind(f"ipc://{path}")

@@ -10,37 +10,39 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
-from pathlib import Path
-from typing import Final
 
-from kernel import paths, rundir
+from kernel import lock, paths, rundir
 from kernel.bundle.opening import load_plan
+from kernel.premises import Premises
 from schemas.errors import fail
 from schemas.launch import KernelPlan
 from schemas.tokens import SECRET_BYTES, Claims, mint
 
-#: The kernel's secret, in the runtime directory, for whoever makes tokens by hand.
-SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
 
+def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premises]:
+    """Load the bundle and become its kernel; the locks are held until the process ends.
 
-def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Path]:
-    """Load the bundle and become the kernel of its runtime directory; the locks are held until the process ends.
-
-    Raises GoondanError: what is wrong with the bundle, E_KERNEL_RUNNING, E_RUN_DIR.
+    Raises GoondanError: what is wrong with the bundle, E_KERNEL_RUNNING, E_RUN_DIR, E_STATE.
     """
     bundle = paths.find_bundle(bundle)
-    directory = os.path.abspath(run_dir) if run_dir is not None else paths.run_dir(bundle)
-    plan = load_plan(bundle, state_dir=paths.state_dir(bundle))
-    locks = rundir.lock(directory)
-    until = time.monotonic() + rundir.LEFTOVERS_S
-    while not rundir.is_quiet(locks):
+    state_dir = paths.state_dir(bundle)
+    plan = load_plan(bundle, state_dir=state_dir)
+    premises = Premises.enter(
+        bundle, state_dir, os.path.abspath(run_dir) if run_dir is not None else None, by_hand=True
+    )
+    for reason in premises.unused:
+        print(f"the runtime directory is {premises.run_dir}: {reason}", file=sys.stderr)
+    until = time.monotonic() + lock.LEFTOVERS_S
+    while not premises.is_quiet():
         if time.monotonic() >= until:
-            raise fail("E_KERNEL_RUNNING", f"processes of an earlier kernel still run in {directory}")
-        time.sleep(rundir.LEFTOVERS_POLL_S)
-    rundir.sweep(directory)
+            raise fail("E_KERNEL_RUNNING", f"processes of an earlier kernel with the state in {state_dir} do not end")
+        time.sleep(lock.LEFTOVERS_POLL_S)
+    premises.settle()
+    premises.describe(plan.entry_agent, plan.revision)
     secret = secrets.token_bytes(SECRET_BYTES)
-    rundir.write_private(f"{directory}/{SECRET_FILE}", secret)
+    premises.write(rundir.SECRET_FILE, secret)
     token = mint(secret, Claims("client", revision=plan.revision, operator=True))
-    rundir.write_private(f"{directory}/{rundir.CLIENT_TOKEN}", token.encode())
-    return plan, secret, Path(directory)
+    premises.write(rundir.CLIENT_TOKEN, token.encode())
+    return plan, secret, premises

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from kernel.broker.standalone import SECRET_FILE
+from kernel.rundir import SECRET_FILE
 from schemas.tokens import Claims, mint
 from schemas.visible import visible_line
 

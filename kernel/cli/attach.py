@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kernel import paths, rundir
+from kernel import lock, paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.cli.consent import started_when_trusted
 from kernel.spawn import command, memory_file, open_log, start_program
@@ -33,8 +33,6 @@ from schemas.tokens import SOCKETS
 if TYPE_CHECKING:
     from kernel.trust.powers import Power
 
-#: What only a broker that was started by hand leaves in the runtime directory (kernel/broker/standalone.py).
-SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
 #: `gdn stop` returns within this time (seconds); the supervisor's own steps add up to less.
 STOP_S: Final = 10.0
 #: How long a command waits for a kernel that somebody else is just starting or stopping (seconds).
@@ -46,25 +44,24 @@ READY_S: Final = 40.0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A bundle and where its kernel lives. `policy` is a file of grants that a kernel is started with, `trust` whether
-    it is trusted for this time.
+    """A bundle and the state of its workspace, by whose record its kernel is found. `policy` is a file of grants that
+    a kernel is started with, `trust` whether it is trusted for this time.
     """
 
     bundle: str
-    run_dir: str
     state_dir: str
     policy: str | None = None
     trust: bool = False
 
 
 def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False) -> Place:
-    """The bundle that a command means, and where its kernel lives.
+    """The bundle that a command means, and the state of its workspace.
 
-    Raises GoondanError E_CONFIG_NOT_FOUND, E_RUN_DIR, E_STATE.
+    Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, paths.run_dir(path), paths.state_dir(path), grants, trust)
+    return Place(path, paths.state_dir(path), grants, trust)
 
 
 class InvalidBundle(GoondanError):
@@ -96,7 +93,7 @@ class Started:
     ) -> None:
         """Start it. `agreed` are powers that the user has just agreed to.
 
-        Raises GoondanError E_STATE when its log cannot be written, E_RUN_DIR.
+        Raises GoondanError E_STATE when its log cannot be written.
         """
         logs = f"{place.state_dir}/logs"
         paths.prepare_private(logs)
@@ -140,7 +137,7 @@ class Started:
         self._place = place
         #: Others may use it, and it ends with the last of them.
         self.shared = shared
-        self._refused = False  # what is in the runtime directory belongs to another kernel
+        self._refused = False  # the record and the runtime directory are another kernel's
 
     def wait_ready(self) -> None:
         """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
@@ -183,7 +180,7 @@ class Started:
     def wait_end(self) -> None:
         """Wait until it and everything below it is gone; what does not go in time is killed."""
         self.stop_soon()
-        end_of(self.pidfd, self._place.run_dir, leftovers=not self._refused)
+        end_of(self.pidfd, self._place.state_dir, leftovers=not self._refused)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -198,20 +195,20 @@ class Started:
         return f"{self._place.state_dir}/logs/supervisor.log"
 
 
-def end_of(pidfd: int, run_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
+def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
     """Wait for a supervisor's end; one that is not gone in time is killed and cleared up after. True when it went.
 
-    `leftovers`: what it may leave in the directory is its own.
+    `leftovers`: what the record of the workspace names is its own.
     """
     readable, _, _ = select.select([pidfd], [], [], timeout_s)
     if readable:
-        if leftovers and os.path.exists(f"{run_dir}/{rundir.ALIVE}"):
-            rundir.clear_after_death(run_dir)  # it did not end in order
+        if leftovers:
+            lock.clear_after_death(state_dir)  # nothing is left of one that has ended in order
         return True
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     select.select([pidfd], [], [], 1.0)
-    rundir.clear_after_death(run_dir)
+    lock.clear_after_death(state_dir)
     return False
 
 
@@ -273,7 +270,7 @@ class Supervised(Kernel):
                 self._started.wait_end()
             # else other calls use it, and the last of them ends it
         elif over:
-            end_of(self.pidfd, self.place.run_dir)
+            end_of(self.pidfd, self.place.state_dir)
         self._client.close()
 
 
@@ -307,22 +304,28 @@ class ByHand(Kernel):
 
 
 def by_hand(place: Place) -> ByHand | None:
-    """The broker of a bundle that runs without a supervisor; None without one. Raises GoondanError E_RUN_DIR."""
+    """The broker of a bundle that runs without a supervisor; None without one.
+
+    Raises GoondanError E_RUN_DIR, E_STATE.
+    """
+    record = lock.read_record(place.state_dir)
+    if record is None or not record.by_hand:
+        return None
     try:
-        rundir.check(place.run_dir)
-        if not os.path.exists(f"{place.run_dir}/{SECRET_FILE}"):
-            return None
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        with (
+            rundir.open_existing(record.run_dir) as directory,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe,
+        ):
             probe.settimeout(ANSWER_S)
-            probe.connect(f"{place.run_dir}/{SOCKETS['client']}")
-            pid = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0]
-            return ByHand(place, pid, os.pidfd_open(pid))
+            probe.connect(f"{directory.path}/{SOCKETS['client']}")
+            pid, uid, _ = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+            return ByHand(place, pid, os.pidfd_open(pid)) if (pid, uid) == (record.pid, os.geteuid()) else None
     except OSError:
         return None
 
 
 def attach(place: Place) -> Kernel:
-    """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR."""
+    """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR, E_STATE."""
     kernel = _hold(place, None)
     if kernel is None:
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
@@ -400,7 +403,7 @@ def _hold(place: Place, started: Started | None) -> Kernel | None:
     """Hold what runs; None when nothing does. Waits while a kernel is starting or stopping."""
     until = time.monotonic() + PATIENCE_S
     while True:
-        client = SupervisorClient.connect(place.run_dir)
+        client = SupervisorClient.connect(place.state_dir)
         if client is None:
             return by_hand(place)
         try:

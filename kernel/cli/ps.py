@@ -26,7 +26,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     from kernel.supervisor_client import SupervisorClient
 
     place = locate(bundle)
-    client = SupervisorClient.connect(place.run_dir)
+    client = SupervisorClient.connect(place.state_dir)
     rows: list[ProcessInfo] = []
     if client is not None:
         rows = client.ask("ps").processes or []

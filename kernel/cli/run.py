@@ -62,6 +62,7 @@ def command(
 
 
 def _detach(place: Any, as_json: bool) -> int:
+    from kernel import lock
     from kernel.cli.attach import Started
     from kernel.cli.consent import started_when_trusted
     from kernel.cli.output import write, write_json
@@ -78,7 +79,9 @@ def _detach(place: Any, as_json: bool) -> int:
     started = started_when_trusted(place, begin)
     started.let_go()
     if as_json:
-        write_json({"pid": started.pid, "bundle": place.bundle, "runDir": place.run_dir, "stateDir": place.state_dir})
+        record = lock.read_record(place.state_dir)
+        run_dir = record.run_dir if record is not None else None
+        write_json({"pid": started.pid, "bundle": place.bundle, "runDir": run_dir, "stateDir": place.state_dir})
     else:
         write(f"ready, pid {started.pid}; logs in {place.state_dir}/logs")
     return 0

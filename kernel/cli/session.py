@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from kernel import rundir
+from kernel import lock, rundir
 from kernel.cli.attach import Kernel
 from schemas.blobs import INLINE_FRAME_BYTES
 from schemas.codec import from_raw, to_raw
@@ -49,17 +49,12 @@ class Session:
         self.lost: asyncio.Future[None]
 
     async def __aenter__(self) -> Self:
-        run_dir = self._kernel.place.run_dir
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
         # What ends with the kernel is said once, by whoever asks; nobody reads the loop's own complaints.
         loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
-        try:
-            with open(f"{run_dir}/{rundir.CLIENT_TOKEN}") as source:
-                token = source.read()
-        except OSError as error:
-            raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
+        run_dir, token = self._read_token()
         self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=self._on_frame)
         try:
             await self._link.start(self._patience_s)
@@ -77,6 +72,17 @@ class Session:
         if self._link is not None:
             # Acknowledgements of answers are best effort: no linger, but for those that free a file.
             await self._link.close(self._linger_s)
+
+    def _read_token(self) -> tuple[str, str]:
+        """The kernel's runtime directory, and the token that it keeps there for us."""
+        record = lock.read_record(self._kernel.place.state_dir)
+        if record is None:
+            raise self.lost_error()
+        try:
+            with rundir.open_existing(record.run_dir) as directory:
+                return directory.path, rundir.read_private(directory, rundir.CLIENT_TOKEN)
+        except OSError as error:
+            raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
 
     def _on_frame(self, frame: Frame) -> None:
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Place
 
 #: How long the supervisor may take to hear us (seconds); one that does not hangs, and is killed soon after.
 HEAR_S: Final = 2.0
@@ -21,31 +24,59 @@ def command(bundle: str | None, as_json: bool) -> int:
     """Stop a running swarm."""
     from contextlib import suppress
 
-    from kernel import rundir
-    from kernel.cli.attach import STOP_S, by_hand, end_of, locate
+    from kernel import lock
+    from kernel.cli.attach import STOP_S, end_of, locate
     from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import GoondanError, fail
 
     place = locate(bundle)
     until = time.monotonic() + STOP_S
-    client = SupervisorClient.connect(place.run_dir)
+    client = SupervisorClient.connect(place.state_dir)
     if client is None:
-        if by_hand(place) is not None:
+        record = lock.read_record(place.state_dir)
+        if record is not None and record.by_hand and lock.is_held(place.state_dir):
             message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
             raise fail("E_KERNEL_RUNNING", message, suggestion="End its processes as they were started.")
-        if not rundir.clear_after_death(place.run_dir):
-            raise fail("E_KERNEL_RUNNING", f"processes of a killed kernel in {place.run_dir} do not end")
+        if (pidfd := lock.holder(place.state_dir)) is not None:
+            return _end(pidfd, place, as_json)
+        if not lock.clear_after_death(place.state_dir):
+            message = f"processes of a killed kernel with the state in {place.state_dir} do not end"
+            raise fail("E_KERNEL_RUNNING", message)
         write_json({"stopped": False}) if as_json else write("no kernel runs " + place.bundle)
         return 0
     patience = DEAF_S
     with suppress(GoondanError):
         client.ask("stop", HEAR_S)
         patience = max(DEAF_S, until - time.monotonic() - 1.0)  # a second is kept for the kill
-    orderly = end_of(client.pidfd, place.run_dir, patience)
+    orderly = end_of(client.pidfd, place.state_dir, patience)
     client.close()
+    _report(orderly, as_json)
+    return 0
+
+
+def _end(pidfd: int, place: Place, as_json: bool) -> int:
+    """End a supervisor whose runtime directory is gone: it holds the lock, and hears signals."""
+    import os
+    import signal
+    from contextlib import suppress
+
+    from kernel.cli.attach import end_of
+
+    try:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        orderly = end_of(pidfd, place.state_dir)
+    finally:
+        os.close(pidfd)
+    _report(orderly, as_json)
+    return 0
+
+
+def _report(orderly: bool, as_json: bool) -> None:
+    from kernel.cli.output import write, write_json
+
     if as_json:
         write_json({"stopped": True, "killed": not orderly})
     else:
         write("stopped" if orderly else "did not stop in time and was killed")
-    return 0

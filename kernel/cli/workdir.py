@@ -32,10 +32,22 @@ def absolute_workdir(text: str, place: Place) -> str:
     state = os.path.realpath(paths.state_root())
     if within(real, state) and workspace_of(real, state) is None:
         raise _denied(path, state, "the state of agents")
-    sockets = os.path.dirname(os.path.realpath(place.run_dir))
-    if within(real, sockets):
-        raise _denied(path, sockets, "the sockets of kernels")
+    for sockets in _socket_folders(place):
+        if within(real, sockets):
+            raise _denied(path, sockets, "the sockets of kernels")
     return path
+
+
+def _socket_folders(place: Place) -> list[str]:
+    """The folders of runtime directories: the usual ones, and that of the kernel that runs."""
+    from kernel import lock
+
+    usual = [os.path.dirname(os.path.realpath(run_dir)) for run_dir in paths.run_dirs(place.bundle)]
+    record = lock.read_record(place.state_dir)
+    if record is None:
+        return usual
+    above = os.path.dirname(record.run_dir)
+    return [*usual, above if os.path.basename(above).startswith("goondan") else record.run_dir]
 
 
 def _denied(path: str, folder: str, what: str) -> GoondanError:

@@ -106,15 +106,27 @@ class Folder(Struct, frozen=True, kw_only=True):
 
 
 class RunDir(Struct, frozen=True, kw_only=True):
-    """The runtime directory. `socket_bytes` is the length of the longest path of a socket in it.
+    """The runtime directory: that of the kernel that runs, else the one that the next kernel will take.
 
-    `unused_xdg` is an XDG_RUNTIME_DIR that cannot be used, "" when there is none such.
+    `path` is "" when that will be a fresh one. `socket_bytes` is the length of the longest path of a socket in it.
+    `unused` are usual places that cannot be used. `unused_xdg` is an XDG_RUNTIME_DIR that cannot be used, "" when there
+    is none such.
     """
 
     path: str = ""
     socket_bytes: int = 0
     problem: str | None = None
+    fix: str = ""
+    unused: list[Lack] = []
     unused_xdg: str = ""
+
+
+class LockPlace(Struct, frozen=True, kw_only=True):
+    """The folder of locks and record in the state. `problem` says why it cannot be used, and `fix` what to do."""
+
+    path: str = ""
+    problem: str | None = None
+    fix: str = ""
 
 
 class Sized(Struct, frozen=True, kw_only=True):
@@ -125,9 +137,11 @@ class Sized(Struct, frozen=True, kw_only=True):
 
 
 class Running(Struct, frozen=True, kw_only=True):
-    """The kernel of this bundle. `left`: a killed kernel's files are there; `hangs`: it does not answer."""
+    """The kernel of this bundle. `left`: a killed kernel's files are there; `hangs`: it does not answer; `cut off`:
+    its runtime directory was removed.
+    """
 
-    status: Literal["none", "runs", "by hand", "hangs", "left"] = "none"
+    status: Literal["none", "runs", "by hand", "hangs", "left", "cut off"] = "none"
     pid: int | None = None
     processes: int = 0
 
@@ -158,3 +172,4 @@ class Facts(Struct, frozen=True, kw_only=True):
     bundle: Bundle
     survey: Survey | None = None
     sized: Sized | None = None
+    lock: LockPlace = LockPlace()

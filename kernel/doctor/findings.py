@@ -22,6 +22,7 @@ from kernel.doctor.facts import (
     Folder,
     Host,
     Limits,
+    LockPlace,
     RunDir,
     Running,
     Sized,
@@ -78,7 +79,8 @@ def judge(facts: Facts) -> list[Finding]:
         *(_variable(variable) for variable in facts.variables),
         *_run_dir(facts.run_dir),
         *_state(facts.state),
-        _running(facts.running, facts.run_dir),
+        *_lock(facts.lock),
+        _running(facts.running),
         *_bundle(facts.bundle),
     ]
 
@@ -282,9 +284,15 @@ def _run_dir(run_dir: RunDir) -> Iterator[Finding]:
         )
         fix = "unset XDG_RUNTIME_DIR   # or name a directory of yours with mode 0700"
         yield _warning("paths", "xdgRuntimeDir", message, fix)
+    for lack in run_dir.unused:
+        message = f"{lack.what} is not used for sockets: {lack.problem}"
+        yield _warning("paths", "runDirPlace", message, lack.fix)
     if run_dir.problem is not None:
-        fix = 'export XDG_RUNTIME_DIR="$(mktemp -d /tmp/run.XXXXXX)"'
+        fix = run_dir.fix or 'export XDG_RUNTIME_DIR="$(mktemp -d /tmp/run.XXXXXX)"'
         yield _problem("paths", "runDir", f"sockets cannot be made: {run_dir.problem}", fix)
+        return
+    if not run_dir.path:
+        yield _ok("paths", "runDir", "sockets will be made in a fresh directory")
         return
     text = f"sockets in {run_dir.path}: paths of {run_dir.socket_bytes} bytes, {MAX_SOCKET_BYTES} at most"
     if run_dir.socket_bytes > NEAR_SOCKET_BYTES:
@@ -312,6 +320,13 @@ def _state(state: Folder) -> Iterator[Finding]:
         yield _warning("paths", "inodes", f"{state.free_files} more files can be made there", elsewhere)
 
 
+def _lock(place: LockPlace) -> Iterator[Finding]:
+    if place.problem is not None:
+        yield _problem("paths", "lock", f"the kernel's lock cannot be taken: {place.problem}", place.fix)
+    elif place.path:
+        yield _ok("paths", "lock", f"lock and record of the kernel in {place.path}")
+
+
 def _space(state: Folder, free: int, elsewhere: str) -> Finding:
     text = f"{free / (1 << 30):.1f} GiB free there" if free >= 1 << 30 else f"{free >> 20} MiB free there"
     if free < NO_SPACE:
@@ -324,7 +339,7 @@ def _space(state: Folder, free: int, elsewhere: str) -> Finding:
 # --- kernel and bundle ----------------------------------------------------------------------------------------------
 
 
-def _running(running: Running, run_dir: RunDir) -> Finding:
+def _running(running: Running) -> Finding:
     if running.status == "runs":
         many = f"{running.processes} process{'' if running.processes == 1 else 'es'}"
         return _ok("kernel", "running", f"a kernel of this bundle runs (pid {running.pid}, {many})")
@@ -332,8 +347,11 @@ def _running(running: Running, run_dir: RunDir) -> Finding:
         return _ok("kernel", "running", f"a broker that was started by hand serves this bundle (pid {running.pid})")
     if running.status == "hangs":
         return _problem("kernel", "running", "a kernel of this bundle runs and does not answer", "gdn stop")
+    if running.status == "cut off":
+        message = f"the kernel of this bundle (pid {running.pid}) has lost its runtime directory"
+        return _problem("kernel", "running", message, "gdn stop   # a broker that was started by hand: end it")
     if running.status == "left":
-        message = f"a killed kernel left its files in {run_dir.path}; the next start clears them"
+        message = "a killed kernel has left its record and its sockets; the next start clears them"
         return _warning("kernel", "running", message, "gdn stop")
     return _ok("kernel", "running", "no kernel of this bundle runs")
 

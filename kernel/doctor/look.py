@@ -18,11 +18,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from kernel import paths, rundir
+from kernel import lock, paths, rundir
 from kernel.bundle.models import KEY_VARIABLE
 from kernel.bundle.problems import BundleError
 from kernel.bundle.variables import wanted_variables
@@ -34,7 +34,9 @@ from kernel.doctor.facts import (
     Facts,
     Folder,
     Host,
+    Lack,
     Limits,
+    LockPlace,
     RunDir,
     Running,
     Sized,
@@ -58,7 +60,6 @@ def look(bundle: str | None) -> Facts:
     survey = _start_survey()
     try:
         found, named = _bundle(bundle)
-        run_dir = _run_dir(found.path)
         sized = _sized(found.path) if found.sized_workdirs else None
         return Facts(
             versions=_versions(),
@@ -66,8 +67,9 @@ def look(bundle: str | None) -> Facts:
             limits=_limits(),
             variables=_variables(named, os.environ),
             state=_state(found.path),
-            run_dir=run_dir,
-            running=_running(found.path, run_dir),
+            run_dir=_run_dir(found.path),
+            lock=_lock_place(found.path),
+            running=_running(found.path),
             bundle=found,
             survey=_answer(survey),
             sized=sized,
@@ -200,33 +202,42 @@ def _variables(named: Mapping[str, str], env: Mapping[str, str]) -> list[Variabl
 
 
 def _run_dir(bundle: str) -> RunDir:
-    try:
-        path = paths.run_dir(bundle)
-    except GoondanError as error:
-        return RunDir(problem=error.info.message)
-    longest = len(os.fsencode(os.path.join(path, paths.LONGEST_SOCKET)))
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
-    unused = xdg if xdg and os.path.dirname(path) != os.path.join(xdg, "goondan") else ""
-    return RunDir(path=path, socket_bytes=longest, problem=_run_dir_problem(path), unused_xdg=unused)
+    try:
+        usual = paths.run_dirs(bundle)
+        state_dir = paths.state_dir(bundle)
+        record = lock.read_record(state_dir)
+        held = record is not None and lock.is_held(state_dir)
+    except GoondanError as error:
+        return RunDir(problem=error.info.message, fix=error.info.suggestion or "")
+    above = os.path.join(xdg, "goondan")
+    unused_xdg = xdg if xdg and not any(os.path.dirname(path) == above for path in usual) else ""
+    if record is not None and held:
+        return RunDir(path=record.run_dir, socket_bytes=paths.socket_bytes(record.run_dir), unused_xdg=unused_xdg)
+    unused = []
+    for path in usual:
+        try:
+            rundir.examine(path)
+        except GoondanError as error:
+            unused.append(Lack(path, error.info.message, error.info.suggestion or ""))
+        else:
+            return RunDir(path=path, socket_bytes=paths.socket_bytes(path), unused=unused, unused_xdg=unused_xdg)
+    problem, fix = None, ""
+    try:
+        rundir.examine_fresh(state_dir)
+    except GoondanError as error:
+        problem, fix = error.info.message, error.info.suggestion or ""
+    return RunDir(problem=problem, fix=fix, unused=unused, unused_xdg=unused_xdg)
 
 
-def _run_dir_problem(path: str) -> str | None:
+def _lock_place(bundle: str) -> LockPlace:
     try:
-        rundir.check(path)
-    except FileNotFoundError:
-        pass
+        state_dir = paths.state_dir(bundle)
+        path = f"{state_dir}/{lock.FOLDER}"
+        lock.read_record(state_dir)
     except GoondanError as error:
-        return error.info.message
-    else:
-        return None
-    above = _existing(path)
-    try:
-        rundir.check_ancestors(above)
-    except GoondanError as error:
-        return error.info.message
-    except OSError as error:
-        return f"{above}: {error.strerror}"
-    return None if _may_write(above) else f"{above} is not writable"
+        return LockPlace(problem=error.info.message, fix=error.info.suggestion or "")
+    return LockPlace(path=path)
 
 
 def _state(bundle: str) -> Folder:
@@ -280,25 +291,29 @@ def _filesystem(path: str) -> str:
 # --- kernel and bundle ----------------------------------------------------------------------------------------------
 
 
-def _running(bundle: str, run_dir: RunDir) -> Running:
-    if not run_dir.path or run_dir.problem is not None:
-        return Running()
+def _running(bundle: str) -> Running:
     try:
-        client = SupervisorClient.connect(run_dir.path)
+        state_dir = paths.state_dir(bundle)
+        record = lock.read_record(state_dir)
+    except GoondanError:
+        return Running()  # the place of the lock says why nobody can tell
+    try:
+        client = SupervisorClient.connect(state_dir)
         if client is not None:
             try:
                 rows = client.ask("ps").processes or []
             finally:
                 client.close()
             return Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
-        broker = by_hand(Place(bundle, run_dir.path, ""))
+        broker = by_hand(Place(bundle, state_dir))
         if broker is not None:
             broker.finish()
             return Running(status="by hand", pid=broker.pid)
+        if record is not None and lock.is_held(state_dir):
+            return Running(status="cut off", pid=record.pid)
     except GoondanError:
         return Running(status="hangs")
-    left: Literal["left", "none"] = "left" if os.path.exists(f"{run_dir.path}/{rundir.ALIVE}") else "none"
-    return Running(status=left)
+    return Running(status="none" if record is None else "left")
 
 
 def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:

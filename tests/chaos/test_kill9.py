@@ -110,8 +110,8 @@ def test_a_start_waits_for_what_is_left_of_a_killed_kernel(kernel: Sandbox) -> N
 
 
 def test_a_start_gives_up_on_leftovers_that_do_not_end_and_leaves_their_lock(kernel: Sandbox) -> None:
-    (run_dir,) = kernel.run_dirs
-    with open(run_dir / "alive", "rb") as leftover:
+    (folder,) = kernel.home.glob("state/workspaces/*/kernel")
+    with open(folder / "alive", "rb") as leftover:
         fcntl.flock(leftover, fcntl.LOCK_SH)
         os.kill(kernel.pid("supervisor"), signal.SIGKILL)
         for _ in range(2):  # the second start must not be fooled by the first

@@ -188,7 +188,7 @@ def test_run_refuses_a_second_kernel(running: Sandbox) -> None:
 
 def test_trusted_processes_hold_the_lock_and_nothing_else_of_each_other(running: Sandbox) -> None:
     running.call("true")
-    (run_dir,) = running.run_dirs
+    (folder,) = running.home.glob("state/workspaces/*/kernel")
     for row in running.ps():
         held = set()
         for fd in Path(f"/proc/{row['pid']}/fd").iterdir():
@@ -197,10 +197,10 @@ def test_trusted_processes_hold_the_lock_and_nothing_else_of_each_other(running:
             except FileNotFoundError:
                 continue
         if row["role"] == "worker":
-            assert f"{run_dir}/alive" not in held
+            assert f"{folder}/alive" not in held
         else:
-            assert f"{run_dir}/alive" in held, row
-        assert (f"{run_dir}/lock" in held) == (row["role"] == "supervisor")
+            assert f"{folder}/alive" in held, row
+        assert (f"{folder}/lock" in held) == (row["role"] == "supervisor")
 
 
 def test_no_secret_is_in_an_argument_or_an_environment(running: Sandbox) -> None:
@@ -275,10 +275,11 @@ def test_modules_in_the_current_directory_are_not_imported(kernel: Sandbox) -> N
     assert kernel.call("echo fine")["output"]["stdout"] == "fine\n"
 
 
-def test_a_runtime_directory_that_others_can_open_is_refused(kernel: Sandbox) -> None:
-    run_dir = Path(paths.run_dir(str(kernel.bundle), kernel.env))
-    run_dir.mkdir(parents=True)
-    run_dir.chmod(0o755)
-    result = kernel.gdn("call", "bash__exec", "{}", "--json")
-    assert (result.status, result.json["error"]["code"]) == (1, "E_RUN_DIR")
-    run_dir.rmdir()
+def test_a_runtime_directory_that_others_can_open_is_not_used(kernel: Sandbox) -> None:
+    (usual,) = {Path(path) for path in paths.run_dirs(str(kernel.bundle), kernel.env)[:1]}
+    usual.mkdir(parents=True)
+    usual.chmod(0o755)
+    assert kernel.call("echo fine")["output"]["stdout"] == "fine\n"
+    assert f"{usual} is open to others" in kernel.log("supervisor")
+    assert os.listdir(usual) == []
+    usual.rmdir()

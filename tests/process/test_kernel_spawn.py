@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel import rundir, spawn
+from kernel import lock, spawn
+from kernel.premises import Premises
 from kernel.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from kernel.workers import Workers
 from schemas import startup
 from schemas.errors import GoondanError
-from tests.kernel_fixture import wait_until
+from tests.kernel_fixture import ROOT, wait_until
 
 PYTHON = sys.executable
 
@@ -158,44 +160,97 @@ async def test_only_children_of_ours_are_watched() -> None:
         assert reaper.watch(pid, lambda seen: None, leads_group=False) is None
 
 
-# --- the runtime directory
+# --- locks and runtime directory
 
 
 def test_one_kernel_at_a_time(short_tmp: Path) -> None:
-    run_dir = str(short_tmp / "goondan" / "d")
-    locks = rundir.lock(run_dir)
+    state_dir = str(short_tmp / "state")
+    locks = lock.lock(state_dir)
     with pytest.raises(GoondanError, match="E_KERNEL_RUNNING"):
-        rundir.lock(run_dir)
-    assert rundir.is_quiet(locks)
-    (short_tmp / "goondan" / "d" / "agents.sock").touch()
-    rundir.sweep(run_dir)
-    assert sorted(os.listdir(run_dir)) == ["alive", "lock"]
-    rundir.remove(run_dir)
-    assert not (short_tmp / "goondan").exists()
-    again = rundir.lock(run_dir)  # the old lock's file is gone, and with it its meaning
-    for fd in (locks.lock_fd, locks.alive_fd, again.lock_fd, again.alive_fd):
-        os.close(fd)
+        lock.lock(state_dir)
+    assert lock.is_quiet(locks)
+    locks.close()
+    lock.lock(state_dir).close()
+
+
+def test_a_lock_whose_state_was_deleted_means_nothing(short_tmp: Path) -> None:
+    state_dir = str(short_tmp / "state")
+    locks = lock.lock(state_dir)
+    shutil.rmtree(state_dir)
+    again = lock.lock(state_dir)  # it would be another state
+    again.close()
+    locks.close()
+
+
+def enter(state_dir: str, base: Path, run_dir: Path | None = None) -> Premises:
+    return Premises.enter("/b", state_dir, str(run_dir) if run_dir else None, base=str(base))
+
+
+def test_a_kernel_takes_away_what_it_has_made(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    state_dir = str(short_tmp / "state")
+    premises = enter(state_dir, short_tmp)
+    assert premises.run_dir.startswith(f"{short_tmp}/goondan-{os.geteuid()}/")
+    record = lock.read_record(state_dir)
+    assert record is not None and (record.pid, record.run_dir) == (os.getpid(), premises.run_dir)
+    assert premises.is_quiet()
+    Path(premises.run_dir, "agents.sock").touch()
+    premises.settle()
+    assert os.listdir(premises.run_dir) == []
+    premises.write("client.token", b"t")
+    assert Path(premises.run_dir, "client.token").stat().st_mode & 0o777 == 0o600
+    premises.leave()
+    assert sorted(os.listdir(short_tmp)) == ["state"]
+    assert sorted(os.listdir(f"{state_dir}/kernel")) == ["alive", "lock"]
+    assert lock.read_record(state_dir) is None
+
+
+def test_what_is_not_the_kernels_stays_in_a_directory_that_was_named_by_hand(short_tmp: Path) -> None:
+    (short_tmp / "mine").mkdir(mode=0o700)
+    (short_tmp / "mine/notes").write_text("dear diary")
+    premises = enter(str(short_tmp / "state"), short_tmp, short_tmp / "mine")
+    assert premises.is_quiet()
+    premises.settle()
+    premises.leave()
+    assert (short_tmp / "mine/notes").read_text() == "dear diary"
+
+
+def test_two_kernels_do_not_share_a_runtime_directory(short_tmp: Path) -> None:
+    enter(str(short_tmp / "one"), short_tmp, short_tmp / "r")
+    with pytest.raises(GoondanError, match="E_RUN_DIR"):
+        enter(str(short_tmp / "two"), short_tmp, short_tmp / "r")
+    lock.lock(str(short_tmp / "two")).close()  # a start that failed holds nothing
 
 
 def test_a_start_waits_for_whoever_inherited_the_lock(short_tmp: Path) -> None:
-    run_dir = str(short_tmp / "d")
-    locks = rundir.lock(run_dir)
-    assert rundir.is_quiet(locks)
-    child = subprocess.Popen([PYTHON, "-c", "import time; time.sleep(60)"], pass_fds=[locks.alive_fd])
-    os.close(locks.lock_fd)
-    os.close(locks.alive_fd)
-    later = rundir.lock(run_dir)  # the kernel is gone, but not its last process
-    assert not rundir.is_quiet(later)
-    os.close(later.lock_fd)
-    os.close(later.alive_fd)
-    assert not rundir.clear_after_death(run_dir, 0.05)
-    child.kill()
-    child.wait()
-    assert rundir.clear_after_death(run_dir)
-    assert not os.path.exists(run_dir)
+    """And what the killed kernel had made is cleared then, wherever it was."""
+    state_dir = str(short_tmp / "state")
+    hold = f"""
+import os, subprocess
+from kernel.premises import Premises
+premises = Premises.enter("/b", {state_dir!r}, {str(short_tmp / "r1")!r})
+assert premises.is_quiet()
+premises.settle()
+premises.write("client.token", b"t")
+subprocess.Popen(["sleep", "60"], pass_fds=[premises.alive_fd])
+os.kill(os.getpid(), 9)
+"""
+    kernel = subprocess.Popen([PYTHON, "-c", hold], cwd=ROOT, start_new_session=True)
+    assert kernel.wait(timeout=20) == -9
+    assert not lock.is_held(state_dir)
+    later = enter(state_dir, short_tmp, short_tmp / "r2")  # the kernel is gone, but not its last process
+    assert not later.is_quiet()
+    later.leave()
+    record = lock.read_record(state_dir)
+    assert record is not None and record.leftovers == [str(short_tmp / "r1")]
+    assert not lock.clear_after_death(state_dir, 0.05)
+    os.killpg(kernel.pid, signal.SIGKILL)
+    assert lock.clear_after_death(state_dir)
+    assert not (short_tmp / "r1").exists() and not (short_tmp / "r2").exists()
+    assert lock.read_record(state_dir) is None
 
 
-def test_a_directory_that_is_not_ours_alone_is_refused(short_tmp: Path) -> None:
+def test_a_runtime_directory_that_is_not_ours_alone_is_refused(short_tmp: Path) -> None:
     open_to_others, link, file = short_tmp / "open", short_tmp / "link", short_tmp / "file"
     open_to_others.mkdir()
     open_to_others.chmod(0o750)
@@ -206,7 +261,57 @@ def test_a_directory_that_is_not_ours_alone_is_refused(short_tmp: Path) -> None:
     (short_tmp / "public").chmod(0o777)
     for path in (open_to_others, link, file, below_a_public_one, short_tmp / ("x" * 100)):
         with pytest.raises(GoondanError, match="E_RUN_DIR"):
-            rundir.lock(str(path))
+            enter(str(short_tmp / "state"), short_tmp, path)
+    assert not (short_tmp / ("x" * 100)).exists()
+
+
+@pytest.mark.parametrize("squat", ["file", "open", "link"])
+def test_a_squatted_place_is_left_for_a_fresh_one(short_tmp: Path, monkeypatch: pytest.MonkeyPatch, squat: str) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    usual = short_tmp / f"goondan-{os.geteuid()}"
+    short_tmp.chmod(0o1777)
+    if squat == "file":
+        usual.touch()
+    elif squat == "open":
+        usual.mkdir()
+        usual.chmod(0o777)
+    else:
+        usual.symlink_to("/")
+    state_dir = str(short_tmp / "state")
+    premises = enter(state_dir, short_tmp)
+    assert premises.run_dir.startswith(f"{usual}-")
+    assert str(usual) in premises.unused[0]
+    record = lock.read_record(state_dir)
+    assert record is not None and record.run_dir == premises.run_dir
+    assert premises.is_quiet()
+    premises.settle()
+    premises.leave()
+    assert sorted(os.listdir(short_tmp)) == [usual.name, "state"]
+
+
+def test_the_state_holds_the_sockets_where_nothing_else_can(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    (short_tmp / "base").mkdir()
+    (short_tmp / "base").chmod(0o777)
+    premises = enter(str(short_tmp / "state"), short_tmp / "base")
+    assert premises.run_dir == f"{short_tmp}/state/run"
+    assert os.listdir(short_tmp / "base") == []
+    long = short_tmp / ("x" * 90)
+    with pytest.raises(GoondanError, match="E_RUN_DIR"):
+        enter(str(long), short_tmp / "base")
+
+
+def test_a_lost_runtime_directory_is_made_again(short_tmp: Path) -> None:
+    premises = enter(str(short_tmp / "state"), short_tmp, short_tmp / "r")
+    shutil.rmtree(short_tmp / "r")
+    assert not premises.is_intact()
+    premises.restore()
+    premises.write("client.token", b"t")
+    assert os.listdir(short_tmp / "r") == ["client.token"]
+    shutil.rmtree(short_tmp / "r")
+    (short_tmp / "r").symlink_to("/")
+    with pytest.raises(GoondanError, match="E_RUN_DIR"):
+        premises.restore()
 
 
 async def test_workers_that_the_tool_host_reports() -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from schemas.broker_identity import BrokerIdentity
 from schemas.errors import GoondanError
 from schemas.startup import admit_toolhost
 from toolhost.jails.launch import UIDS
@@ -33,12 +34,12 @@ from toolhost.privileges.steward_link import STEWARD
 from toolhost.seccomp.program import host_program, program
 
 
-def descend(endpoint: str = "") -> None:
+def descend(endpoint: str = "", broker_uid: int | None = None) -> None:
     """Start the launcher and, under root, what stays root; then be nobody who matters. Raises OSError when the system
     refuses the latter.
 
-    `endpoint` is the broker's, whose socket must let us in afterwards. A launcher that cannot be started is the
-    probe's affair.
+    `endpoint` is the broker's, whose socket must let us in afterwards, and `broker_uid` its user (None: ours). A
+    launcher that cannot be started is the probe's affair.
     """
     own_tree()  # only a root with all of its powers sees that a group was delegated to it
     if os.geteuid() != 0:
@@ -57,8 +58,10 @@ def descend(endpoint: str = "") -> None:
     if user:
         if tree is not None:
             hand_over(tree, user)
-        if endpoint.startswith("ipc://"):
-            admit_toolhost(endpoint.removeprefix("ipc://"))
+        # A socket that somebody else can have put there is left alone; the link says why it is not used.
+        with suppress(GoondanError):
+            if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
+                admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
         STEWARD.start(*spawn("steward"), _terms(user, endpoint))
         LAUNCHER.start()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel import lock
 from kernel.cli.attach import Place
 from kernel.cli.workdir import absolute_workdir
 from schemas.address import instance_workdir
@@ -18,10 +19,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(state))
     (state / "workspaces" / "d" / "instances").mkdir(parents=True)
     (tmp_path / "r" / "goondan" / "d").mkdir(parents=True)
+    (tmp_path / "r").chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
     (tmp_path / "link").symlink_to("state/workspaces")
     (tmp_path / "stateful").mkdir()
     monkeypatch.chdir(tmp_path)
-    return Place("b", str(tmp_path / "r" / "goondan" / "d"), str(state / "workspaces" / "d"))
+    return Place("b", str(state / "workspaces" / "d"))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,20 @@ def test_the_kernels_own_are_refused(place: Place, folder: str) -> None:
         absolute_workdir(folder, place)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert caught.value.info.suggestion
+
+
+def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: Place, tmp_path: Path) -> None:
+    for number, path in enumerate(("goondan-0-12ab/d", "by-hand")):
+        (tmp_path / path).mkdir(parents=True)
+        locks = lock.lock(place.state_dir)
+        record = lock.KernelRecord(
+            pid=1, bundle="b", run_dir=str(tmp_path / path), state_dir=place.state_dir, started_at=str(number)
+        )
+        lock.write_record(locks, record)
+        locks.close()
+        with pytest.raises(GoondanError) as caught:
+            absolute_workdir(path.split("/")[0], place)
+        assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
 @pytest.mark.parametrize("folder", ["", "nowhere", "a\0b", "x" * 5000])

@@ -74,31 +74,32 @@ def test_the_runtime_directory(short_tmp: Path) -> None:
     private = short_tmp / "r"
     private.mkdir(mode=0o700)
     env = {"XDG_RUNTIME_DIR": str(private), "GOONDAN_STATE_ROOT": "/s"}
-    assert paths.run_dir("/b", env).startswith(f"{private}/goondan/")
+    assert paths.run_dirs("/b", env)[0].startswith(f"{private}/goondan/")
     shared = f"/tmp/goondan-{os.geteuid()}/"
     private.chmod(0o755)
     for bad in ({}, {"XDG_RUNTIME_DIR": "relative"}, {"XDG_RUNTIME_DIR": str(short_tmp / "no")}, env):
-        assert paths.run_dir("/b", {"GOONDAN_STATE_ROOT": "/s", **bad}).startswith(shared), bad
+        assert paths.run_dirs("/b", {"GOONDAN_STATE_ROOT": "/s", **bad})[0].startswith(shared), bad
 
 
 def test_a_runtime_directory_that_is_too_long_for_sockets(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 60) / ("y" * 40)
     deep.mkdir(parents=True)
     deep.chmod(0o700)
-    run_dir = paths.run_dir("/b", {"XDG_RUNTIME_DIR": str(deep), "GOONDAN_STATE_ROOT": "/s"})
+    (run_dir,) = paths.run_dirs("/b", {"XDG_RUNTIME_DIR": str(deep), "GOONDAN_STATE_ROOT": "/s"})
     assert run_dir.startswith("/tmp/goondan-")
+    assert paths.run_dirs("/b", {"GOONDAN_STATE_ROOT": "/s"}, base="/" + "x" * 90) == []
 
 
 def test_kernels_with_different_state_never_meet() -> None:
-    one = paths.run_dir("/b", {"GOONDAN_STATE_ROOT": "/s"})
-    assert one != paths.run_dir("/b", {"GOONDAN_STATE_ROOT": "/t"})
-    assert one != paths.run_dir("/c", {"GOONDAN_STATE_ROOT": "/s"})
+    one = paths.run_dirs("/b", {"GOONDAN_STATE_ROOT": "/s"})
+    assert one != paths.run_dirs("/b", {"GOONDAN_STATE_ROOT": "/t"})
+    assert one != paths.run_dirs("/c", {"GOONDAN_STATE_ROOT": "/s"})
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=300))
 def test_socket_paths_are_short_enough_for_any_bundle(bundle: str) -> None:
-    run_dir = paths.run_dir("/" + bundle, {"GOONDAN_STATE_ROOT": "/s"})
-    assert len(os.fsencode(f"{run_dir}/{paths.LONGEST_SOCKET}")) <= paths.MAX_SOCKET_PATH
+    (run_dir,) = paths.run_dirs("/" + bundle, {"GOONDAN_STATE_ROOT": "/s"})
+    assert paths.socket_bytes(run_dir) == len(os.fsencode(f"{run_dir}/{paths.LONGEST_SOCKET}")) <= paths.MAX_SOCKET_PATH
 
 
 def test_private_directories(tmp_path: Path) -> None:

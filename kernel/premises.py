@@ -1,0 +1,121 @@
+"""The two places that a running kernel has: its folder in the state, with locks and record, and its runtime directory.
+
+`enter` takes both. Nothing of an earlier kernel is touched before `is_quiet` says that nobody of it lives; `settle`
+clears it then. `leave` takes everything away that `enter` has made, but for the locks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from kernel import lock, paths, rundir
+from kernel.supervisor_client import rfc3339
+from schemas.directories import Directory
+from schemas.errors import GoondanError
+
+
+class Premises:
+    """What `enter` gives. `run_dir` is the path of the runtime directory, without links."""
+
+    def __init__(self, locks: lock.Locks, directory: Directory, record: lock.KernelRecord, unused: list[str]) -> None:
+        self._locks = locks
+        self._directory = directory
+        self._record = record
+        self._settled = False
+        #: Why runtime directories that come first were not used, a sentence each.
+        self.unused = unused
+
+    @classmethod
+    def enter(
+        cls, bundle: str, state_dir: str, run_dir: str | None = None, *, by_hand: bool = False, base: str | None = None
+    ) -> Premises:
+        """Become the kernel of a workspace and say so. `run_dir` is a runtime directory that was named by hand; `base`
+        stands in for /tmp.
+
+        Raises GoondanError E_KERNEL_RUNNING, E_STATE, E_RUN_DIR.
+        """
+        locks = lock.lock(state_dir)
+        try:
+            base = base or paths.FRESH_BASE
+            directory, unused = rundir.take(
+                paths.run_dirs(bundle, base=base),
+                name=paths.runtime_name(bundle),
+                state_dir=state_dir,
+                given=run_dir,
+                base=base,
+            )
+        except GoondanError:
+            locks.close()
+            raise
+        earlier = lock.held_record(locks)
+        record = lock.KernelRecord(
+            pid=os.getpid(),
+            bundle=bundle,
+            run_dir=directory.path,
+            state_dir=state_dir,
+            started_at=rfc3339(time.time()),
+            by_hand=by_hand,
+            leftovers=[] if earlier is None else sorted({earlier.run_dir, *earlier.leftovers}),
+        )
+        made = cls(locks, directory, record, unused)
+        made._write()
+        return made
+
+    @property
+    def run_dir(self) -> str:
+        """The path of the runtime directory, without links."""
+        return self._directory.path
+
+    @property
+    def alive_fd(self) -> int:
+        """What every trusted process of this kernel inherits."""
+        return self._locks.alive_fd
+
+    def is_quiet(self) -> bool:
+        """Whether no process of an earlier kernel lives."""
+        return lock.is_quiet(self._locks)
+
+    def settle(self, keep: Sequence[str] = ()) -> None:
+        """Nobody of an earlier kernel lives: remove its files, but for those in `keep` that we have made already."""
+        for path in self._record.leftovers:
+            if path != self.run_dir:
+                rundir.clear(path)
+        rundir.sweep(self._directory, keep)
+        self._record.leftovers = []
+        self._settled = True
+        self._write()
+
+    def describe(self, entry_agent: str, revision: str) -> None:
+        """The bundle is loaded: say in the record what it is."""
+        self._record.entry_agent, self._record.revision = entry_agent, revision
+        self._write()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file that only we can read into the runtime directory. Raises OSError."""
+        rundir.write_private(self._directory.fd, name, data)
+
+    def is_intact(self) -> bool:
+        """Whether the runtime directory and the supervisor's socket in it are still there."""
+        return rundir.is_intact(self._directory) and rundir.owner_of(self._directory, rundir.SUPERVISOR_SOCKET) in (
+            os.geteuid(),
+            0,
+        )
+
+    def restore(self) -> None:
+        """Make the runtime directory again where it was. Raises GoondanError E_RUN_DIR."""
+        if not rundir.is_intact(self._directory):
+            lost, self._directory = self._directory, rundir.again(self._directory)
+            lost.close()
+
+    def leave(self) -> None:
+        """The kernel ends: nothing of it is left. What it has met and could not clear stays for the next one."""
+        if self._settled:
+            rundir.remove(self._directory)
+            lock.remove_record(self._locks)
+        self._directory.close()
+        self._locks.close()
+
+    def _write(self) -> None:
+        lock.write_record(self._locks, self._record)
