@@ -30,7 +30,7 @@ from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.notes import TurnNotes, results_of
-from agentproc.providers.base import ModelNews, ModelRequest, Provider
+from agentproc.providers.base import ModelNews, ModelRequest, Provider, redactor_of
 from agentproc.stall import StallClock, stalled
 from agentproc.store import StoredEvent, TurnRow
 from agentproc.transcript import Transcript
@@ -431,7 +431,8 @@ class TurnRun:
             self._notes.model_ended(request, code=error.info.code)
             self.push(ModelFailed(self._without_secrets(error.info)))
         except Exception as error:
-            log.error("model call of event %s: %s", self._event_id, self._redact(traceback.format_exc()))
+            trace = redactor_of(self._runner.spec.model)(traceback.format_exc())
+            log.error("model call of event %s: %s", self._event_id, trace)
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
             self._notes.model_ended(request, code=info.code)
             self.push(ModelFailed(self._without_secrets(info)))
@@ -442,12 +443,10 @@ class TurnRun:
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error as it may be stored and shown: without the key, and of bounded length."""
-        message = cut_message(self._redact(info.message), MODEL_ERROR_CHARS)
-        return ErrorPayload(info.code, message, info.suggestion, info.help_url, info.retry_after_ms, info.name)
-
-    def _redact(self, text: str) -> str:
-        key = self._runner.spec.model.api_key
-        return text.replace(key, "***") if key else text
+        redact = redactor_of(self._runner.spec.model)
+        message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
+        suggestion = None if info.suggestion is None else redact(info.suggestion)
+        return ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
 
     # --- timers
 

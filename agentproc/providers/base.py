@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from agentproc.turn import AskedCall
 from schemas.codec import replace_surrogates
 from schemas.errors import GoondanError, fail
 from schemas.launch import CatalogItem, ModelSpec
+from schemas.redaction import Redactor
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
@@ -89,6 +91,15 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Give connections back."""
+
+
+def redactor_of(model: ModelSpec) -> Redactor:
+    """Takes what is secret of a model out of texts: its key, and the password of its endpoint."""
+    try:
+        password = urlsplit(model.endpoint or "").password
+    except ValueError:
+        password = None
+    return Redactor(model.api_key, password, unquote(password) if password else None)
 
 
 def model_failed(message: str, *, suggestion: str | None = None) -> GoondanError:

@@ -4,7 +4,8 @@ Rules.
 - A try ends in an answer or a Fault; retry.py says whether and when there is another. Each try is a request of its
   own, and `on_delta` hears when one begins anew.
 - Cancelling the task closes the connection.
-- No key in anything that is logged or raised, also when the server repeats it.
+- No key in anything that is logged or raised, also when the server repeats it in any form (schemas/redaction.py). What
+  it says is looked at before it is cut: half a key would not be found.
 
 Source: design sections 8 and 10.
 """
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, model_failed
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, model_failed, redactor_of
 from agentproc.providers.connection import Client, Patience, Response
 from agentproc.providers.retry import MAX_RETRY_AFTER_S, retry_after, status_kind, wait_before_retry
 from agentproc.providers.sse import EventTooLarge, SseDecoder
@@ -39,6 +40,7 @@ from agentproc.providers.vendor import (
     plain,
 )
 from schemas.errors import GoondanError
+from schemas.redaction import Redactor
 
 #: One answer with all that surrounds it (bytes): streams wrap every few letters in some hundred bytes.
 MAX_STREAM_BYTES: Final = 128 << 20
@@ -46,8 +48,6 @@ MAX_STREAM_BYTES: Final = 128 << 20
 MAX_BODY_BYTES: Final = 8 << 20
 #: What is read of a refusal (bytes).
 MAX_ERROR_BYTES: Final = 65_536
-#: Shortest key that is looked for in texts: replacing shorter ones would only garble them.
-MIN_KEY_CHARS: Final = 4
 
 _SUGGESTIONS: Final[dict[int, str]] = {
     401: "Check the Model's apiKey, or the environment variable that it comes from.",
@@ -137,7 +137,7 @@ class HttpProvider:
                     "model %s, try %d: %s; the next in %.1f s",
                     request.model.model,
                     tries,
-                    redact(fault.message, request.model.api_key),
+                    redactor_of(request.model)(fault.message),
                     wait,
                 )
             on_news("waiting")
@@ -148,7 +148,7 @@ class HttpProvider:
         response = await self._client.ask("POST", wire.url, _checked(wire.headers), wire.body, self._patience)
         try:
             if not 200 <= response.status < 300:
-                raise await self._refusal(response)
+                raise await self._refusal(response, redactor_of(request.model))
             reader = self._vendor.reader(request)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
                 heard.text(reader.read_whole(await _read(response, MAX_BODY_BYTES)), reader.content)
@@ -165,11 +165,12 @@ class HttpProvider:
             response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
             try:
                 if not 200 <= response.status < 300:
-                    raise await self._refusal(response)
+                    raise await self._refusal(response, redactor_of(request.model))
                 self._listed = first_model(await _read(response, MAX_BODY_BYTES))
             finally:
                 response.close()
-            log.info("model: %s, the first that %s lists", self._listed, shown_server(wire.url))
+            named = redactor_of(request.model)(plain(self._listed))
+            log.info("model: %s, the first that %s lists", named[:MAX_WORDS], shown_server(wire.url))
         return replace(request, model=replace(request.model, model=self._listed))
 
     async def _read_stream(self, response: Response, reader: AnswerReader, heard: Listener) -> None:
@@ -206,17 +207,17 @@ class HttpProvider:
                     if size > MAX_ERROR_BYTES:
                         return
 
-    async def _refusal(self, response: Response) -> Fault:
+    async def _refusal(self, response: Response, redact: Redactor) -> Fault:
         """A status that is no success, in the vendor's words."""
         status = response.status
         body = b""
         with suppress(Fault, TimeoutError):
             async with asyncio.timeout(self._patience.refusal_s):
                 body = await _read(response, MAX_ERROR_BYTES, cut=True)
-        words = _words(body)
+        words = _words(redact(body.decode("utf-8", "replace")))
         if 300 <= status < 400:
-            words = f"it redirects to {plain(response.headers.get('location', 'nowhere'))[:MAX_WORDS]}"
-        reason = words or plain(response.reason)[:MAX_WORDS] or _phrase(status)
+            words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"
+        reason = words or plain(redact(response.reason))[:MAX_WORDS] or _phrase(status)
         return Fault(
             status_kind(status, response.headers),
             f"{status} {reason}",
@@ -231,11 +232,9 @@ class HttpProvider:
         asked = fault.retry_after_s
         if asked is not None and asked > MAX_RETRY_AFTER_S:
             times += f" (it asks to wait {asked:.0f} s)"
-        message = f"model server {shown_server(wire.url)}: {fault.message}{times}"
-        return model_failed(
-            redact(message, request.model.api_key),
-            suggestion=_SUGGESTIONS.get(fault.status or 0),
-        )
+        redact = redactor_of(request.model)
+        message = f"model server {shown_server(wire.url)}: {redact(fault.message)}{times}"
+        return model_failed(redact(message), suggestion=_SUGGESTIONS.get(fault.status or 0))
 
 
 def _nobody(news: ModelNews) -> None:
@@ -280,12 +279,12 @@ async def _read(response: Response, limit: int, *, cut: bool = False) -> bytes:
     return b"".join(parts)[:limit]
 
 
-def _words(body: bytes) -> str:
+def _words(body: str) -> str:
     """What a refusal says: the message of an error document, else its text."""
     try:
         return error_words(msgspec.json.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return plain(body[: MAX_WORDS * 4].decode("utf-8", "replace"))[:MAX_WORDS]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return plain(body[: MAX_WORDS * 4])[:MAX_WORDS]
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
@@ -311,9 +310,3 @@ def shown_server(url: str) -> str:
     except ValueError:
         return "of the endpoint"
     return plain(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")[:200]
-
-
-def redact(text: str, key: str | None) -> str:
-    """`text` without the key."""
-    key = (key or "").strip()
-    return text.replace(key, "***") if len(key) >= MIN_KEY_CHARS else text

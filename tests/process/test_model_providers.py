@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import subprocess
 import sys
@@ -157,6 +158,29 @@ async def test_nobody_listens_there(ask: Ask) -> None:
 @pytest.mark.parametrize("address", ["nonsense", "ftp://127.0.0.1", "http://[bad", "http://" + "a" * 300 + ".test"])
 async def test_an_endpoint_that_is_none(ask: Ask, address: str) -> None:
     await ask("anthropic").fails(address, "m")
+
+
+@pytest.mark.parametrize("form", ["upper", "spaced", "lines", "base64", "hex", "url", "backwards", "cut", "location"])
+async def test_a_server_that_repeats_the_key_in_another_form_shows_nothing_of_it(
+    ask: Ask, base: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        message = await ask("openai").fails(base, f"401 repeats={form}")
+    assert "***" in message
+    skeleton = "".join(letter for letter in message.partition("***")[2] if letter.isalnum()).lower()
+    for shown in (KEY, KEY[::-1], KEY.encode().hex(), base64.b64encode(b"user:" + KEY.encode()).decode()):
+        letters = "".join(letter for letter in shown if letter.isalnum()).lower()
+        assert not any(letters[at : at + 8] in skeleton for at in range(len(letters) - 8))
+    assert "sksecret" not in "".join(letter for letter in message if letter.isalnum()).lower()
+
+
+@BOTH
+async def test_a_redirect_takes_the_key_nowhere(ask: Ask, base: str, provider: str) -> None:
+    with server("misbehaving_llm") as elsewhere:
+        # A host that asks for a request elsewhere gets a refusal, and the other host gets nothing at all.
+        message = await ask(provider).fails(base, f"307 to={elsewhere}/v1")
+        assert "redirects to" in message
+        assert seen(elsewhere)["requests"] == []
 
 
 async def test_a_key_that_cannot_be_sent_is_not_shown(ask: Ask, base: str) -> None:

@@ -2,13 +2,15 @@
 
 The model is `HOW` (always so) or `HOW:N` (for the first N requests of that name, then well). HOW is a status (`401`,
 `429`, `529`, …) or one of those in BEHAVIOURS below. Well means: the text "fine", or "told: <results>" right behind
-tool results. `wait=S` in the model's name is sent as Retry-After with a status.
+tool results. `wait=S` in the model's name is sent as Retry-After with a status, `repeats=FORM` says how a refusal repeats
+the key, `to=URL` where a redirect leads.
 
 Prints its base URL first. GET /__seen gives what it saw, as JSON:
 {"requests": [{path, headers, body}], "gone": [models whose client closed the connection before the answer's end]}.
 """
 
 import asyncio
+import base64
 import json
 import sys
 
@@ -254,16 +256,38 @@ BEHAVIOURS = {
 }
 
 
+#: Ways to repeat the key in a refusal (`401 repeats=upper`). `cut` puts it where a client cuts long messages.
+REPEATED = {
+    "upper": str.upper,
+    "spaced": " ".join,
+    "lines": "\n".join,
+    "base64": lambda key: base64.b64encode(f"user:{key}".encode()).decode(),
+    "hex": lambda key: key.encode().hex(":"),
+    "url": lambda key: "".join(f"%{byte:02x}" for byte in key.encode()),
+    "backwards": lambda key: key[::-1],
+    "cut": lambda key: "." * (500 - len("that is a 401, with ") - len(key) + 3) + key + " and more",
+    "location": lambda key: f"/elsewhere?key={key}",
+}
+
+
 async def respond(answer, path, headers, body):
     model = body.get("model", "")
+    status, _, to = model.partition(" to=")
+    if to:
+        return await answer.head(int(status), length=0, extra=(f"location: {to}",))
     name, _, limit = model.partition(":")
     COUNTS[path, model] = COUNTS.get((path, model), 0) + 1
     if limit.isdigit() and COUNTS[path, model] > int(limit):
         return await well(answer, body)
-    status, _, wait = name.partition(" wait=")
+    status, _, form = name.partition(" repeats=")
+    status, _, wait = status.partition(" wait=")
     if not status.isdigit():
         return await BEHAVIOURS[name](answer, body)
     key = headers.get("x-api-key") or headers.get("authorization", "")
+    if form:
+        key = REPEATED[form](key.removeprefix("Bearer "))
+    if form == "location":
+        return await answer.head(307, length=0, extra=(f"location: {key}",))
     error = {"type": "refused", "message": f"that is a {status}, with {key}"}
     data = json.dumps({"type": "error", "error": error}).encode()
     extra = (f"retry-after: {wait}",) if wait else ()

@@ -18,6 +18,7 @@ import posix
 
 from .api import ToolError
 from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string, strings
+from .redaction import Redactor
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ LOOK_AHEAD = 1 << 20
 #: Redirects of one download.
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-#: Stands for the token wherever it would show. A shorter token than this is none; hiding it would garble texts.
-HIDDEN = "***"
-SHORTEST_TOKEN = 4
 #: No integer of an API has more digits.
 MAX_DIGITS = 18
 #: What a result may take beside the file itself (bytes): an address of 8 KiB, some headers.
@@ -72,6 +70,7 @@ class Bot:
     def __init__(self, service: Service, ctx: ToolContext, input: dict[str, Any]) -> None:
         self.service = service
         self.token = _token(service, input)
+        self._redact = Redactor(self.token)
         self._input = input
         self._cancelled: Callable[[], bool] = lambda: ctx.cancelled
 
@@ -88,7 +87,7 @@ class Bot:
     def hidden(self, value: Any) -> Any:
         """A JSON value with `***` wherever the token stood in a text; a file's own bytes are left as they are."""
         if isinstance(value, str):
-            return value.replace(self.token, HIDDEN) if len(self.token) >= SHORTEST_TOKEN else value
+            return self._redact(value)
         if isinstance(value, dict):
             return {
                 self.hidden(key): item if key in ("base64", "dataUrl") else self.hidden(item)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from toolhost.inside.api import ToolError
     from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
     from toolhost.inside.bot_api import (
-        HIDDEN,
         Bot,
         Service,
         Wanted,
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
         optional_flag,
         trimmed,
     )
+    from toolhost.inside.redaction import HIDDEN
 else:
     from goondan_tool import ToolError
     from goondan_tool.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
     from goondan_tool.bot_api import (
-        HIDDEN,
         Bot,
         Service,
         Wanted,
@@ -46,6 +45,7 @@ else:
         optional_flag,
         trimmed,
     )
+    from goondan_tool.redaction import HIDDEN
 
 TELEGRAM = Service(
     api="telegram",
