@@ -84,8 +84,8 @@ def test_a_secret_is_found_in_every_form(form: str, secret: str, before: str, af
 @given(secret=SECRETS, cut=st.integers(9, 40))
 def test_a_secret_that_was_cut_is_found(secret: str, cut: int) -> None:
     shown = redact(f"your key {secret}"[: len("your key ") + cut], secret)
-    start = "".join(c for c in secret[:cut] if c.isalnum())
-    assert shown.startswith("your key " + HIDDEN) or len(start) < 9
+    assert HIDDEN in shown
+    assert secret[:cut] not in shown
 
 
 @given(st.text(max_size=300), SECRETS)
