@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from schemas import worker_frames
 from schemas.worker_frames import Result
-from toolhost.calls import asks, messages, results
+from toolhost.calls import asks, messages, pending
 from toolhost.inside import wire, worker
 from toolhost.jails import channel, pool, reports
 from toolhost.jails import live as jails
@@ -46,7 +46,7 @@ def test_the_numbers() -> None:
         f"more than {channel.NEWS_BURST:,} `log`, `progress` and `ask` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
         f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
-        f"1 to {results.MAX_HANDLE:,} characters",
+        f"1 to {pending.MAX_HANDLE:,} printable characters",
         f"more than {reports.MAX_UNREAD >> 20} MiB of answers",
         f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
         f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",

@@ -116,16 +116,16 @@ def test_polling_tells_pending_then_the_result_and_then_nothing_comes_by_itself(
     assert asked.count("pending, handle") == 3
     assert "is in use" in asked
     assert "E_TOOL_OUTCOME_UNKNOWN" in asked
-    assert "pending, handle job" in talk.say("/tool-result__get handle=job waitMs=100")
+    assert "pending, handle slow/job" in talk.say("/tool-result__get handle=slow/job waitMs=100")
     before = talk.called()
-    waiting = kernel.popen("send", "/tool-result__get handle=job waitMs=15000", "--instance", talk.key)
+    waiting = kernel.popen("send", "/tool-result__get handle=slow/job waitMs=15000", "--instance", talk.key)
     wait_until(lambda: talk.called() > before, what="the call that waits")
     assert kernel.gdn("call", "bash__exec", '{"command":"true"}').status == 0, "others work meanwhile"
     talk.go()
     out, _ = waiting.communicate(timeout=20)
     assert b'"done": true' in out
-    assert '"done": true' in talk.say("/tool-result__get handle=job"), "it is kept for those who ask again"
-    talk.wait_for("result other of")
+    assert '"done": true' in talk.say("/tool-result__get handle=slow/job"), "it is kept for those who ask again"
+    talk.wait_for("result slow/other of")
     assert len(talk.told()) == 1, "what was polled for does not come by itself as well"
 
 
@@ -134,13 +134,13 @@ def test_results_that_nobody_polls_for_come_by_themselves(kernel: Sandbox) -> No
     talk = Talk(kernel, "told")
     ends = {"later": "async-job", "fails": "bad-job", "nested": "outer", "dies": "dying"}
     for export, handle in ends.items():
-        assert f"pending, handle {handle}" in talk.say(f"/slow__{export}")
-        talk.wait_for(f"result {handle} of")
+        assert f"pending, handle slow/{handle}" in talk.say(f"/slow__{export}")
+        talk.wait_for(f"result slow/{handle} of")
     by_handle = {text.split()[3]: text for text in talk.told()}
-    assert '"output":"later"' in by_handle["async-job"]
-    assert "it broke" in by_handle["bad-job"]
-    assert "E_TOOL_CRASHED" in by_handle["dying"]
-    assert "E_TOOL_BAD_OUTPUT" in by_handle["outer"]
+    assert '"output":"later"' in by_handle["slow/async-job"]
+    assert "it broke" in by_handle["slow/bad-job"]
+    assert "E_TOOL_CRASHED" in by_handle["slow/dying"]
+    assert "E_TOOL_BAD_OUTPUT" in by_handle["slow/outer"]
     assert len(talk.told()) == 4, "each once"
 
 
@@ -159,5 +159,5 @@ def test_work_that_dies_with_its_tool_host_is_said_to_be_of_unknown_outcome(kern
     talk.say("/slow__start")
     os.kill(kernel.pid("toolhost"), signal.SIGKILL)
     talk.wait_for("E_TOOL_OUTCOME_UNKNOWN")
-    assert "E_TOOL_OUTCOME_UNKNOWN" in talk.say("/tool-result__get handle=job")
+    assert "E_TOOL_OUTCOME_UNKNOWN" in talk.say("/tool-result__get handle=slow/job")
     assert len(talk.told()) == 1

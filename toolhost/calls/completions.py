@@ -21,7 +21,7 @@ from schemas.codec import encode_value
 from schemas.errors import tool_error
 from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
-from toolhost.calls.pending import MAX_RUNNING, PendingBook, Promise, Work
+from toolhost.calls.pending import MAX_RUNNING, PendingBook, Promise, Work, full_handle
 from toolhost.calls.results import error_result
 from toolhost.calls.taken import Call
 from toolhost.jails.tenancy import rfc3339
@@ -58,8 +58,13 @@ class Completions:
         self._loop = asyncio.get_running_loop()
         self._untold: dict[str, Promise] = {}  # ended, and the event about it is not accepted yet
 
-    def begin(self, call: Call, handle: str) -> Work | ToolError:
-        """A call has been answered with `pending`; or the error that answers it instead."""
+    def begin(self, call: Call, chosen: str) -> Work | ToolError:
+        """A call has been answered with `pending`, by the name that its handler has chosen for the work; or the error
+        that answers it instead.
+        """
+        handle = full_handle(call.tool.name, chosen)
+        if handle is None:
+            return tool_error("E_TOOL_BAD_OUTPUT", "the handle of the pending work is no name", name="PendingError")
         promise = Promise(
             agent=call.agent,
             instance_key=call.instance_key,
@@ -110,7 +115,8 @@ class Completions:
         work = self._book.get(call.owner, handle)
         if work is None:
             message = f"no pending result {handle[:200]!r} is known: it is not yours, was fetched long ago, or was lost"
-            error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="PendingError")
+            hint = "Give the handle as it stands in the pending result: TOOL/NAME."
+            error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="PendingError", suggestion=hint)
             self._finish(call, error_result(error, call.tool.error_message_limit))
             return
         if work.payload is not None:

@@ -3,7 +3,9 @@
 States of a piece of work: running -> done (its final result is here) -> forgotten.
 
 Rules.
-- A handle names one piece of work of one agent instance. While it runs, the same handle is refused to a second one.
+- A handle names one piece of work of one agent instance and one tool: the tool's name stands before what the handler
+  has chosen, so that no tool can take, replace or imitate the handle of another. While the work runs, the same handle
+  is refused to a second one.
 - It ends exactly once: by its worker's second result, by the end of its jail, by PENDING_S, or because the tool host
   that had it is gone; then its outcome is unknown.
 - What it came to is told to whoever polls for it; if nobody does at that moment, the agent is sent an event. It stays
@@ -27,6 +29,18 @@ KEPT_S: Final = 600.0
 KEPT_BYTES: Final = 32 << 20
 #: Pieces of work that one agent instance may have running.
 MAX_RUNNING: Final = 256
+#: What a handler may choose (characters): it is an identifier, which is kept, shown and sent back.
+MAX_HANDLE: Final = 1024
+
+
+def full_handle(tool: str, chosen: str) -> str | None:
+    """The handle of work that a tool has named so: `<tool>/<name>`; None for a name that is none.
+
+    It may hold any letters, digits, signs and blanks, but nothing that steers a terminal or makes a line.
+    """
+    if not 1 <= len(chosen) <= MAX_HANDLE or not chosen.isprintable():
+        return None
+    return f"{tool}/{chosen}"
 
 
 class Promise(Struct, frozen=True, rename="camel"):

@@ -20,6 +20,7 @@ from schemas.frames import ErrorPayload, ToolError, ToolResult
 from schemas.launch import ToolSpec
 from schemas.results import cut_message
 from schemas.worker_frames import Result, WorkerError
+from toolhost.calls.pending import full_handle
 from toolhost.jails.channel import Violation, check_json
 
 #: What a worker may say about its error beside the message (characters); a handler has no reason to say more.
@@ -27,8 +28,6 @@ MAX_NAME: Final = 200
 MAX_CODE: Final = 100
 MAX_SUGGESTION: Final = 2000
 MAX_URL: Final = 1000
-#: A handle names work elsewhere; it is an identifier (characters).
-MAX_HANDLE: Final = 1024
 
 _NIL: Final = b"\xc0"
 # {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
@@ -55,9 +54,10 @@ def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
         check_json(output)
         return Raw(_OK + output + _RECEIPT + bytes(receipt))
     if result.status == "pending":
-        if not result.handle or len(result.handle) > MAX_HANDLE:
+        handle = full_handle(tool.name, result.handle or "")
+        if handle is None:
             raise Violation("the worker sent a pending result without a proper handle")
-        return Raw(encode_value(ToolResult(status="pending", handle=result.handle, receipt=receipt)))
+        return Raw(encode_value(ToolResult(status="pending", handle=handle, receipt=receipt)))
     if result.error is None:
         raise Violation("the worker sent an error result without an error")
     return error_result(_completed(result.error), message_limit, receipt)

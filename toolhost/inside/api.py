@@ -38,7 +38,7 @@ class AgentError(ToolError):
 
 
 class Pending:
-    """Return it from a handler: the call's result is `pending` with this `handle`, and the work goes on.
+    """Return it from a handler: the call's result is `pending`, with the handle `TOOL/handle`, and the work goes on.
 
     `work` is what goes on here: something to await, or a function without arguments, which runs in a thread. What
     it returns or raises is the final result: it reaches the agent by itself, or by `tool-result__get` with the handle.
@@ -48,8 +48,8 @@ class Pending:
     __slots__ = ("handle", "work")
 
     def __init__(self, handle: str, work: Any = None) -> None:
-        if type(handle) is not str or not handle:
-            raise ValueError("a Pending needs a handle, a string that is not empty")
+        if type(handle) is not str or not 1 <= len(handle) <= 1024 or not handle.isprintable():
+            raise ValueError("a Pending needs a handle: 1 to 1,024 characters, without controls and ends of lines")
         if work is not None and not callable(work) and not hasattr(type(work), "__await__"):
             raise ValueError("the work of a Pending is something to await, or a function without arguments")
         self.handle = handle

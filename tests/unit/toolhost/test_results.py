@@ -21,7 +21,8 @@ from toolhost.calls.messages import (
     MessageCache,
     SentMessages,
 )
-from toolhost.calls.results import MAX_HANDLE, error_result, output_limit, refusal, shape
+from toolhost.calls.pending import MAX_HANDLE
+from toolhost.calls.results import error_result, output_limit, refusal, shape
 from toolhost.jails.channel import Violation
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -42,7 +43,7 @@ def shaped(result: Result, limit: int = 1000) -> dict[str, Any]:
 def test_ok_and_pending() -> None:
     assert shaped(Result(call_id="1", status="ok", output=Raw(pack({"a": 1})))) == {"status": "ok", "output": {"a": 1}}
     assert shaped(Result(call_id="1", status="ok")) == {"status": "ok", "output": None}
-    assert shaped(Result(call_id="1", status="pending", handle="h")) == {"status": "pending", "handle": "h"}
+    assert shaped(Result(call_id="1", status="pending", handle="h")) == {"status": "pending", "handle": "t/h"}
 
 
 def test_an_output_is_forwarded_as_it_came() -> None:
@@ -58,6 +59,9 @@ def test_an_output_is_forwarded_as_it_came() -> None:
         Result(call_id="1", status="error"),
         Result(call_id="1", status="pending"),
         Result(call_id="1", status="pending", handle="x" * (MAX_HANDLE + 1)),
+        Result(call_id="1", status="pending", handle="a\nb"),
+        Result(call_id="1", status="pending", handle="\x1b[2J"),
+        Result(call_id="1", status="pending", handle="a\u202eb"),
         Result(call_id="1", status="ok", output=Raw(b"\xc4\x01x")),
     ],
 )
