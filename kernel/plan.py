@@ -83,6 +83,9 @@ def build_plan(
         agent_idle_s=checked.policy.agent_idle_seconds,
         swarm=checked.swarm,
         durability=checked.policy.durability,
+        kept_agents=checked.policy.kept_agents,
+        mailbox_mb=checked.policy.mailbox_mb,
+        max_open_events=checked.policy.max_open_events,
     )
 
 

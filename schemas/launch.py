@@ -212,7 +212,8 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     """A whole validated bundle, ready to run: what the broker and the supervisor are started with.
 
     `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail. `swarm` is
-    the Swarm's name, "" in a bundle without one.
+    the Swarm's name, "" in a bundle without one. `kept_agents` (None: a sixteenth of `max_live_agents`, one at least),
+    `mailbox_mb` and `max_open_events` are the Swarm's policy.
     """
 
     revision: str
@@ -226,3 +227,6 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     agent_idle_s: float = 300.0
     swarm: str = ""
     durability: Literal["power", "process"] = "power"
+    kept_agents: int | None = None
+    mailbox_mb: int = 256
+    max_open_events: int = 65_536

@@ -281,10 +281,27 @@ class SwarmPolicy(_Strict, frozen=True):
         Literal["power", "process"],
         Meta(description="What an accepted message survives: a power loss, or the end of any process."),
     ] = "power"
-    max_live_agents: Annotated[int, Meta(ge=1, le=100_000, description="Agent processes at once.")] = 256
+    max_live_agents: Annotated[
+        int,
+        Meta(
+            ge=1, le=100_000, description="Turns at once, each with an agent process; one sender gets a part of them."
+        ),
+    ] = 256
     agent_idle_seconds: Annotated[
         float, Meta(gt=0, le=86_400, description="An agent process without work for this long is retired.")
     ] = 300.0
+    kept_agents: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        Meta(
+            description="Turns beyond `maxLiveAgents`, kept for operators' own messages; by default a sixteenth of it."
+        ),
+    ] = None
+    mailbox_mb: Annotated[
+        int, Meta(ge=32, le=65_536, description="MiB that messages may hold until they are answered.")
+    ] = 256
+    max_open_events: Annotated[
+        int, Meta(ge=256, le=10_000_000, description="Messages that may wait or be worked on.")
+    ] = 65_536
 
 
 class SwarmBody(_Strict, frozen=True):

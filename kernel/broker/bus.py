@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from kernel.broker.calls import Calls
-from kernel.broker.mailbox import Event, Instance, Mailbox, SpawnRecord, Staged
+from kernel.broker.mailbox import Event, Instance, Mailbox, Quotas, SpawnRecord, Staged
 from kernel.broker.presence import Connection, Presence
+from kernel.broker.shares import kept_of
 from schemas.address import instance_workdir
 from schemas.codec import encode_value, to_raw
 from schemas.control import Kill, Principal, Retire, Wanted
@@ -22,6 +23,8 @@ RETRY_AFTER_MS = 100
 #: How long after its start a broker expects peers, events and calls that it does not know (seconds): all are back
 #: within a second, unless they wait for a processor.
 RETURN_S = 3.0
+#: Different refusals that are remembered until the log has them.
+MAX_REFUSALS = 64
 #: Ids longer than this are refused where they enter: they are kept.
 MAX_ID = 256
 
@@ -63,8 +66,12 @@ class Bus:
         #: Bugs of ours that were survived; the loop writes them to the log.
         self.faults: list[Exception] = []
         self.counters: Counter[str] = Counter()
+        #: What was refused for want of room, (root, quota, what) -> how often; the loop writes it to the log.
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.presence = Presence(secret)
-        self.mailbox = Mailbox(first_epoch)
+        kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
+        quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
+        self.mailbox = Mailbox(first_epoch, quotas)
         self.calls = Calls()
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
@@ -76,6 +83,11 @@ class Bus:
         """A frame id of the broker's own."""
         self._last_id += 1
         return f"{self.broker_id}.{self._last_id}"
+
+    def note_refusal(self, root: str, quota: str, what: str) -> None:
+        """For the log: this root was refused something. Said once, until the loop has written it down."""
+        if len(self.refusals) < MAX_REFUSALS:
+            self.refusals[root, quota, what] += 1
 
     def instance(self, agent: str, key: str, now: float) -> Instance:
         """The instance of that name, made if it is new."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.mailbox import Event
 from kernel.broker.presence import Connection
+from kernel.broker.shares import Pool, kept_of
 
 
 class Call(Struct, gc=False):
@@ -43,8 +45,8 @@ class Calls:
         #: Written by ToolCalls, which keeps `event.open_calls` in step.
         self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
-        #: Of all open calls whose arguments go by reference (bytes); written by ToolCalls, too.
-        self.large = 0
+        #: Of all open calls whose arguments go by reference (bytes).
+        self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
         self.get = self.open.get
 
     def __len__(self) -> int:
@@ -69,9 +71,14 @@ class Calls:
         """Close an open call."""
         del self.open[call.id]
         call.event.open_calls -= 1
-        self.large -= call.large
+        self.forget_large(call)
         if call.data:
             self._waiting.pop(call.id, None)
+
+    def forget_large(self, call: Call) -> None:
+        """Its arguments are not under way any more."""
+        if call.large:
+            self.large.give(call.event.session, call.event.root, call.large)
 
     def of_host(self, host: Connection) -> list[Call]:
         """The calls a tool host runs."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord
+from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
@@ -155,8 +156,9 @@ class Directory:
         self._spawned[instance] = None
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
-        instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s)
-        self.processes.want(instance)
+        claim = Claim(actor.session, actor.root or me.address)
+        instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
+        self.processes.want(instance, now)
 
     # --- what comes of it
 

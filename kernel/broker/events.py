@@ -19,11 +19,11 @@ from msgspec import Raw
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
-from kernel.broker.blobs import size_of
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
-from kernel.broker.mailbox import LEASE_S, Event, Instance, Staged
+from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import is_instance_key
 from schemas.codec import encode_value
@@ -38,6 +38,9 @@ MAX_CHAIN: Final = 32
 #: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
 #: than that, which these, the chain and the names stay below (bytes).
 MAX_WORKDIR: Final = 4096
+#: A turn may always ask for one thing of so many bytes, also where its root has used up its share: else what waits with
+#: an answer outstanding could keep the root's share filled for ever (bytes).
+MAX_NESTED_BYTES: Final = 64 << 10
 MAX_AUTH: Final = 16 << 10
 
 
@@ -73,13 +76,6 @@ class Events:
             )
             return
         chain = self._chain(actor, frame, instance)
-        self._admit(
-            connection,
-            instance,
-            event_id,
-            len(memoryview(frame.payload)) + size_of(frame.blob),
-            ordered=actor.call_id is None,
-        )
         event = Event(
             event_id,
             instance,
@@ -97,7 +93,13 @@ class Events:
             blob=frame.blob,
             root=actor.root,
             session=actor.session,
+            parent=None if chain is None or actor.turn is None else actor.turn.id,
         )
+        try:
+            self._admit(connection, actor, event, now)
+        except GoondanError:
+            self._mailbox.forget_idle(instance)  # it may have been made for this event
+            raise
         if chain is not None:
             _note(actor, event)
         event.asker = connection
@@ -126,24 +128,41 @@ class Events:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
         return self._bus.instance(agent, key, now)
 
-    def _admit(
-        self, connection: Connection, instance: Instance, event_id: str, size: int, *, ordered: bool = True
-    ) -> None:
-        """Refuse when full, and then everything later from the same sender until the first refused one is back.
-
-        Not `ordered`: a handler's; one that waits for its order sends the next after it has heard of the first.
+    def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
+        """Refuse what there is no room for, and then everything later from the same sender until the first refused one
+        is back. Of a handler each event is by itself: one that waits for its order sends the next after it has heard.
         """
+        instance = event.instance
         target = (instance.agent, instance.key)
-        first_refused = connection.refused.get(target) if ordered else None
-        if (first_refused is None or first_refused == event_id) and self._mailbox.room(instance, size):
+        ordered = actor.call_id is None
+        waits_for = connection.refused.get(target) if ordered else None
+        if waits_for is not None and waits_for.event_id != event.id and now < waits_for.until:
+            message = f"an earlier message for {instance.address} was refused and has to come first"
+        elif (refusal := self._refusal(actor, event)) is not None:
+            message = refusal
+        else:
             if ordered:
                 connection.refused.pop(target, None)
             return
-        if ordered:
-            connection.refused.setdefault(target, event_id)
         self._bus.counters["overloaded"] += 1
-        message = f"the mailbox of {instance.address} takes no more events now"
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        retry_ms = RETRY_AFTER_MS
+        if ordered:
+            retry_ms = connection.refuse(target, event.id, now, retry_ms)
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_ms))
+
+    def _refusal(self, actor: Actor, event: Event) -> str | None:
+        """What stands against a new event, in words; None when there is room for it."""
+        mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
+        if len(instance.queue) >= MAX_QUEUED:
+            return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
+        operator = event.by_operator
+        for pool, amount, what in ((mailbox.open, 1, "open messages"), (mailbox.held, size, "bytes of messages")):
+            shortage = pool.shortage(event.session, root, amount, operator=operator)
+            if shortage is None or (shortage.quota != "whole" and size <= MAX_NESTED_BYTES and _is_first(actor, event)):
+                continue
+            self._bus.note_refusal(root, shortage.quota, what)
+            return describe_shortage(shortage, root, what, amount, pool.capacity)
+        return None
 
     def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, instance: Instance) -> None:
         # By name: an instance that had nothing to do may have been forgotten and made anew.
@@ -179,14 +198,15 @@ class Events:
         event.call_id = actor.call_id
         if event.finished:
             return
+        event.source = actor.source
         self._mailbox.complete(event, frame.payload, frame.blob, actor.root or event.id, actor.session)
         event.from_ = actor.name
-        event.source = actor.source
         event.workdir = frame.workdir
         event.auth = _auth(actor, connection, frame)
         if frame.reply_to is not None and actor.instance is not None:
             # It was let in once, and its holder works on it: whatever it closes now is too late to refuse.
             event.chain = _longer(actor.turn, actor.instance)
+            event.parent = None if actor.turn is None else actor.turn.id
             _note(actor, event)
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
@@ -253,16 +273,16 @@ class Events:
         while instance.queue and (deadline := instance.queue[0].deadline) is not None and deadline <= now:
             self._expire(instance.queue[0])
         if not instance.queue:
-            instance.idle_since = now
-            if instance.conn is None:
-                self.processes.not_needed(instance)
+            self.processes.rests(instance, now)
             return
         if instance.queue[0].cancelled:
             self.cancels.end_queued(instance.queue[0])
             return
         connection = instance.conn
         if connection is None or instance.leaving:
-            self.processes.want(instance)
+            self.processes.want(instance, now)
+            return
+        if not self.processes.has_place(instance, now):
             return
         event = instance.queue[0]
         self._mailbox.lease(event, now)
@@ -346,6 +366,7 @@ class Events:
         elif frame.stage == "release":
             self._mailbox.give_back(instance)
             self._bus.ack(connection, frame.id, event)
+            self.processes.serve(now)
         else:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
 
@@ -408,6 +429,11 @@ class Events:
         """Queued events end at their deadline."""
         for event in [e for e in instance.queue if e.deadline is not None and e.deadline <= now]:
             self._expire(event)
+
+
+def _is_first(actor: Actor, event: Event) -> bool:
+    """Whether a turn asks this and waits for nothing else: without it the turn could only keep what it holds."""
+    return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.requests)
 
 
 def _wants_live(connection: Connection, frame: Frame) -> bool:

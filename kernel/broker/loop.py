@@ -22,6 +22,7 @@ import gc
 import os
 import select
 import signal
+import sys
 import time
 import traceback
 from collections import deque
@@ -55,6 +56,9 @@ BLOCKED_RETRY_S: Final = 0.002
 #: Bytes that may wait for one peer, and for all: an agent or a host that stops reading must not grow the broker.
 MAX_BLOCKED_PEER: Final = 32 << 20
 MAX_BLOCKED_ALL: Final = 256 << 20
+#: How often refusals for want of room are logged (seconds), and of how many roots: a flood must not fill the log.
+REFUSALS_S: Final = 10.0
+REFUSALS_SHOWN: Final = 5
 #: How long queued bytes may take to leave at the end (milliseconds).
 LINGER_MS: Final = 500
 
@@ -96,6 +100,7 @@ class BrokerLoop:
         self._blocked_bytes = 0
         self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
         self._next_sweep = clock() + SWEEP_S
+        self._next_report = 0.0
         self._unsettled: deque[tuple[int, list[Staged]]] = deque()
         #: By class: why its socket must be looked at before the loop may sleep, or 0.
         self._due = [_SIGNALLED] * len(CLASSES)
@@ -165,6 +170,7 @@ class BrokerLoop:
                 self._router.tick(now)
                 self._flush(now)
                 self._report_faults()
+                self._report_refusals(now)
                 if self._keeper is not None:
                     self._tidy(self._keeper, now)
 
@@ -258,6 +264,15 @@ class BrokerLoop:
         for fault in faults[:10]:
             self._bus.counters["internal_errors"] += 1
             traceback.print_exception(fault)
+
+    def _report_refusals(self, now: float) -> None:
+        """Whose messages were refused for want of room, now and then, to the log of the process."""
+        if self._bus.refusals and now >= self._next_report:
+            self._next_report = now + REFUSALS_S
+            for (root, quota, what), times in self._bus.refusals.most_common(REFUSALS_SHOWN):
+                line = f"E_OVERLOADED: root {root[:100]!r} was refused {what} {times} times (quota: {quota})"
+                print(line, file=sys.stderr, flush=True)
+            self._bus.refusals.clear()
 
     # --- sending
 

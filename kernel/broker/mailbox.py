@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, Struct
 
 from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.places import Claim, Places
 from kernel.broker.seen import Seen
+from kernel.broker.shares import Pool, kept_of
 from schemas.frames import Blob, ReplyTo, Source
 
 if TYPE_CHECKING:
@@ -38,8 +40,6 @@ MAX_ATTEMPTS: Final = 5
 LEASE_S: Final = 60.0
 #: Events that may wait for one instance; more are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
-#: Payload bytes of unfinished events that the whole mailbox holds; more are refused with E_OVERLOADED.
-MAX_MAILBOX_BYTES: Final = 256 << 20
 #: Finished events whose answers are kept for repeats, by number, by bytes in memory, and by bytes with large payloads,
 #: which lie elsewhere. A sender repeats until it has its answer, so most of these are never asked for; beyond them only
 #: ids are known (seen.py).
@@ -74,6 +74,7 @@ class Event:
         "lease_until",
         "live",
         "open_calls",
+        "parent",
         "payload",
         "progressed",
         "reply_to",
@@ -107,6 +108,7 @@ class Event:
         blob: Blob | None = None,
         root: str | None = None,
         session: str | None = None,
+        parent: str | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -115,6 +117,8 @@ class Event:
         #: Whose work the root is: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
         #: or `root/<id>` where that is not known.
         self.session = session or unknown_session(self.root)
+        #: The event whose turn waits for it.
+        self.parent = parent
         #: The principal that may repeat it; None after a restart until somebody does.
         self.sender = sender
         self.from_ = from_
@@ -160,6 +164,17 @@ class Event:
         return self.state in FINISHED
 
     @property
+    def by_operator(self) -> bool:
+        """Whether an operator has sent it, not an agent in the course of things."""
+        return self.source is not None and self.source.kind == "client" and self.source.name == "operator"
+
+    @property
+    def claim(self) -> Claim:
+        """What its turn's place is counted with."""
+        depth = len(self.chain) if self.chain else 0
+        return Claim(self.session, self.root, self.by_operator, self.parent, depth)
+
+    @property
     def size(self) -> int:
         """Bytes it holds in memory and on disk, near enough to budget by."""
         return self.inline + size_of(self.blob) + size_of(self.answer_blob)
@@ -184,10 +199,10 @@ class Instance:
         "conn",
         "epoch",
         "host",
-        "idle_since",
         "key",
         "leased",
         "leaving",
+        "open",
         "queue",
         "requested",
         "since",
@@ -204,6 +219,8 @@ class Instance:
         self.workdir = workdir
         self.epoch = epoch
         self.queue: deque[Event] = deque()
+        #: Its unfinished events, also those that are not in the journal yet.
+        self.open = 0
         #: Answers to this instance's own requests: answer id -> encoded frame, until acknowledged (the second lane).
         self.answers: dict[str, bytes] = {}
         self.leased: Event | None = None
@@ -216,7 +233,6 @@ class Instance:
         self.spawns: dict[tuple[str, str], PendingSpawn] = {}
         #: Its process is on its way out: nothing more is handed to it.
         self.leaving = False
-        self.idle_since = 0.0
 
     @property
     def wanted(self) -> bool:
@@ -255,11 +271,14 @@ class SpawnRecord(Struct, frozen=True, omit_defaults=True):
 
 
 class PendingSpawn(Struct):
-    """An `agents.spawn` that is answered when the process is there. `until` is on the broker's clock."""
+    """An `agents.spawn` that is answered when the process is there. `until` is on the broker's clock; the start is
+    counted with `claim`.
+    """
 
     conn: Connection
     frame_id: str
     until: float
+    claim: Claim
 
 
 class Staged(Struct, frozen=True):
@@ -274,13 +293,25 @@ class Staged(Struct, frozen=True):
     blob: Blob | None = None
 
 
+class Quotas(Struct, frozen=True):
+    """What the mailbox is made for: unfinished events, their bytes, places for turns, and places kept for operators."""
+
+    open_events: int
+    mailbox_bytes: int
+    live_agents: int
+    kept_agents: int
+
+
 class Mailbox:
     """All instances and events, with the budgets."""
 
-    def __init__(self, first_epoch: int) -> None:
+    def __init__(self, first_epoch: int, quotas: Quotas) -> None:
         self.instances: dict[tuple[str, str], Instance] = {}
         self.events: dict[str, Event] = {}
-        self.bytes = 0
+        #: Unfinished events, their bytes, and the places of turns: by session and by root.
+        self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
+        self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
+        self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
         self._first_epoch = first_epoch
         self._finished: deque[Event] = deque()
@@ -297,9 +328,10 @@ class Mailbox:
             found = self.instances[(agent, key)] = Instance(agent, key, workdir, self._first_epoch, now)
         return found
 
-    def room(self, instance: Instance, size: int) -> bool:
-        """Whether another event of `size` bytes may be accepted."""
-        return len(instance.queue) < MAX_QUEUED and self.bytes + size <= MAX_MAILBOX_BYTES
+    @property
+    def bytes(self) -> int:
+        """What all unfinished events hold."""
+        return self.held.held
 
     def session_of(self, root: str) -> str:
         """Whose work this root is; a name of its own for one that is not known."""
@@ -322,13 +354,17 @@ class Mailbox:
 
     def _opened(self, event: Event) -> None:
         """An unfinished event is counted where it belongs."""
-        self.bytes += event.size
+        event.instance.open += 1
+        self.open.take(event.session, event.root, 1)
+        self.held.take(event.session, event.root, event.size)
         session, count = self._roots.get(event.root, (event.session, 0))
         self._roots[event.root] = (event.session if event.id == event.root else session, count + 1)
 
     def _closed(self, event: Event) -> None:
         """It is finished, or forgotten, or belongs elsewhere."""
-        self.bytes -= event.size
+        event.instance.open -= 1
+        self.open.give(event.session, event.root, 1)
+        self.held.give(event.session, event.root, event.size)
         session, count = self._roots.pop(event.root)
         if count > 1:
             self._roots[event.root] = (session, count - 1)
@@ -339,8 +375,9 @@ class Mailbox:
         event.instance.queue.append(event)
 
     def lease(self, event: Event, now: float) -> None:
-        """Hand over `event`, which is the first in its queue."""
+        """Hand over `event`, which is the first in its queue, to an instance that has a place or is to have one."""
         instance = event.instance
+        self.places.force(instance, event.claim)
         instance.queue.popleft()
         instance.leased = event
         event.state = "leased"
@@ -353,6 +390,7 @@ class Mailbox:
         if event is None:
             return
         instance.leased = None
+        self.places.release(instance)
         if event.adopted and not event.cancelled:
             # Nothing of it to hand over: its sender, or its next holder, brings it back.
             self._closed(event)
@@ -378,9 +416,11 @@ class Mailbox:
         instance = event.instance
         if instance.leased is event:
             instance.leased = None
+            self.places.release(instance)
         elif event.state == "accepted":
             instance.queue.remove(event)
         self._closed(event)
+        self.places.over(event.id)
         event.state = state
         event.answer = answer
         event.answer_blob = blob
@@ -424,6 +464,7 @@ class Mailbox:
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""
-        if not instance.wanted and instance.conn is None and not instance.requested and instance.spawned is None:
+        busy = instance.wanted or instance.open or instance.conn is not None or instance.requested
+        if not busy and instance.spawned is None:
             self.instances.pop((instance.agent, instance.key), None)
             self._first_epoch = max(self._first_epoch, instance.epoch + 1)

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from schemas.errors import GoondanError, fail
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello
 from schemas.tokens import Claims, TokenClass, verify
@@ -31,9 +33,24 @@ CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
 MAX_CLIENTS: Final = 4096
 #: Of a client's incarnation, so many characters tell its session from others: it is kept with every event.
 MAX_INCARNATION: Final = 64
+#: Targets of one connection of which it is remembered that an event was refused; beyond them the order may be lost.
+MAX_REFUSED: Final = 4096
+#: So many refused events of a connection come back at once; for each further so many it is told to wait once as long.
+REFUSED_AT_ONCE: Final = 16
+#: The longest time that a refused sender is told to wait (milliseconds).
+MAX_RETRY_MS: Final = 5000
+#: A refused event that is so late (seconds) is not sent any more: what comes after it may come.
+REFUSED_S: Final = 10.0
 
 
 Handler = Callable[["Connection", Frame, float], None]
+
+
+class Refused(Struct):
+    """The first event for a target that was refused. After `until` (the broker's clock) its sender has given it up."""
+
+    event_id: str
+    until: float
 
 
 class Connection:
@@ -71,8 +88,8 @@ class Connection:
         self.allowed: frozenset[str] = frozenset()
         #: Clients: how much live news it may get now; None before the first.
         self.allowance: Allowance | None = None
-        #: target -> event id that was refused for overload first: later ones for it wait until that one is back.
-        self.refused: dict[tuple[str, str], str] = {}
+        #: target -> what was refused for overload first: later ones for it wait until that one is back.
+        self.refused: dict[tuple[str, str], Refused] = {}
 
     @property
     def sender(self) -> str:
@@ -85,6 +102,20 @@ class Connection:
     def session(self) -> str:
         """What this peer sets going is counted under this name: a client keeps it over its reconnects."""
         return f"client/{self.incarnation[:MAX_INCARNATION]}" if self.cls == CLIENTS else self.address
+
+    def refuse(self, target: tuple[str, str], event_id: str, now: float, retry_ms: int) -> int:
+        """An event for `target` was refused. Returns when it is to be sent again (milliseconds): the later, the more
+        targets of this connection wait, so that a flood does not come back in a flood.
+        """
+        known = self.refused.get(target)
+        if known is None or known.event_id == event_id or known.until <= now:
+            known = self.refused[target] = Refused(event_id, 0.0)
+        if len(self.refused) > MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
+        retry_ms = min(MAX_RETRY_MS, retry_ms * (1 + len(self.refused) // REFUSED_AT_ONCE))
+        if known.event_id == event_id:
+            known.until = now + retry_ms / 1000 + REFUSED_S
+        return retry_ms
 
 
 class Presence:

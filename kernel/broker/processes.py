@@ -1,18 +1,20 @@
 """Which processes are wanted, and what follows when one is gone. Pure; the supervisor acts.
 
 Rules.
-- Level-triggered: an instance with work and no process is wanted; the whole set is told at every control connect.
-- At most `max_live_agents` processes; for one more, the longest idle one is sent home first.
-- An agent that is asked by one that waits for it gets a process beyond that number, one for each that waits: else all
-  places could be taken by those who wait. Chains have a limit (events.MAX_CHAIN), so this ends.
+- Level-triggered: an instance with work, a place (places.py) and no process is wanted; the whole set is told at every
+  control connect. The supervisor decides nothing: it starts what it is told, in the order in which it is told.
+- A turn has a place while it runs; a process without one is idle and holds nothing but memory. There are at most as
+  many processes as places; for one more, the longest idle one is sent home first.
+- Few are started at a time, so that who comes next does not wait behind all that came before. A start that hangs stops
+  counting soon: it needs no processor.
 - A lost holder: its exit has been observed, then the epoch grows, then its event is handed out again.
 
-Source: delivery.md sections 3, 6, 8.
+Source: delivery.md sections 3, 6, 8; docs/decisions/047.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
@@ -22,6 +24,7 @@ from kernel.broker.bus import Bus, principal_of
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.mailbox import Instance
+from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
 from kernel.broker.tool_calls import ToolCalls
 from schemas.codec import DECODE_ERRORS, check_depth, to_raw
@@ -33,10 +36,14 @@ from schemas.frames import Frame, Shutdown
 DEADLINE_GRACE_S: Final = 10.0
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
 PING_AFTER_S: Final = 2.0
-#: Events of a queue that are looked at for one whose asker waits; behind so many it waits for them anyway.
+#: Events of a queue that are looked at for somebody who pays for the place; behind so many it waits for them anyway.
 LOOKED_AT: Final = 64
 #: How long an agent that has to make room may take to leave (milliseconds).
 LEAVE_MS: Final = 1000
+#: Agents that are started at once: more only slow each other down on few cores, and the next one waits for all of them.
+MAX_STARTING: Final = 32
+#: A start that takes longer than this waits for something else than a processor, and is not counted any more (seconds).
+STARTING_S: Final = 1.0
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 
@@ -50,86 +57,142 @@ class Processes:
         self._directory = directory
         self._tool_calls = tool_calls
         self._instances = bus.mailbox.instances
+        self._places = bus.mailbox.places
         #: Instances that have a process, or will, or whose process is still leaving.
-        self._places: set[Instance] = set()
-        self._waiting: deque[Instance] = deque()
-        #: Instances with a process beyond the limit -> the address of the one that waits for each.
-        self._extra: dict[Instance, str] = {}
+        self._processes: set[Instance] = set()
+        #: Of these: those that were asked for lately, and when (seconds).
+        self._starting: dict[Instance, float] = {}
+        #: Of these: connected and without a place, the longest idle one first; some may be so no more.
+        self._idle: dict[Instance, None] = {}
+        #: Of these: on their way out.
+        self._leaving: set[Instance] = set()
+        #: Instances with a place that are started when a process has gone.
+        self._delayed: dict[Instance, None] = {}
+        self._serving = False
 
     # --- wanting
 
-    def want(self, instance: Instance) -> None:
-        """An instance has work and no process: ask for one, or for room first."""
-        if instance.requested or instance.leaving or instance.conn is not None:
-            return
-        if instance not in self._places and len(self._places) >= self._bus.plan.max_live_agents:
-            waits = self._waits_for(instance)
-            if waits is None:
-                if instance not in self._waiting:
-                    self._waiting.append(instance)
-                return
-            self._extra[instance] = waits
-        self._places.add(instance)
-        instance.requested = True
-        self._bus.tell_supervisor(Wanted([principal_of(instance)]))
+    def want(self, instance: Instance, now: float) -> None:
+        """An instance has work and no process: a place for it, and then a process."""
+        if instance.requested or instance.leaving or instance.conn is not None or self._bus.control is None:
+            return  # without a supervisor nobody starts it; one that comes is told
+        self._stand_in_line(instance)
+        self.serve(now)
 
-    def _waits_for(self, instance: Instance) -> str | None:
-        """The agent whose turn cannot end before this instance has a process, and that has no such process yet."""
+    def has_place(self, instance: Instance, now: float) -> bool:
+        """Whether the next event of a connected instance may be handed to it now; if not, it is, as soon as it may."""
+        if not self._places.holds(instance) and not self._places.take(instance, instance.queue[0].claim):
+            self._idle.setdefault(instance)
+            self._stand_in_line(instance)
+            self.serve(now)
+            return False
+        self._idle.pop(instance, None)
+        return True
+
+    def rests(self, instance: Instance, now: float) -> None:
+        """An instance has no event to work on."""
+        if instance.conn is not None:
+            self._places.withdraw(instance)
+            self._places.release(instance)
+            self._idle.pop(instance, None)
+            self._idle[instance] = None
+        elif not (instance.requested or instance.leaving or instance.wanted):
+            self._gone(instance, now)
+        self.serve(now)
+
+    def _stand_in_line(self, instance: Instance) -> None:
+        """Whoever waits for this instance may pay for its place."""
+        if self._places.waits(instance):
+            if instance.queue and len(instance.queue) <= LOOKED_AT:
+                self._places.wait(instance, [instance.queue[-1].claim])
+            return
+        self._places.wait(instance, self._claims(instance))
+
+    def _claims(self, instance: Instance) -> Iterator[Claim]:
         for event in islice(instance.queue, LOOKED_AT):
-            if event.chain and event.reply_to is not None and event.chain[-1] not in self._extra.values():
-                return event.chain[-1]
-        return None
+            yield event.claim
+        for spawn in instance.spawns.values():
+            yield spawn.claim
+        if not instance.queue and not instance.spawns:  # an answer waits for it
+            yield Claim(agent_address(instance.agent, instance.key), instance.address)
+
+    def serve(self, now: float) -> None:
+        """Give places to those that wait, as far as the shares allow: start them, or hand them their event."""
+        if self._serving:
+            return
+        self._serving = True
+        try:
+            while self._places.waiting and (grant := self._places.first()) is not None:
+                instance = grant.key
+                if instance.conn is None:
+                    if self._bus.control is None or not instance.wanted:
+                        self._places.withdraw(instance)
+                        self.rests(instance, now)
+                        continue
+                    if len(self._starting) >= MAX_STARTING:
+                        break
+                    self._places.grant(grant)
+                    self._start(instance, now)
+                elif instance.leased is not None or not instance.queue or self._bus.closing:
+                    self._places.withdraw(instance)
+                else:
+                    self._places.grant(grant)
+                    self._events.dispatch(instance, now)
+        finally:
+            self._serving = False
+
+    def _start(self, instance: Instance, now: float) -> None:
+        """It has a place: ask for its process, or for room first."""
+        instance.requested = True
+        self._starting[instance] = now
+        self._delayed[instance] = None
+        self._fill(now)
+
+    def _fill(self, now: float) -> None:
+        """Start what waits for a process to go, and send idle ones home for the rest."""
+        while self._delayed and len(self._processes) < self._places.capacity:
+            instance = next(iter(self._delayed))
+            del self._delayed[instance]
+            self._processes.add(instance)
+            self._bus.tell_supervisor(Wanted([principal_of(instance)]))
+        while self._idle and len(self._delayed) > len(self._leaving):
+            instance = next(iter(self._idle))
+            del self._idle[instance]
+            connection = instance.conn
+            if connection is None or instance.leased or instance.answers or self._places.holds(instance):
+                continue
+            self._bus.send(connection, Frame("shutdown", payload=to_raw(Shutdown(LEAVE_MS, "idle"))))
+            self.leave(instance, connection, now)
 
     def wanted(self) -> Wanted:
         """The whole set, for a supervisor that has just connected."""
-        wanted = [principal_of(i) for i in self._places if (i.wanted or i.conn is not None) and not i.leaving]
+        wanted = [principal_of(i) for i in self._processes if (i.wanted or i.conn is not None) and not i.leaving]
         return Wanted(wanted, full=True)
-
-    def not_needed(self, instance: Instance) -> None:
-        """An instance without a process has nothing to do any more: its place is free."""
-        if not (instance.requested or instance.leaving or instance.wanted):
-            self._gone(instance)
 
     def here(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process was welcomed."""
         connection.instance = instance
         instance.conn = connection
         instance.requested = instance.leaving = False
-        instance.idle_since = now
-        self._places.add(instance)
+        self._processes.add(instance)
+        self._leaving.discard(instance)
+        self._starting.pop(instance, None)
+        self._delayed.pop(instance, None)
         self._directory.started(instance, now)
 
-    def leave(self, instance: Instance, connection: Connection) -> None:
+    def leave(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process goes with our consent; its exit is still to be seen if a supervisor started it."""
         self._bus.presence.drop(connection)
         instance.conn = None
+        self._idle.pop(instance, None)
+        self._places.withdraw(instance)
+        self._places.release(instance)
         if connection.claims.launch and self._bus.control is not None:
             instance.leaving = True
+            self._leaving.add(instance)
             self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
         else:
-            self._gone(instance)
-
-    def make_room(self) -> None:
-        """Instances wait for a place: give them what is free, and send idle processes home for the rest."""
-        while self._waiting and len(self._places) < self._bus.plan.max_live_agents:
-            instance = self._waiting.popleft()
-            if instance.wanted:
-                self.want(instance)
-        for instance in [instance for instance in self._waiting if self._waits_for(instance) is not None]:
-            self._waiting.remove(instance)
-            self.want(instance)
-        if not self._waiting:
-            return
-        leaving = sum(1 for i in self._places if i.leaving)
-        idle = sorted(
-            (i for i in self._places if i.conn is not None and not i.wanted and not i.leaving),
-            key=lambda instance: instance.idle_since,
-        )
-        for instance in idle[: max(0, len(self._waiting) - leaving)]:
-            connection = instance.conn
-            if connection is not None:
-                self._bus.send(connection, Frame("shutdown", payload=to_raw(Shutdown(LEAVE_MS, "idle"))))
-                self.leave(instance, connection)
+            self._gone(instance, now)
 
     # --- the supervisor's word
 
@@ -145,7 +208,7 @@ class Processes:
         elif isinstance(message, Exited):
             self._exited(message, now)
         elif isinstance(message, SpawnFailed):
-            self._spawn_failed(message)
+            self._spawn_failed(message, now)
 
     def _inventory(self, message: Inventory, now: float) -> None:
         """The agents that run, told at every control connect: others that it had started have ended unheard.
@@ -177,7 +240,7 @@ class Processes:
         instance.requested = instance.leaving = False
         self.lost(instance, message.cause, counts=counts, now=now)
 
-    def _spawn_failed(self, message: SpawnFailed) -> None:
+    def _spawn_failed(self, message: SpawnFailed, now: float) -> None:
         principal = message.principal
         if principal.role == "toolhost":
             self._tool_calls.no_host(message.message)
@@ -190,7 +253,7 @@ class Processes:
         for event in list(instance.queue):
             self._events.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
         self._directory.failed(instance, "E_AGENT_SPAWN_FAILED", text)
-        self._gone(instance)
+        self._gone(instance, now)
 
     # --- losses
 
@@ -200,12 +263,16 @@ class Processes:
         if given_up is not None:
             message = f"the agent ended {given_up.attempts} times on this event without progress, last: {cause}"
             self._events.end(given_up, "dead", "E_AGENT_FAILED", message)
-        if instance.conn is None and not instance.wanted:
-            self._gone(instance)
-            return
+        if instance.conn is None:
+            self._forget(instance)
+            if not instance.wanted:
+                self._gone(instance, now)
+                return
         self._events.dispatch(instance, now)
         if instance.spawns:
-            self.want(instance)
+            self.want(instance, now)
+        self._fill(now)
+        self.serve(now)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """libzmq has no such peer any more. With a supervisor its word counts, without one this is all there is."""
@@ -221,18 +288,27 @@ class Processes:
         elif connection.cls == TOOLS:
             self._tool_calls.host_lost(connection)
 
-    def _gone(self, instance: Instance) -> None:
-        self._places.discard(instance)
-        self._extra.pop(instance, None)
+    def _forget(self, instance: Instance) -> None:
+        """It has no process any more, nor will the one come that was asked for."""
+        self._processes.discard(instance)
+        self._leaving.discard(instance)
+        for kept in (self._starting, self._idle, self._delayed):
+            kept.pop(instance, None)
+        self._places.withdraw(instance)
+        self._places.release(instance)
+
+    def _gone(self, instance: Instance, now: float) -> None:
+        self._forget(instance)
         self._bus.mailbox.forget_idle(instance)
         if instance.wanted:
-            self.want(instance)
-        self.make_room()
+            self.want(instance, now)
+        self._fill(now)
+        self.serve(now)
 
     # --- time
 
     def tick(self, now: float) -> None:
-        """Hung holders, quiet peers, room."""
+        """Hung holders, quiet peers, starts that take long, room."""
         for instance in list(self._instances.values()):
             event = instance.leased
             if event is None:
@@ -241,7 +317,10 @@ class Processes:
             if late or event.lease_until <= now:
                 self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
         self._ping_quiet(now)
-        self.make_room()
+        for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
+            del self._starting[instance]
+        self._fill(now)
+        self.serve(now)
 
     def _unhang(self, instance: Instance, reason: str, now: float) -> None:
         """A holder that does not answer: killed, and its exit waited for; only fenced where nobody can kill it."""

@@ -222,6 +222,7 @@ class Router:
         self._events.repeat_answers(instance, connection)
         self._events.cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
+        self._processes.serve(now)
 
     def _welcome(self, connection: Connection, hello: Frame, **more: Any) -> None:
         body = Welcome(
@@ -262,7 +263,7 @@ class Router:
             raise GoondanError(error_payload("E_FORBIDDEN", "there is work for this instance"))
         self.bus.send(connection, Frame("reply", in_reply_to=frame.id))
         if instance is not None:
-            self._processes.leave(instance, connection)
+            self._processes.leave(instance, connection, now)
         elif connection.cls == TOOLS:
             self._tool_calls.host_lost(connection)
         else:
@@ -295,6 +296,13 @@ class Router:
             "events": len(mailbox.events),
             "mailboxBytes": mailbox.bytes,
             "openCalls": len(self.bus.calls),
+            "openEvents": mailbox.open.held,
+            "places": {
+                "all": mailbox.places.pool.capacity,
+                "held": mailbox.places.pool.held,
+                "lent": mailbox.places.lent,
+                "waiting": mailbox.places.waiting,
+            },
         }
         self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 

@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
 from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
+from kernel.broker.shares import describe_shortage
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, ErrorPayload, Frame, Source
@@ -108,10 +108,15 @@ class ToolCalls:
 
     def _take_large(self, call: Call, blob: Blob, event: Event) -> None:
         """Arguments by reference: a tool host reads them into its memory, so all that are under way have a bound."""
-        if self._calls.large + blob.size > MAX_CALL_BYTES and self._calls.large:
-            raise self._not_now(event)
+        pool, what = self._calls.large, "bytes of large arguments"
+        shortage = pool.shortage(event.session, event.root, blob.size, operator=event.by_operator)
+        if shortage is not None:
+            self._bus.note_refusal(event.root, shortage.quota, what)
+            self._bus.counters["overloaded"] += 1
+            message = describe_shortage(shortage, event.root, what, blob.size, pool.capacity)
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         call.large = blob.size
-        self._calls.large += blob.size
+        pool.take(event.session, event.root, blob.size)
 
     def _not_now(self, event: Event) -> GoondanError:
         if event.adopted:  # its workdir is not known before its sender is back
@@ -136,7 +141,8 @@ class ToolCalls:
         event = call.event
         del self._calls.open[call.id]
         event.open_calls -= 1
-        self._calls.large -= call.large
+        if call.large:
+            self._calls.forget_large(call)
         if event.requests:
             self.cancels.call_ended(event, call.id)
         instance = event.instance

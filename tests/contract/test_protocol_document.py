@@ -18,6 +18,8 @@ from schemas import blobs, frames
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
 from schemas.errors import CODES
 from schemas.frames import FRAME_TYPES, AckStage, Frame
+from schemas.launch import KernelPlan
+from schemas.resources import SwarmPolicy
 from schemas.tokens import SOCKETS
 
 TEXT = (Path(__file__).parent.parent.parent / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -87,7 +89,12 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert {f"`{name}`" for name in blobs.REFERENCES} <= set(re.findall(r"`[^`]+`", section("Large payloads")))
     assert f"{bus.MAX_ID} characters" in limits
     assert f"({bus.CREDIT})" in limits
-    assert f"{mailbox.MAX_QUEUED:,}, and {mailbox.MAX_MAILBOX_BYTES >> 20} MiB" in limits
+    assert f"| {mailbox.MAX_QUEUED:,} |" in limits
+    policy = SwarmPolicy()
+    assert f"| {policy.max_open_events:,}, and {policy.mailbox_mb} MiB of payloads;" in limits
+    plan = {field.name: field.default for field in msgspec.structs.fields(KernelPlan)}
+    for name in ("max_live_agents", "kept_agents", "mailbox_mb", "max_open_events"):
+        assert plan[name] == getattr(policy, name)
     assert f"| {MAX_CHAIN} |" in limits
     assert f"| {MAX_CLIENTS:,} |" in limits
     assert f"| {mailbox.LEASE_S:g} s;" in limits

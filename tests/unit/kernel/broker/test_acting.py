@@ -221,9 +221,11 @@ def test_who_is_asked_by_one_that_waits_gets_a_process_beyond_the_limit() -> Non
         world.advance(0.3)
     states = [world.router.bus.mailbox.events[name].state for name in ("r1", "r2")]
     assert states == ["done", "done"], "one after the other"
-    world.clients[1].ask("c1e0", "coder", "more")
+    for name in ("c1e0", "c1e1"):
+        world.clients[1].ask(name, "coder", name)
     run(world)
-    assert world.router.bus.mailbox.events["c1e0"].state == "accepted", "nobody waits for this one in a turn"
+    states = [world.router.bus.mailbox.events[name].state for name in ("c1e0", "c1e1")]
+    assert states == ["leased", "accepted"], "in the place that is kept for operators; nobody lends one to the other"
 
 
 # --- who there is

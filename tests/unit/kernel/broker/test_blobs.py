@@ -104,23 +104,24 @@ def answers(router: Router, bus: Bus, cls: int, frame: Frame, now: float) -> lis
     return out
 
 
-def test_arguments_by_reference_have_a_bound_over_all_calls() -> None:
+def test_arguments_by_reference_have_a_bound_of_which_one_root_gets_half() -> None:
     world, router, bus = working()
     (agent,) = world.agents.values()
     assert agent.held is not None
-    many = MAX_CALL_BYTES // MAX_REQUEST_BYTES
+    size = MAX_CALL_BYTES // 8
     codes = []
-    for number in range(many + 1):
+    for number in range(6):
         frame = Frame("tool.call", id=f"x{number}", call_id=f"t/{number}", tool="bash__exec")
         frame.event_id, frame.epoch = agent.held.event_id, agent.held.epoch
-        frame.blob = blob(number, MAX_REQUEST_BYTES)
+        frame.blob = blob(number, size)
         (out,) = answers(router, bus, AGENTS, frame, world.now)
         codes.append(out.type if out.type != "error" else from_raw(out.payload, ErrorPayload).code)
-    assert codes == ["tool.call"] * many + ["E_OVERLOADED"]
+    assert codes == ["tool.call"] * 4 + ["E_OVERLOADED"] * 2
+    assert bus.calls.large.may_take("another", "another", 3 * size, operator=False), "there is room for others"
     held = bus.mailbox.events["c0e0"]
     bus.calls.remove(bus.calls.open["t/0"])
-    assert bus.calls.large == MAX_CALL_BYTES - MAX_REQUEST_BYTES
-    assert held.open_calls == many  # the first call of the turn among them
+    assert bus.calls.large.held == 3 * size
+    assert held.open_calls == 4  # the first call of the turn among them
 
 
 def test_the_mailbox_counts_what_lies_in_files() -> None:

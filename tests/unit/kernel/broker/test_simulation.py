@@ -106,6 +106,9 @@ def check(world: World) -> None:
     bus = world.router.bus
     assert len(bus.calls) == 0, "a call is still open"
     assert all(i.leased is None and not i.queue for i in bus.mailbox.instances.values()), "work was left behind"
+    places = bus.mailbox.places
+    assert (bus.mailbox.open.held, bus.mailbox.held.held, bus.calls.large.held) == (0, 0, 0), "counted for ever"
+    assert (places.pool.held, places.lent, places.waiting) == (0, 0, 0), "a place was left behind"
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))

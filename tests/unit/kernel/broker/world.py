@@ -38,7 +38,7 @@ SECRET = b"s" * 32
 TOOL = "bash__exec"
 
 
-def plan(max_live_agents: int = 256) -> KernelPlan:
+def plan(max_live_agents: int = 256, max_open_events: int = 65_536) -> KernelPlan:
     """Two agents with one tool, which may ask agents when `coder` calls it."""
     item = CatalogItem(name=TOOL)
     agents = {
@@ -69,6 +69,7 @@ def plan(max_live_agents: int = 256) -> KernelPlan:
         toolhost=ToolHostSpec(tools=[tool], state_dir="/state", revision="r1"),
         swarm="pair",
         max_live_agents=max_live_agents,
+        max_open_events=max_open_events,
     )
 
 
@@ -487,7 +488,9 @@ class Supervisor(Actor):
 class World:
     """Everything, and the ways in which it can go wrong."""
 
-    def __init__(self, *, max_live_agents: int = 256, handlers_ask: bool = False) -> None:
+    def __init__(
+        self, *, max_live_agents: int = 256, max_open_events: int = 65_536, handlers_ask: bool = False
+    ) -> None:
         self.now = 1000.0
         #: The folder of large payloads: name -> bytes. It outlives every process.
         self.files: dict[str, bytes] = {}
@@ -499,7 +502,7 @@ class World:
         self.agents: dict[tuple[str, str], Agent] = {}
         self.stores: dict[tuple[str, str], Store] = {}
         self.ran: list[tuple[int, str]] = []
-        self.plan = plan(max_live_agents)
+        self.plan = plan(max_live_agents, max_open_events)
         self.router = self._new_router()
         self.supervisor = Supervisor(self)
         self.launches += 1

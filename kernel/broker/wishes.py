@@ -1,0 +1,173 @@
+"""Who is next for a place: of all that wait, those whose session and root hold least. Pure.
+
+Instances stand in line by root, in the order in which they came; among roots and among sessions that hold equally much
+it goes round. One instance may stand in several lines, one for each root that waits for it: any of them may pay.
+
+Two heaps, of sessions and of a session's roots, make that a step of O(log n), however many wait. What is held changes
+while they wait, so an entry that has become heavier is put back when it comes up, and what has become lighter is
+entered anew (`lighter`).
+
+Source: docs/decisions/047.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final, Generic, TypeVar
+
+from kernel.broker.shares import Pool
+
+Key = TypeVar("Key")
+
+#: Entries of a heap beyond what waits, at which it is made anew.
+_STALE: Final = 64
+
+
+class _Root(Generic[Key]):
+    """Those that wait for one root of one session. `turn` orders equals: who was served last comes last."""
+
+    __slots__ = ("keys", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.keys: dict[Key, None] = {}
+        self.turn = turn
+
+
+class _Session(Generic[Key]):
+    """The roots of one session that wait; `heap` has (what the root holds, its turn, its name)."""
+
+    __slots__ = ("heap", "roots", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.roots: dict[str, _Root[Key]] = {}
+        self.heap: list[tuple[int, int, str]] = []
+        self.turn = turn
+
+
+class First(Generic[Key]):
+    """Who is next: what its session and root hold, added, and whose turn it is."""
+
+    __slots__ = ("key", "root", "session", "turn", "weight")
+
+    def __init__(self, weight: int, turn: int, key: Key, session: str, root: str) -> None:
+        self.weight = weight
+        self.turn = turn
+        self.key = key
+        self.session = session
+        self.root = root
+
+
+class Line(Generic[Key]):
+    """All that wait for a piece of one pool. Lines that are compared take their `turns` from one counter."""
+
+    def __init__(self, pool: Pool, turns: Iterator[int]) -> None:
+        self._pool = pool
+        self._turns = turns
+        self._sessions: dict[str, _Session[Key]] = {}
+        #: (what the session and its lightest root hold, its turn, its name)
+        self._heap: list[tuple[int, int, str]] = []
+        self._where: dict[Key, list[tuple[str, str]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._where
+
+    def add(self, key: Key, session: str, root: str) -> None:
+        """Stand in the line of a root, behind those that stand there. Once more changes nothing."""
+        found = self._sessions.get(session)
+        if found is None:
+            found = self._sessions[session] = _Session(next(self._turns))
+        line = found.roots.get(root)
+        new = line is None
+        if line is None:
+            line = found.roots[root] = _Root(next(self._turns))
+        if key in line.keys:
+            return
+        line.keys[key] = None
+        self._where.setdefault(key, []).append((session, root))
+        if new:
+            self._enter_root(found, root)
+            self._enter(session, found)
+
+    def discard(self, key: Key) -> None:
+        """Leave every line."""
+        for session, root in self._where.pop(key, ()):
+            found = self._sessions[session]
+            line = found.roots[root]
+            del line.keys[key]
+            if not line.keys:
+                del found.roots[root]
+                if not found.roots:
+                    del self._sessions[session]
+
+    def served(self, session: str, root: str) -> None:
+        """Somebody of this root has got a place: equals come first now."""
+        found = self._sessions.get(session)
+        if found is None:
+            return
+        found.turn = next(self._turns)
+        line = found.roots.get(root)
+        if line is not None:
+            line.turn = next(self._turns)
+            self._enter_root(found, root)
+        self._enter(session, found)
+
+    def lighter(self, session: str, root: str) -> None:
+        """A session and a root hold less than before."""
+        found = self._sessions.get(session)
+        if found is not None:
+            if root in found.roots:
+                self._enter_root(found, root)
+            self._enter(session, found)
+
+    def first(self) -> First[Key] | None:
+        """Who is next, if anybody waits."""
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            name = entry[2]
+            found = self._sessions.get(name)
+            if found is None:
+                heappop(heap)
+                continue
+            held, root = self._lightest(found)
+            now = (self._pool.of_session(name) + held, found.turn, name)
+            if entry == now:
+                return First(now[0], found.turn, next(iter(found.roots[root].keys)), name, root)
+            heapreplace(heap, now)
+        return None
+
+    def _lightest(self, found: _Session[Key]) -> tuple[int, str]:
+        """The root of a waiting session that is next, and what it holds."""
+        heap = found.heap
+        while True:
+            name = heap[0][2]
+            line = found.roots.get(name)
+            if line is None:
+                heappop(heap)
+                continue
+            now = (self._pool.of_root(name), line.turn, name)
+            if heap[0] == now:
+                return now[0], name
+            heapreplace(heap, now)
+
+    def _enter_root(self, found: _Session[Key], root: str) -> None:
+        heap = found.heap
+        heappush(heap, (self._pool.of_root(root), found.roots[root].turn, root))
+        if len(heap) > 2 * len(found.roots) + _STALE:
+            heap[:] = [(self._pool.of_root(name), line.turn, name) for name, line in found.roots.items()]
+            heapify(heap)
+
+    def _enter(self, session: str, found: _Session[Key]) -> None:
+        heap = self._heap
+        held, _ = self._lightest(found)
+        heappush(heap, (self._pool.of_session(session) + held, found.turn, session))
+        if len(heap) > 2 * len(self._sessions) + _STALE:
+            heap[:] = [
+                (self._pool.of_session(name) + self._lightest(one)[0], one.turn, name)
+                for name, one in self._sessions.items()
+            ]
+            heapify(heap)
