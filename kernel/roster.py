@@ -23,8 +23,11 @@ from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED (delivery.md section 3).
 MAX_START_FAILURES: Final = 5
-#: Agents that may be between "asked for" and "ready" at once: more only slow each other down on few cores.
+#: Agents that may be between "asked for" and "ready" at once: more only slow each other down on few cores. The broker
+#: wants no more at a time; this is for what is to be started again, after a fork server or many agents were lost.
 MAX_STARTING: Final = 32
+#: A start that takes longer waits for something else than a processor, and keeps no other from starting (seconds).
+STARTING_S: Final = 1.0
 #: An agent that may leave and does not is killed after this time (seconds).
 LEAVE_LIMIT_S: Final = 10.0
 
@@ -35,6 +38,7 @@ class Agent(Struct):
     """One launch of one principal.
 
     `born`: its pid is known. `ordered`: its end was asked for and counts nothing. `since`: when the phase began.
+    `slow`: its start takes longer than STARTING_S.
     """
 
     principal: Principal
@@ -44,6 +48,12 @@ class Agent(Struct):
     born: bool = False
     ordered: bool = False
     was_ready: bool = False
+    slow: bool = False
+
+    @property
+    def starting(self) -> bool:
+        """Whether it counts as one of those that are started now."""
+        return self.phase in ("asked", "starting") and not self.slow
 
 
 class History(Struct):
@@ -196,6 +206,9 @@ class Roster:
         actions: list[AgentAction] = []
         for agent in self.live.values():
             history = self.histories.get(agent.principal)
+            if agent.starting and now - agent.since >= STARTING_S:
+                agent.slow = True
+                self._starting -= 1
             if agent.phase == "ready" and history is not None and history.crashes and now - agent.since >= HEALTHY_S:
                 history.crashes = 0
             elif agent.phase == "starting" and now - agent.since >= START_LIMIT_S:
@@ -207,8 +220,11 @@ class Roster:
         return actions + self._fill(now)
 
     def next_due(self) -> float | None:
-        """When `tick` is to be called for a restart; None if none is due."""
-        return min(self._delayed.values(), default=None)
+        """When `tick` is to be called: for a restart, or for those that wait behind starts that take long. Or None."""
+        due = [*self._delayed.values()]
+        if self._pending and self._starting >= MAX_STARTING:
+            due += [agent.since + STARTING_S for agent in self.live.values() if agent.starting]
+        return min(due, default=None)
 
     def stop(self, now: float) -> list[AgentAction]:
         """Nothing starts any more, and what runs is asked to leave."""
@@ -272,8 +288,9 @@ class Roster:
         return actions
 
     def _enter(self, agent: Agent, phase: AgentPhase, now: float) -> None:
-        self._starting += (phase in ("asked", "starting")) - (agent.phase in ("asked", "starting"))
+        self._starting -= agent.starting
         agent.phase, agent.since = phase, now
+        self._starting += agent.starting
 
     def _condemn(self, agent: Agent, now: float) -> list[AgentAction]:
         agent.ordered = True

@@ -156,7 +156,9 @@ class Directory:
         self._spawned[instance] = None
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
-        claim = Claim(actor.session, actor.root or me.address)
+        turn = actor.turn
+        lender, depth = (None, 0) if turn is None else (turn.id, 1 + len(turn.chain or ()))  # it waits for the process
+        claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
         instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
         self.processes.want(instance, now)
 

@@ -12,6 +12,7 @@ from kernel.roster import (
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
     MAX_STARTING,
+    STARTING_S,
     AgentAction,
     KillAgent,
     Roster,
@@ -183,6 +184,21 @@ def test_starts_are_bounded_and_go_on_as_agents_get_ready() -> None:
     assert len(made.want(everyone, full=True, now=0.0)) == MAX_STARTING
     made.spawned(1, 0.0)
     assert made.ready(1, 0.0) == [Spawn(everyone[MAX_STARTING], MAX_STARTING + 1)]
+
+
+def test_starts_that_take_long_keep_nobody_else_from_starting() -> None:
+    everyone = [Principal("agent", "coder", str(n)) for n in range(MAX_STARTING + 5)]
+    made = Roster()
+    made.fork_server(up=True, now=0.0)
+    made.want(everyone, full=True, now=0.0)
+    for launch in range(1, MAX_STARTING + 1):
+        made.spawned(launch, 0.1)
+    assert made.next_due() == 0.1 + STARTING_S
+    assert made.tick(1.0) == []
+    assert len(made.tick(0.1 + STARTING_S)) == 5
+    assert made.next_due() is None
+    assert made.ready(1, 2.0) == made.ready(2, 2.0) == []
+    assert made.tick(START_LIMIT_S + 0.1)[:1] == [KillAgent(3)], "one that hangs is ended all the same"
 
 
 def test_a_fork_server_that_does_not_answer_is_noticed() -> None:

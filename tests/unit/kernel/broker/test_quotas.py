@@ -193,7 +193,18 @@ def test_spawned_instances_count_as_what_their_asker_does() -> None:
         run(world)
         world.advance(0.3)
     assert states(world, "other") == {"leased": 1}
-    assert len(world.agents) <= 8 + 1
+    assert len(world.agents) <= 8 + 1 + 1, "those that are kept for operators, and one that was lent"
+
+
+def test_a_turn_that_starts_another_instance_lends_it_its_place() -> None:
+    world = working(max_live_agents=1)
+    frame = Frame("agents.spawn", id="s", call_id=CALL, to="reviewer", instance_key="new")
+    assert tell(world, host(world), frame) == []
+    for _ in range(3):
+        run(world)
+        world.advance(0.3)
+    assert ("reviewer", "new") in world.agents
+    assert world.router.bus.mailbox.places.lent == 0, "it is idle now"
 
 
 # --- messages and their bytes
