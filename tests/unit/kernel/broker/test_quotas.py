@@ -13,7 +13,7 @@ from kernel.broker.processes import MAX_STARTING, STARTING_S
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from schemas.tokens import Claims, mint
-from tests.unit.kernel.broker.world import SECRET, Agent, World
+from tests.unit.kernel.broker.world import SECRET, World
 
 CALL = "coder/k/c0e0/0"
 MIB = 1 << 20
@@ -323,4 +323,4 @@ def test_when_all_is_done_nothing_is_held() -> None:
     mailbox = world.router.bus.mailbox
     assert (mailbox.open.held, mailbox.held.held) == (0, 0)
     assert (mailbox.places.pool.held, mailbox.places.lent, mailbox.places.waiting) == (0, 0, 0)
-    assert all(isinstance(agent, Agent) and agent.held is None for agent in world.agents.values())
+    assert all(agent.held is None for agent in world.agents.values())
