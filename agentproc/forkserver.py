@@ -35,7 +35,7 @@ from agentproc.app import main as run_agent
 from agentproc.app import new_loop
 from agentproc.warmup import rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, ForkReply, decode_request, encode_packet
-from schemas.startup import die_with_parent, report_ready, set_process_name
+from schemas.startup import close_to_others, die_with_parent, report_ready, set_process_name
 from schemas.visible import visible_line
 
 #: How long a new agent waits to become the supervisor's child (seconds): it takes microseconds, or never happens.
@@ -241,6 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
     parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
     options = parser.parse_args(argv)
+    close_to_others()
     die_with_parent(options.parent_pid)
     set_process_name("gdn-forksrv")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business

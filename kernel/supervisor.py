@@ -61,7 +61,7 @@ from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFai
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.launch import KernelPlan
-from schemas.startup import become_subreaper, report_ready, set_process_name
+from schemas.startup import become_subreaper, close_to_others, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
 from schemas.visible import visible_line
 
@@ -85,7 +85,9 @@ _log = logging.getLogger("supervisor")
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand."""
+    """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand. `umask`
+    is the one of whoever started it: that of its jails.
+    """
 
     bundle: str
     state_dir: str
@@ -97,6 +99,7 @@ class Options(msgspec.Struct, kw_only=True):
     policy: str | None = None
     trust: bool = False
     agreed_fd: int | None = None
+    umask: int = 0o022
 
 
 class Supervisor:
@@ -339,6 +342,7 @@ class Supervisor:
             self._workers.listen(status_read)
             arguments = ["--endpoint", self._endpoint("toolhost"), "--token-fd", str(token_fd)]
             arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
+            arguments += ["--umask", f"{self._options.umask:03o}"]
             # What tools were granted of our environment passes by descriptor: an environment can be read in /proc.
             granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
             values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
@@ -602,11 +606,13 @@ _SERVICE_STATUS: Final = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
+    callers_umask = close_to_others()
     try:
         options = _parse(arguments)
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
+    options.umask = callers_umask
     known = (options.ready_fd, options.parent_fd, options.agreed_fd)
     close_unknown_descriptors(fd for fd in known if fd is not None)
     set_process_name("gdn-supervisor")

@@ -27,6 +27,8 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 #: Blocks from this size on are mapped by themselves: glibc's own first value (bytes).
 _MAPPED_BYTES: Final = 128 << 10
+#: What trusted processes make is closed to everybody but their user.
+PRIVATE_UMASK: Final = 0o077
 #: The kernel keeps this many bytes of a thread's name.
 _MAX_NAME: Final = 15
 #: A token is some hundred bytes; more on the descriptor is no token.
@@ -41,6 +43,15 @@ def _prctl(option: int, argument: int | bytes) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), f"prctl({option})")
+
+
+def close_to_others() -> int:
+    """From now on what this process makes is closed to other users, whatever mode it names; the umask until now.
+
+    For every trusted process of a kernel: state and runtime files are nobody else's. What is made for a person, or by
+    a jail, is under the caller's umask instead, which is carried to where jails are started.
+    """
+    return os.umask(PRIVATE_UMASK)
 
 
 def set_process_name(name: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import uvloop
 
 from schemas.errors import GoondanError, fail
-from schemas.startup import die_with_parent, keep_memory_steady, read_token, set_process_name
+from schemas.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
 from toolhost.privileges.descent import descend
@@ -19,6 +19,7 @@ from toolhost.privileges.descent import descend
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop. 0: told to; 1: refused or broken, with one line on standard error; 2: usage."""
     arguments = _parser().parse_args(argv)
+    inherited = close_to_others()
     die_with_parent(arguments.parent_pid)
     keep_memory_steady()
     set_process_name("gdn-toolhost")
@@ -33,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             # Ours is another one after the descent.
             broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
         )
-        descend(arguments.endpoint, settings.broker_uid)
+        umask = inherited if arguments.umask is None else arguments.umask
+        descend(arguments.endpoint, settings.broker_uid, umask=umask)
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings))
     except GoondanError as error:
@@ -79,9 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         "--status-fd", type=int, help="descriptor that gets a JSON line for each worker's start and end"
     )
     parser.add_argument("--env-fd", type=int, help="descriptor with the values that sandbox.env can grant, as msgpack")
+    parser.add_argument("--umask", type=_umask, help="octal: what jails write is made under it (default: ours)")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")
     return parser
+
+
+def _umask(text: str) -> int:
+    value = int(text, 8)
+    if not 0 <= value <= 0o777:
+        raise ValueError
+    return value
 
 
 if __name__ == "__main__":

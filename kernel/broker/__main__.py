@@ -25,7 +25,14 @@ from schemas.address import blobs_dir
 from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
-from schemas.startup import admit_toolhost, die_with_parent, keep_memory_steady, report_ready, set_process_name
+from schemas.startup import (
+    admit_toolhost,
+    close_to_others,
+    die_with_parent,
+    keep_memory_steady,
+    report_ready,
+    set_process_name,
+)
 from schemas.tokens import SECRET_BYTES
 from schemas.visible import visible_line
 
@@ -36,6 +43,7 @@ _WANTED_DESCRIPTORS = 65536
 def main(arguments: list[str] | None = None) -> int:
     """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
     options = _parse(arguments)
+    close_to_others()
     try:
         keep_memory_steady()
         set_process_name("gdn-broker")

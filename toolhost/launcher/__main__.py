@@ -1,6 +1,7 @@
-"""`python -I -S toolhost/launcher/__main__.py FD [steward]`: started by the tool host, and ends with it.
+"""`python -I -S toolhost/launcher/__main__.py FD UMASK [steward]`: started by the tool host, and ends with it.
 
-It is a launcher. Under root it is the steward that launchers are forked from.
+It is a launcher. Under root it is the steward that launchers are forked from. What jails write is made under UMASK
+(octal digits; `-` for the one that we were started with). What we make is closed to others.
 """
 
 import os
@@ -18,8 +19,10 @@ sys.path.remove(ROOT)
 
 from toolhost.launcher import program, steward  # noqa: E402
 
+inherited = os.umask(0o077)
+umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))
-if sys.argv[2:] == ["steward"]:
-    steward.serve(channel)
-program.serve(channel)
+if sys.argv[3:] == ["steward"]:
+    steward.serve(channel, umask)
+program.serve(channel, umask)

@@ -97,6 +97,7 @@ class Deeds:
         check_writable(folder, self._terms, self.state_root)
         made = []
         here = open_folder(folder)
+        before = os.umask(0o022)  # they lie among a person's files
         try:
             owner = os.fstat(here)
             for name in self._terms["guarded"]:
@@ -105,6 +106,7 @@ class Deeds:
                     made.append(f"{folder}/{name}")
                     os.chown(name, owner.st_uid, owner.st_gid, dir_fd=here, follow_symlinks=False)
         finally:
+            os.umask(before)
             os.close(here)
         return made
 

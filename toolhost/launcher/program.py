@@ -38,8 +38,11 @@ _PROGRAMS: Final = {"proxy": f"{_EGRESS}/start.py", "listen": f"{_EGRESS}/listen
 Guard = Callable[[Launch | Run | Hold | Check, list[int]], list[Kept]]
 
 
-def serve(channel: socket.socket, guard: Guard | None = None) -> NoReturn:
-    """Do what the tool host asks for until it is gone. Without a `guard` it is as mighty as we are."""
+def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
+    """Do what the tool host asks for until it is gone. Without a `guard` it is as mighty as we are.
+
+    `umask` is what jails write under; what we make is closed to others.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the tool host's affair
     call_oneself("gdn-launcher")
     namespaces = staging.UserNamespaces()
@@ -62,7 +65,7 @@ def serve(channel: socket.socket, guard: Guard | None = None) -> NoReturn:
             if "program" in request:
                 answer = _run(request, fds)
             elif "argv" in request:
-                answer, counter = _launch(request, fds, namespaces, kept)
+                answer, counter = _launch(request, fds, namespaces, kept, umask)
             else:
                 answer = _workdir(request, fds, channel)
         except OSError as error:
@@ -99,7 +102,7 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _launch(
-    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[Kept]
+    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[Kept], umask: int
 ) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
     staged = staging.Staged([], 0)
@@ -117,7 +120,7 @@ def _launch(
             try:
                 os.close(opened)
                 os.read(gate, 1)
-                _become(request, fds[: len(places)], staged, kept)
+                _become(request, fds[: len(places)], staged, kept, umask)
             except BaseException as error:
                 _fail(output, f"{type(error).__name__}: {error}")
         if request["counted"]:
@@ -194,8 +197,9 @@ def _workdir(request: dict[str, Any], fds: list[int], channel: socket.socket) ->
     os._exit(0)
 
 
-def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[Kept]) -> NoReturn:
+def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[Kept], umask: int) -> NoReturn:
     """Everything between fork and exec."""
+    os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
         _join(path)
     os.setsid()
@@ -221,6 +225,7 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     for place, fd in zip(request["places"], high, strict=True):
         os.dup2(fd, place)  # inheritable; everything else of ours is closed on exec
     _close_others(set(request["places"]))
+    os.umask(umask)
     os.execve(request["argv"][0], request["argv"], request["env"])
 
 

@@ -269,6 +269,7 @@ def _write_note(folder: int) -> None:
     )
     with suppress(OSError):
         fd = os.open(f"{POINT}/{NOTE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        os.fchmod(fd, 0o644)  # whatever our umask: it is for people
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as note:
             note.write(text)
 

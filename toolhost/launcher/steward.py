@@ -72,8 +72,8 @@ class Note:
         return self._page[4] == 1
 
 
-def serve(channel: socket.socket) -> NoReturn:
-    """Do what is asked until the tool host is gone."""
+def serve(channel: socket.socket, umask: int) -> NoReturn:
+    """Do what is asked until the tool host is gone. `umask` is what jails write under."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the tool host's affair
     program.call_oneself("gdn-steward")
     gc.collect()
@@ -88,7 +88,7 @@ def serve(channel: socket.socket) -> NoReturn:
             os._exit(0)
         fds: list[int] = []
         try:
-            answer = _answer(json.loads(data), deeds, fds, lambda: _launcher(channel, terms, note))
+            answer = _answer(json.loads(data), deeds, fds, lambda: _launcher(channel, umask, terms, note))
             note.write(deeds)
         except OSError as error:
             answer = {"error": [error.errno or 0, error.strerror or str(error)]}
@@ -117,7 +117,7 @@ def _answer(request: dict[str, Any], deeds: Deeds, fds: list[int], launcher: Any
     return {"done": getattr(deeds, request["deed"])(*request["with"])}
 
 
-def _launcher(channel: socket.socket, terms: Terms, note: Note) -> tuple[int, int]:
+def _launcher(channel: socket.socket, umask: int, terms: Terms, note: Note) -> tuple[int, int]:
     """Fork one: its number, and the tool host's end of its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -127,7 +127,7 @@ def _launcher(channel: socket.socket, terms: Terms, note: Note) -> tuple[int, in
                 channel.close()
                 ours.close()
                 os.setsid()
-                program.serve(theirs, lambda request, fds: guard(request, fds, terms, note))
+                program.serve(theirs, umask, lambda request, fds: guard(request, fds, terms, note))
             finally:
                 os._exit(program.FAILED)
     return pid, ours.detach()

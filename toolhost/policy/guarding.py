@@ -67,10 +67,20 @@ def make_placeholders(folder: str) -> list[str]:
         with suppress(OSError):
             os.mkdir(path, 0o755)
             made.append(path)
+            _open_to_readers(path)
             if os.geteuid() == 0:
                 owner = os.stat(folder)
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
     return made
+
+
+def _open_to_readers(path: str) -> None:
+    """It lies among a person's files, and is not as closed as what we make for ourselves."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o755)
+    finally:
+        os.close(fd)
 
 
 def remove_placeholders(paths: list[str]) -> None:

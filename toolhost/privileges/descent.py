@@ -16,7 +16,7 @@ import msgspec
 
 from schemas.broker_identity import BrokerIdentity
 from schemas.errors import GoondanError
-from schemas.startup import admit_toolhost
+from schemas.startup import admit_toolhost, close_to_others
 from toolhost.jails.launch import UIDS
 from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
@@ -34,13 +34,18 @@ from toolhost.privileges.steward_link import STEWARD
 from toolhost.seccomp.program import host_program, program
 
 
-def descend(endpoint: str = "", broker_uid: int | None = None) -> None:
+def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> None:
     """Start the launcher and, under root, what stays root; then be nobody who matters. Raises OSError when the system
     refuses the latter.
+
+    What this process and those two make is closed to others from now on; what jails write is made under `umask`
+    (None: the one that this process had).
 
     `endpoint` is the broker's, whose socket must let us in afterwards, and `broker_uid` its user (None: ours). A
     launcher that cannot be started is the probe's affair.
     """
+    inherited = close_to_others()
+    LAUNCHER.umask = inherited if umask is None else umask
     own_tree()  # only a root with all of its powers sees that a group was delegated to it
     if os.geteuid() != 0:
         with suppress(OSError):
@@ -63,7 +68,7 @@ def descend(endpoint: str = "", broker_uid: int | None = None) -> None:
             if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
                 admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
-        STEWARD.start(*spawn("steward"), _terms(user, endpoint))
+        STEWARD.start(*spawn(LAUNCHER.umask, "steward"), _terms(user, endpoint))
         LAUNCHER.start()
     give_up(user, filter_)
 

@@ -66,10 +66,12 @@ class _Question:
 class LauncherLink:
     """The launcher process of this process: started when it is needed, and again should it be gone.
 
-    Use from one loop at a time; between two of them nothing may be asked for.
+    Use from one loop at a time; between two of them nothing may be asked for. `umask` is what jails write under, None
+    for the one of this process. It counts from the next start of a launcher on.
     """
 
     def __init__(self) -> None:
+        self.umask: int | None = None
         self.pid = 0
         self._channel: socket.socket | None = None
         self._registered = False
@@ -149,7 +151,7 @@ class LauncherLink:
         """See to it that it runs: our end of its socket. It has the powers of who calls. Raises OSError."""
         if self._channel is not None:
             return self._channel
-        ours, self.pid = STEWARD.launcher() if STEWARD.runs else spawn()
+        ours, self.pid = STEWARD.launcher() if STEWARD.runs else spawn(self.umask)
         ours.setblocking(False)
         self._channel = ours
         if not self._registered:
@@ -237,11 +239,14 @@ def _send(channel: socket.socket, data: bytes, fds: list[int]) -> None:
     channel.sendmsg([data], extra)
 
 
-def spawn(*options: str) -> tuple[socket.socket, int]:
-    """Start the program: our end of its socket, and its number. Raises OSError."""
+def spawn(umask: int | None, *options: str) -> tuple[socket.socket, int]:
+    """Start the program: our end of its socket, and its number. `umask` is that of jails, None for ours.
+
+    Raises OSError.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launcher", "__main__.py")
-    argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), *options]
+    argv = [sys.executable, "-I", "-S", program, str(_LAUNCHER_FD), "-" if umask is None else f"{umask:o}", *options]
     with theirs:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
