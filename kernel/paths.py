@@ -3,8 +3,9 @@
 A bundle's identity is its place: `X` and `X/goondan.yaml` are the same workspace and the same kernel, whatever the
 spelling. The state lies under `$GOONDAN_STATE_ROOT` (default `~/.goondan`), the sockets usually under
 `$XDG_RUNTIME_DIR/goondan/` or `/tmp/goondan-<uid>/`; kernels with different state roots never meet, so the runtime
-directory is named after both. Only names are made here; kernel/rundir.py creates and checks the runtime directory, and
-the kernel's record (kernel/lock.py) says which one it is.
+directory is named after both. Only names are made here, after a look at what is there: kernel/rundir.py creates and
+checks the runtime directory, kernel/state_root.py the state root; the kernel's record (kernel/lock.py) says which
+runtime directory it is.
 
 Source: design sections 10 and 11; requirement STATE-07.
 """
@@ -15,9 +16,11 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
+from schemas.directories import DirectoryRefused, open_directory
 from schemas.errors import fail
 
 BUNDLE_FILE: Final = "goondan.yaml"
@@ -27,6 +30,8 @@ DIGEST_CHARS: Final = 16
 MAX_SOCKET_PATH: Final = 107
 #: Where runtime directories are made when there is no usable XDG_RUNTIME_DIR.
 FRESH_BASE: Final = "/tmp"
+#: Where the state goes without a home directory: what lies in the first survives a restart of the machine.
+HOMELESS: Final = ("/var/tmp", "/tmp")
 #: The longest name of a socket in a runtime directory.
 LONGEST_SOCKET: Final = "supervisor.sock"
 
@@ -94,15 +99,66 @@ def digest(bundle: str, *also: str) -> str:
 
 
 def state_root(env: Mapping[str, str] | None = None) -> str:
-    """`$GOONDAN_STATE_ROOT`, else `~/.goondan`; absolute. Raises GoondanError E_STATE without a home directory."""
+    """`$GOONDAN_STATE_ROOT`, else `~/.goondan`; absolute. Without a home directory that can be written to, a private
+    folder of this user where temporary files survive a restart: the same one each time.
+
+    Raises GoondanError E_STATE for a name that is no text.
+    """
     variables = os.environ if env is None else env
     given = variables.get("GOONDAN_STATE_ROOT")
     root = os.path.expanduser(given or "~/.goondan")
-    if root.startswith("~"):
-        raise fail("E_STATE", "there is no home directory for ~/.goondan", suggestion="Set GOONDAN_STATE_ROOT.")
+    if root.startswith("~") or (not given and not _has_room(root)):
+        root = next(homeless_roots(), "")
+        if not root:
+            raise fail("E_STATE", "there is no home directory for ~/.goondan", suggestion="Set GOONDAN_STATE_ROOT.")
     if not is_utf8(root):
         raise fail("E_STATE", "the path of the state root is not UTF-8", suggestion="Set GOONDAN_STATE_ROOT.")
     return os.path.abspath(root)
+
+
+def is_homeless(root: str) -> bool:
+    """Whether a state root is one of those that are used for want of a home directory."""
+    return os.path.basename(root).startswith(_homeless_name()) and "GOONDAN_STATE_ROOT" not in os.environ
+
+
+def _has_room(root: str) -> bool:
+    """Whether ~/.goondan can be used, or made. One of somebody else counts: it is refused later, with the reason."""
+    try:
+        state = os.stat(root)
+    except OSError:
+        return os.access(os.path.dirname(root), os.W_OK | os.X_OK, effective_ids=True)
+    return state.st_uid != os.geteuid() or os.access(root, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def homeless_roots() -> Iterator[str]:
+    """State roots for whoever has no home directory, the best first: one that is ours already, then those to be made.
+
+    Everybody can make names where they lie. A name that another user has taken is passed over, and what is ours cannot
+    be taken away there.
+    """
+    bases = [base for base in dict.fromkeys(HOMELESS) if os.access(base, os.W_OK | os.X_OK, effective_ids=True)]
+    free = []
+    for base in bases:
+        taken: dict[str, bool] = {}
+        with suppress(OSError), os.scandir(base) as entries:
+            for entry in entries:
+                if entry.name.startswith(_homeless_name()):
+                    with suppress(OSError):
+                        state = entry.stat(follow_symlinks=False)
+                        taken[entry.name] = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+        yield from (os.path.join(base, name) for name in sorted(taken) if taken[name] and _is_homeless_name(name))
+        names = (_homeless_name() + (f".{number}" if number else "") for number in range(len(taken) + 1))
+        free.append(os.path.join(base, next(name for name in names if name not in taken)))
+    yield from free
+
+
+def _homeless_name() -> str:
+    return f"goondan-state-{os.geteuid()}"
+
+
+def _is_homeless_name(name: str) -> bool:
+    rest = name.removeprefix(_homeless_name())
+    return not rest or (rest.startswith(".") and rest[1:].isdecimal())
 
 
 def state_dir(bundle: str, env: Mapping[str, str] | None = None) -> str:
@@ -146,11 +202,13 @@ def socket_bytes(run_dir: str) -> int:
 
 
 def prepare_private(path: str) -> None:
-    """Make a directory and those above it, closed to others. Raises GoondanError E_STATE."""
+    """Make a directory and those above it, each closed to others. Raises GoondanError E_STATE."""
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
+        open_directory(path, make=True).close()
+    except DirectoryRefused as refused:
+        raise fail("E_STATE", f"{refused.path} {refused.problem}", suggestion=refused.fix) from None
     except OSError as error:
-        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+        raise fail("E_STATE", f"{error.filename or path}: {error.strerror}") from None
 
 
 def _is_private(path: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 from kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
 from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
+from schemas.private_files import replace_in
 from schemas.tokens import SOCKETS
 
 CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name
@@ -147,14 +148,7 @@ def read_private(directory: Directory, name: str) -> str:
 
 def write_private(folder_fd: int, name: str, data: bytes) -> None:
     """Write a file that only we can read into an open directory, whole or not at all. Raises OSError."""
-    temporary = f"{name}.{os.getpid()}"
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=folder_fd)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
-    with open(fd, "wb") as out:
-        out.write(data)
-    os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    replace_in(folder_fd, name, data)
 
 
 def _fresh_parent(base: str) -> str:

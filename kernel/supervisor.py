@@ -52,6 +52,7 @@ from kernel.spawn import (
     environment,
     memory_file,
 )
+from kernel.state_root import open_state_root
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
@@ -142,6 +143,9 @@ class Supervisor:
         """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle."""
         options = self._options
         try:
+            state_root = paths.root_of(options.state_dir)
+            for line in open_state_root(state_root, workspace=options.state_dir, make=True).mended:
+                _log.warning("%s", visible_line(line))
             self._premises = Premises.enter(options.bundle, options.state_dir, options.run_dir)
         except GoondanError as error:
             self._report(error)

@@ -172,7 +172,7 @@ class Sandbox:
 
     def mounts(self) -> list[str]:
         """Mounts below the test's directory."""
-        return [line for line in Path("/proc/mounts").read_text().splitlines() if f" {self.home}/" in line]
+        return [line for line in Path("/proc/mounts").read_text().splitlines() if f" {self.home.parent}/" in line]
 
     def wait_for_nothing(self, seconds: float) -> None:
         """See that every process is gone within `seconds`."""
@@ -235,12 +235,17 @@ def wait_until(condition: Any, seconds: float = PATIENCE_S, what: str = "") -> A
 @contextmanager
 def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) -> Iterator[Sandbox]:
     """A fresh directory with a bundle; at the end everything is stopped, and must be gone."""
-    home = Path(tempfile.mkdtemp(prefix="gk", dir="/tmp"))
+    top = Path(tempfile.mkdtemp(prefix="gk", dir="/tmp"))
+    # What a kernel is to believe from its state must not lie in a bundle's folder; `home/state` leads there.
+    home, state = top / "h", top / "state"
+    home.mkdir()
+    state.mkdir(mode=0o700)
+    (home / "state").symlink_to(state)
     runtime = home / "r"
     runtime.mkdir(mode=0o700)
     (home / "goondan.yaml").write_text(bundle)
     env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "GOONDAN_TRUST") if name in os.environ}
-    env |= {"GOONDAN_STATE_ROOT": str(home / "state"), "XDG_RUNTIME_DIR": str(runtime), **(extra_env or {})}
+    env |= {"GOONDAN_STATE_ROOT": str(state), "XDG_RUNTIME_DIR": str(runtime), **(extra_env or {})}
     made = Sandbox(home, env, home / "goondan.yaml")
     passed = False
     try:
@@ -257,7 +262,7 @@ def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) ->
             for pid in made.processes():
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            shutil.rmtree(home, ignore_errors=True)
+            shutil.rmtree(top, ignore_errors=True)
 
 
 def _stop(state_dir: str) -> None:

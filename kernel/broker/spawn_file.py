@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from kernel.broker.mailbox import SpawnRecord
+from schemas.private_files import replace_file
 
 _FILE: Final = "spawned.jsonl"
 #: A file larger than this is none of ours (bytes): some ten thousand lines of the longest.
@@ -59,9 +60,5 @@ class SpawnFile:
                 out.write(b"".join(b"\n" + msgspec.json.encode(record) for record in records) + b"\n")
 
     def _replace(self, records: Iterable[SpawnRecord]) -> None:
-        temporary = f"{self._path}.{os.getpid()}"
         with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            with open(os.open(temporary, flags, 0o600), "wb") as out:
-                out.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-            os.rename(temporary, self._path)
+            replace_file(self._path, b"".join(msgspec.json.encode(record) + b"\n" for record in records))

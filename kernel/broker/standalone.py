@@ -16,9 +16,11 @@ import time
 from kernel import lock, paths, rundir
 from kernel.bundle.opening import load_plan
 from kernel.premises import Premises
+from kernel.state_root import open_state_root
 from schemas.errors import fail
 from schemas.launch import KernelPlan
 from schemas.tokens import SECRET_BYTES, Claims, mint
+from schemas.visible import visible_line
 
 
 def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premises]:
@@ -28,6 +30,8 @@ def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premis
     """
     bundle = paths.find_bundle(bundle)
     state_dir = paths.state_dir(bundle)
+    for line in open_state_root(paths.root_of(state_dir), workspace=state_dir, make=True).mended:
+        print(visible_line(line), file=sys.stderr)
     plan = load_plan(bundle, state_dir=state_dir)
     premises = Premises.enter(
         bundle, state_dir, os.path.abspath(run_dir) if run_dir is not None else None, by_hand=True

@@ -21,8 +21,11 @@ from kernel.bundle.inspector import MAX_ANSWER, Finding, Inspector
 from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
+from kernel.paths import root_of
 from kernel.plan import tool_spec
 from schemas.address import build_tool_name
+from schemas.directories import DirectoryRefused, open_directory
+from schemas.private_files import replace_in
 
 #: Part of every key: what an earlier version found out is asked again.
 FORMAT: Final = 1
@@ -137,13 +140,9 @@ def _remember(path: str | None, settled: dict[str, Finding]) -> None:
     """Keep what was found out. A state directory that cannot be written to only makes the next check slower."""
     if path is None or not settled:
         return
-    temporary = f"{path}.{os.getpid()}"
-    with suppress(OSError):
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as out:
-            out.write(msgspec.json.encode(settled))
-        os.rename(temporary, path)
+    folder = os.path.dirname(path)
+    with suppress(OSError, DirectoryRefused), open_directory(folder, make=True, private_from=root_of(folder)) as kept:
+        replace_in(kept.fd, os.path.basename(path), msgspec.json.encode(settled))
 
 
 def _one_line(text: str) -> str:

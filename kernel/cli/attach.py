@@ -24,6 +24,7 @@ import msgspec
 from kernel import lock, paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.cli.consent import started_when_trusted
+from kernel.cli.state import prepare, state_of
 from kernel.spawn import command, memory_file, open_log, start_program
 from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
@@ -61,7 +62,7 @@ def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, paths.state_dir(path), grants, trust)
+    return Place(path, state_of(path), grants, trust)
 
 
 class InvalidBundle(GoondanError):
@@ -96,6 +97,7 @@ class Started:
         Raises GoondanError E_STATE when its log cannot be written.
         """
         logs = f"{place.state_dir}/logs"
+        prepare(paths.root_of(place.state_dir), place.state_dir, make=True)
         paths.prepare_private(logs)
         ready_read, ready_write = os.pipe()
         parent_read, parent_write = os.pipe()

@@ -53,11 +53,11 @@ def _do(action: str, as_json: bool) -> int:
     import msgspec
 
     from kernel.cli.output import write, write_json
-    from kernel.paths import state_root
+    from kernel.cli.state import checked_root
     from kernel.spawn import command as program
     from schemas.errors import fail
 
-    argv = program("toolhost.disk", [action, state_root()])
+    argv = program("toolhost.disk", [action, checked_root()])
     try:
         done = subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)
         rows = msgspec.json.decode(done.stdout)

@@ -110,12 +110,13 @@ def files(accept: bool, bundle: str | None, policy: str | None, as_json: bool) -
     """Show files of the bundle that a tool may have written; a kernel starts when you have accepted them."""
     from kernel.bundle.opening import inspect_bundle
     from kernel.cli.output import write, write_json
+    from kernel.cli.state import state_of
     from kernel.cli.terminal import printable
     from kernel.grants.written import accept as accept_files
-    from kernel.paths import find_bundle, root_of, state_dir
+    from kernel.paths import find_bundle, root_of
 
     path = find_bundle(bundle)
-    state = state_dir(path)
+    state = state_of(path)
     found = inspect_bundle(path, state_dir=state, handlers=False, policy=policy).written
     if accept:
         accept_files(found, root_of(state))
@@ -147,11 +148,12 @@ def _inspect(bundle: str | None, policy: str | None) -> tuple[Inspected, str]:
     """The bundle, and the path of the state root's policy. Raises BundleError only for what hides its tools."""
     from kernel.bundle.opening import inspect_bundle
     from kernel.bundle.problems import BundleError
+    from kernel.cli.state import state_of
     from kernel.grants.policy_file import POLICY_FILE
-    from kernel.paths import find_bundle, root_of, state_dir
+    from kernel.paths import find_bundle, root_of
 
     path = find_bundle(bundle)
-    state = state_dir(path)
+    state = state_of(path)
     own = os.path.join(root_of(state), POLICY_FILE)
     inspected = inspect_bundle(path, state_dir=state, handlers=False, policy=policy)
     broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]

@@ -17,6 +17,8 @@ import stat
 from contextlib import suppress
 from typing import Final
 
+from schemas.private_files import replace_file
+
 FILE: Final = "history"
 MAX_ENTRIES: Final = 1000
 #: Of the file (bytes), and of one entry (characters).
@@ -103,8 +105,4 @@ def _size(fd: int) -> int | None:
 
 
 def _replace(path: str, entries: list[str]) -> None:
-    temporary = f"{path}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(b"".join(map(line, entries)))
-    os.rename(temporary, path)
+    replace_file(path, b"".join(map(line, entries)))

@@ -44,15 +44,16 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     import sys
 
     from kernel.cli.output import write
+    from kernel.cli.state import state_of
     from kernel.cli.terminal import style_of
     from kernel.log_files import Log, log_files
     from kernel.logs import AGENT, ROLES, merge
-    from kernel.paths import find_bundle, state_dir
+    from kernel.paths import find_bundle
     from schemas.errors import fail
 
     if role is not None and role not in (*ROLES, AGENT) and not role.startswith(AGENT + "-"):
         raise fail("E_USAGE", f"--role is one of {', '.join(ROLES)}, {AGENT} and {AGENT}-NAME")
-    folder = f"{state_dir(find_bundle(bundle))}/logs"
+    folder = f"{state_of(find_bundle(bundle))}/logs"
     style = style_of(sys.stdout)
     logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
     shown = merge([log.tail(lines) for log in logs.values()], lines)

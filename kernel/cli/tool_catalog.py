@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from kernel.bundle.opening import inspect_bundle
 from kernel.bundle.problems import BundleError, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
-from kernel.paths import find_bundle, state_dir
+from kernel.cli.state import state_of
+from kernel.paths import find_bundle
 from schemas.address import SEPARATOR, build_tool_name, parse_tool_name
 from schemas.errors import fail
 from schemas.resources import BASE_PACKAGE, ToolExport
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def look(bundle: str | None) -> Inspected:
     """The bundle that a command means, without looking into modules. Raises BundleError, GoondanError E_CONFIG_…"""
     path = find_bundle(bundle)
-    inspected = inspect_bundle(path, state_dir=state_dir(path), handlers=False)
+    inspected = inspect_bundle(path, state_dir=state_of(path), handlers=False)
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
     return inspected

@@ -42,14 +42,15 @@ def command(
     import sys
 
     from kernel.cli.output import write, write_json
+    from kernel.cli.state import state_of
     from kernel.cli.terminal import style_of
-    from kernel.paths import find_bundle, state_dir
+    from kernel.paths import find_bundle
     from kernel.trace_files import find_trace
     from schemas.errors import fail
 
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
-    trace = find_trace(state_dir(find_bundle(bundle)), turn, agent=agent, instance=instance)
+    trace = find_trace(state_of(find_bundle(bundle)), turn, agent=agent, instance=instance)
     write_json(trace) if as_json else write(*render(trace, style_of(sys.stdout)))
     return 0
 

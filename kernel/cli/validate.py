@@ -37,11 +37,12 @@ def command(bundle: str | None, policy: str | None, as_json: bool) -> int:
     from kernel.bundle.opening import inspect_bundle
     from kernel.bundle.problems import BundleError
     from kernel.cli.output import write, write_json
-    from kernel.paths import find_bundle, state_dir
+    from kernel.cli.state import state_of
+    from kernel.paths import find_bundle
 
     try:
         path = find_bundle(bundle)
-        inspected = inspect_bundle(path, state_dir=state_dir(path), policy=policy)
+        inspected = inspect_bundle(path, state_dir=state_of(path), policy=policy)
     except BundleError as error:
         report, lines = _refused(error.problems)
     except GoondanError as error:

@@ -28,7 +28,9 @@ from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
 from kernel.bundle.problems import Place, Report
 from kernel.bundle.shape import Builder, Document, Environment
+from kernel.state_root import doubt, open_state_root
 from schemas.errors import fail
+from schemas.private_files import replace_file
 from schemas.resources import SandboxPart
 
 POLICY_FILE: Final = "policy.yaml"
@@ -73,7 +75,8 @@ class Read(Struct, frozen=True):
 
 
 def read_policies(paths: list[str], report: Report) -> Read:
-    """The policies of several files, together. A file that does not exist counts as empty only if it is the first.
+    """The policies of several files, together. The first is the state root's: it need not exist, and is read only from
+    a root that is to be believed.
 
     Everything that is wrong goes into `report`, with its place.
     """
@@ -83,6 +86,9 @@ def read_policies(paths: list[str], report: Report) -> Read:
     sized = False
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
+            continue
+        if index == 0 and (why := doubt(os.path.dirname(path))) is not None:
+            report.error("E_CONFIG_NOT_FOUND", f"the policy is not read: {why}", Place(path), _ELSEWHERE_HINT)
             continue
         document = _document(path, report)
         if document is None:
@@ -119,6 +125,7 @@ def _document(path: str, report: Report) -> Document | None:
     return Document(path, node)
 
 
+_ELSEWHERE_HINT: Final = "Do what the message says; `--policy FILE` names a policy that is read in any case."
 _POLICY_HINT: Final = "Name a YAML file that belongs to you and that nobody else can write to."
 
 
@@ -146,14 +153,11 @@ def write_accepted(path: str, accepted: list[Accepted]) -> None:
         lines += [MARK, "accepted:"]
         lines += ["  - " + msgspec.json.encode(item).decode() for item in accepted]
     text = "\n".join([*lines, ""]) if lines else ""
-    temporary = f"{path}.{os.getpid()}"
+    root = os.path.dirname(path)
+    why = open_state_root(root, make=True).why
+    if why is not None:
+        raise fail("E_STATE", f"what is accepted would not be read again: {why}")
     try:
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(temporary, path)
+        replace_file(path, text.encode(), sync=True)
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None

@@ -23,8 +23,10 @@ from msgspec import Struct
 
 from kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, read_file
 from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
+from kernel.state_root import doubt
 from schemas.errors import fail
 from schemas.grantable import within
+from schemas.private_files import replace_file
 from schemas.workdirs import LOCK, MAX_SILENCE_S, STAYS, TOOLHOSTS, Stay
 
 ACCEPTED_FILE: Final = "accepted-files.json"
@@ -78,7 +80,10 @@ def find_written(
 
 
 def accept(files: Iterable[Written], state_root: str) -> None:
-    """Accept what is there now. Raises GoondanError E_USAGE while tools can write there, E_STATE."""
+    """Accept what is there now. Raises GoondanError E_USAGE while tools can write there, and E_STATE."""
+    why = doubt(state_root)
+    if why is not None:
+        raise fail("E_STATE", f"what is accepted would not be read again: {why}")
     known = {path: digest for path, digest in read_accepted(state_root).items() if os.path.lexists(path)}
     for file in files:
         if file.open:
@@ -92,18 +97,16 @@ def accept(files: Iterable[Written], state_root: str) -> None:
             raise fail("E_USAGE", f"{file.path} cannot be read, or is too large")
         known[file.path] = file.digest
     path = os.path.join(state_root, ACCEPTED_FILE)
-    temporary = f"{path}.{os.getpid()}"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as out:
-            out.write(msgspec.json.encode(known))
-        os.rename(temporary, path)
+        replace_file(path, msgspec.json.encode(known))
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
 
 
 def read_accepted(state_root: str) -> dict[str, str]:
-    """What was accepted: path -> SHA-256."""
+    """What was accepted: path -> SHA-256. Nothing in a state root that is not to be believed."""
+    if doubt(state_root) is not None:
+        return {}
     try:
         data = read_file(os.path.join(state_root, ACCEPTED_FILE), _MAX_RECORD)
         return msgspec.json.decode(data, type=dict[str, str])

@@ -144,7 +144,7 @@ def ask(kernel: Sandbox, key: str, export: str = "it", **arguments: Any) -> Any:
 def folder(kernel: Sandbox, agent: str, key: str) -> Any:
     """The working directory of an instance, as soon as there is one."""
     pattern = f"state/workspaces/*/instances/{agent}/{key}/workspace"
-    return wait_until(lambda: next(kernel.home.glob(pattern), None), what=pattern)
+    return wait_until(lambda: next(kernel.home.glob(pattern), None), what=pattern).resolve()
 
 
 @pytest.mark.requirement("CONTEXT-09", "AGENTS-01", "AGENTS-02", "AGENTS-04", "AGENTS-07")

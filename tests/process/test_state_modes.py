@@ -64,7 +64,8 @@ def test_every_process_of_a_kernel_makes_files_that_are_closed(open_handed: Sand
 def test_validate_makes_its_state_closed_also_under_umask_0() -> None:
     with sandbox() as alone:
         (alone.home / "words.py").write_text("handlers = {'count': lambda ctx, input: {}}\n")
-        tool = "apiVersion: goondan.ai/v1\nkind: Tool\nmetadata: {name: words}\nspec: {entry: ./words.py, exports: [{name: count}]}"
+        spec = "{entry: ./words.py, exports: [{name: count}]}"
+        tool = f"apiVersion: goondan.ai/v1\nkind: Tool\nmetadata: {{name: words}}\nspec: {spec}"
         alone.bundle.write_text(alone.bundle.read_text().replace("Tool/bash", "Tool/words") + f"---\n{tool}\n")
         before = os.umask(0)
         try:

@@ -153,10 +153,14 @@ def test_a_second_look_starts_no_program(tmp_path: Path) -> None:
     assert gdn(path, state=tmp_path / "s", cwd=tmp_path).returncode == 0
 
 
-def test_a_state_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_state_root_that_cannot_be_used_is_one_error_with_the_line_to_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = gdn(bundle(tmp_path, {"good": GOOD}), state=tmp_path / "file", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
+    result = gdn(bundle(tmp_path, {"good": GOOD}), "--json", state=tmp_path / "file", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, "")
+    (error,) = json.loads(result.stdout)["errors"]
+    assert error["code"] == "E_STATE"
+    assert "is not a directory" in error["message"]
+    assert "export GOONDAN_STATE_ROOT=" in error["suggestion"]
 
 
 def test_text_for_a_person(tmp_path: Path) -> None:

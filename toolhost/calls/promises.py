@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from schemas.private_files import replace_file
 from toolhost.calls.pending import Promise
 
 PROMISES: Final = "pending.json"
@@ -47,9 +48,5 @@ class PromiseFile:
             with suppress(OSError):
                 os.unlink(self._path)
             return
-        temporary = f"{self._path}.{os.getpid()}"
         with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            with open(os.open(temporary, flags, 0o600), "wb") as out:
-                out.write(msgspec.json.encode(promises))
-            os.rename(temporary, self._path)
+            replace_file(self._path, msgspec.json.encode(promises))

@@ -27,6 +27,7 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.grantable import within
+from schemas.private_files import replace_file
 from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 
@@ -185,15 +186,8 @@ class Stays:
             return
         with self._lock:
             present = [Stay(one.folder, one.began, None, one.kept(), one.made) for one in self._present.values()]
-        temporary = f"{self._path}.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            with open(os.open(temporary, flags, 0o600), "wb") as out:
-                out.write(msgspec.json.encode([*self._past, *present]))
-                if durable:
-                    out.flush()
-                    os.fsync(out.fileno())
-            os.rename(temporary, self._path)
+            replace_file(self._path, msgspec.json.encode([*self._past, *present]), sync=durable)
         except OSError:
             if durable:
                 raise

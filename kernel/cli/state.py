@@ -1,0 +1,41 @@
+"""The state of a bundle's workspace, as a command uses it: checked and mended first, with a line for each mending.
+
+The lines go to standard error, so that what a command prints stays what it is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from kernel import paths
+from kernel.state_root import StateRoot, open_state_root
+
+
+def state_of(bundle: str, *, make: bool = False) -> str:
+    """The state directory of the bundle at `bundle` (from kernel.paths.find_bundle); with `make` it is there.
+
+    Raises GoondanError E_STATE for a state root that must not be used.
+    """
+    path = paths.state_dir(bundle)
+    prepare(paths.root_of(path), path, make=make)
+    return path
+
+
+def checked_root() -> str:
+    """The state root, checked and mended. Raises GoondanError E_STATE."""
+    root = paths.state_root()
+    prepare(root)
+    return root
+
+
+def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> StateRoot:
+    """Check a state root, mend it, and say what was mended. Raises GoondanError E_STATE."""
+    from kernel.cli.output import write
+
+    found = open_state_root(root, workspace=workspace, make=make)
+    for line in found.mended:
+        write(f"gdn: {line}", stream=sys.stderr)
+    if found.made and paths.is_homeless(root):
+        line = f"gdn: there is no home directory to write to; the state goes to GOONDAN_STATE_ROOT={root}"
+        write(line, stream=sys.stderr)
+    return found

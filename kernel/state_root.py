@@ -1,0 +1,369 @@
+"""The state root, before anything in it is used: whose it is, who could write to it, and what is believed from it.
+
+Every level is opened by the checked walk (schemas/directories.py): it belongs to us and is closed to others. What is
+ours and too open is closed, and a line says so. What cannot be closed, or belongs to somebody else, is refused with the
+GOONDAN_STATE_ROOT line to use instead.
+
+What decides about powers (policy.yaml, accepted files, records of trust) is believed only from a root that nobody else
+could have filled: not from one that lies in a bundle or a checkout, where whoever wrote that also wrote the state, and
+not from one that others could write to, until its owner has looked and confirmed it. That is remembered in a file of
+the root itself, which is there as long as nothing in it is to be believed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple, NoReturn
+
+from msgspec import Struct
+
+from kernel import paths
+from schemas.directories import Directory, DirectoryRefused, holds_only, open_directory
+from schemas.errors import GoondanError, fail
+from schemas.users import TOOLHOST_UID
+
+#: Its presence in the root says that others could write there. Its text says how.
+MARK: Final = "unconfirmed"
+#: What ends that.
+CONFIRM: Final = "gdn trust --state-root"
+#: What makes a folder somebody's project: what lies below came with it.
+PROJECT_SIGNS: Final = (".git", paths.BUNDLE_FILE)
+#: Levels below the root that are looked at each time, beside those of the workspace.
+LEVELS: Final = ("workspaces", "packages", "extensions")
+#: Levels of a workspace.
+WORKSPACE_LEVELS: Final = ("instances", "logs", "toolhosts", "blobs")
+#: Files whose content decides about powers.
+FILES: Final = ("policy.yaml", "accepted-files.json", "trust.json")
+#: People keep these elsewhere and put a link here; only whether others can change them matters.
+_SHARED: Final = ("packages", "extensions")
+#: Under root these belong to the user of tool hosts.
+_TOOLHOSTS: Final = ("toolhosts", "blobs")
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Of a mark (bytes): one sentence.
+_MAX_MARK: Final = 4096
+
+
+class StateRoot(Struct, frozen=True, kw_only=True):
+    """A state root that may be used.
+
+    `believable`: policies, accepted files and records of trust may be read from it; else `why` says in one sentence why
+    not and what helps. `mended` are lines that say what was closed just now. `made`: it was not there before.
+    """
+
+    path: str
+    believable: bool
+    why: str | None = None
+    mended: list[str] = []
+    made: bool = False
+
+
+class Level(NamedTuple):
+    """One folder or file that was looked at. `problem` is '' when it is in order; `mendable`: the next command mends
+    it.
+    """
+
+    path: str
+    uid: int
+    mode: int
+    problem: str = ""
+    mendable: bool = False
+
+
+def open_state_root(root: str, *, workspace: str | None = None, make: bool = False) -> StateRoot:
+    """Check and mend the root and, with the state directory `workspace`, that one's levels.
+
+    `make`: make both, with mode 0700. Without it nothing is made, and what is missing is in order.
+    Raises GoondanError E_STATE for what must not be used.
+    """
+    mending = _Mending(root)
+    made = make and not os.path.lexists(root)
+    try:
+        with mending.open(root, make=make) as top:
+            if mending.mended:
+                mending.mended[0] += ", and so is what is in it"
+                _close_below(top, mending)
+            for level in LEVELS:
+                mending.look(os.path.join(root, level))
+            if workspace is not None and workspace != root:
+                mending.look(workspace, make=make)
+                for level in WORKSPACE_LEVELS:
+                    mending.look(os.path.join(workspace, level))
+            for name in FILES:
+                _mend_file(top, name, mending)
+            if mending.exposed:
+                _mark(top, mending.exposed[0])
+            why = judge(top.path, project=project_above(top.path), marked=_read_mark(top))
+    except FileNotFoundError:
+        return StateRoot(path=root, believable=project_above(root) is None, why=judge(root, project_above(root)))
+    except DirectoryRefused as refused:
+        _refuse(root, refused)
+    except OSError as error:
+        raise fail("E_STATE", f"{error.filename or root}: {error.strerror}") from None
+    return StateRoot(path=root, believable=why is None, why=why, mended=mending.mended, made=made)
+
+
+def doubt(root: str) -> str | None:
+    """Why nothing is believed from this root, in one sentence; None when it is. Changes nothing."""
+    try:
+        with open_directory(root) as top:
+            return judge(top.path, project=project_above(top.path), marked=_read_mark(top))
+    except FileNotFoundError:
+        return judge(root, project_above(root))
+    except DirectoryRefused as refused:
+        return f"{refused.path} {refused.problem}"
+    except OSError as error:
+        return f"{error.filename or root}: {error.strerror}"
+
+
+def confirm(root: str) -> None:
+    """The owner has looked: what is in the root is believed again, unless it lies in a project.
+
+    Raises GoondanError E_STATE.
+    """
+    open_state_root(root)
+    try:
+        with open_directory(root, private_from=root) as top, suppress(FileNotFoundError):
+            os.unlink(MARK, dir_fd=top.fd)
+    except FileNotFoundError:
+        return
+    except (DirectoryRefused, OSError) as error:
+        raise fail("E_STATE", str(error)) from None
+
+
+def judge(root: str, project: str | None, marked: str | None = None) -> str | None:
+    """Why nothing is believed from a root that is closed now; None when it is (pure).
+
+    `project` is the folder of a bundle or a checkout that it lies in, `marked` what its mark says.
+    """
+    if project is not None:
+        return (
+            f"the state root {root} lies in {project}, a bundle or a checkout: what decides about powers is not read "
+            "from there; set GOONDAN_STATE_ROOT to a folder outside of it"
+        )
+    if marked is not None:
+        return f"{marked}; look at what is in {root}, then run `{CONFIRM}`"
+    return None
+
+
+def project_above(root: str, home: str | None = None) -> str | None:
+    """The nearest folder above the root, or itself, that is a bundle's or a checkout's.
+
+    `~/.goondan` is in none, whatever the home directory holds: nobody clones that. `home` is the user's home directory
+    (default: by the system's list of users).
+    """
+    here = os.path.realpath(root)
+    home = _home() if home is None else home
+    if home and here == os.path.join(os.path.realpath(home), ".goondan"):
+        return None
+    while True:
+        try:
+            state = os.stat(here)
+        except OSError:  # still to be made
+            here = os.path.dirname(here)
+            continue
+        everybodys = state.st_mode & 0o002 and state.st_mode & stat.S_ISVTX  # what lies there is no project's sign
+        if not everybodys and any(os.path.lexists(os.path.join(here, sign)) for sign in PROJECT_SIGNS):
+            return here
+        if here == "/":
+            return None
+        here = os.path.dirname(here)
+
+
+def look(root: str, workspace: str | None = None) -> Iterator[Level]:
+    """Every level that is there, as it is now; nothing is changed. For `gdn doctor`."""
+    places = [root, *(os.path.join(root, name) for name in (*LEVELS, *FILES))]
+    if workspace is not None:
+        places += [workspace, *(os.path.join(workspace, name) for name in WORKSPACE_LEVELS)]
+    for path in places:
+        try:
+            state = os.stat(path) if os.path.basename(path) in _SHARED else os.lstat(path)
+        except OSError:
+            continue
+        yield _judged(path, state)
+
+
+def elsewhere(refused: str) -> str:
+    """A state root that this user can have instead of one that was refused."""
+    places = [os.path.join(_home(), ".goondan")] if _home() else []
+    for place in (*places, *paths.homeless_roots()):
+        with suppress(DirectoryRefused, OSError), open_directory(os.path.dirname(place)) as above:
+            usable = os.access(above.path, os.W_OK | os.X_OK, effective_ids=True) or os.path.lexists(place)
+            if usable and place != refused and not place.startswith(f"{refused}/") and doubt(place) is None:
+                return place
+    return "DIR"
+
+
+# --- inside ---------------------------------------------------------------------------------------------------------
+
+
+class _Mending:
+    """What was mended, in lines, and how others could write, in sentences."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._groups: dict[int, bool] = {}
+        self.mended: list[str] = []
+        self.exposed: list[str] = []
+
+    def open(self, path: str, *, make: bool) -> Directory:
+        """A level, closed by now. Raises DirectoryRefused, OSError."""
+        return open_directory(path, make=make, private_from=self._root, mend=self.note, owners=owners(path))
+
+    def look(self, path: str, *, make: bool = False) -> None:
+        """A level that need not be there, or is made."""
+        with suppress(FileNotFoundError):
+            if os.path.basename(path) in _SHARED and os.path.islink(path):
+                open_directory(path).close()
+            else:
+                self.open(path, make=make).close()
+
+    def note(self, path: str, mode: int, gid: int | None = None) -> None:
+        """A level was too open. The walk does not tell the group: it is looked at, and nobody else changes it now."""
+        self.mended.append(f"{path} was open to others (mode {mode:04o}); it is closed now")
+        if others_could_write(mode, lambda: self.is_ours(os.stat(path).st_gid if gid is None else gid)):
+            self.exposed.append(f"others could write to {path} (mode {mode:04o})")
+
+    def is_ours(self, gid: int) -> bool:
+        """Whether a group holds nobody but this user."""
+        if gid not in self._groups:
+            self._groups[gid] = holds_only(gid, (0, os.geteuid()), _read("/etc/passwd"), _read("/etc/group"))
+        return self._groups[gid]
+
+
+def others_could_write(mode: int, group_is_ours: Callable[[], bool]) -> bool:
+    """Whether somebody else could write to what has this mode (pure)."""
+    return bool(mode & 0o002) or (bool(mode & 0o020) and not group_is_ours())
+
+
+def owners(path: str) -> tuple[int, ...]:
+    """Who may own a level: we; and under root, for what tool hosts have there, their user."""
+    user = os.geteuid()
+    handed = any(f"/{name}" in path for name in _TOOLHOSTS)
+    return (user, TOOLHOST_UID) if user == 0 and handed else (user,)
+
+
+def _close_below(top: Directory, mending: _Mending) -> None:
+    """Close all that is in a root that was open. Raises DirectoryRefused for what somebody else has put there."""
+    for folder, folders, files, fd in os.fwalk(".", dir_fd=top.fd, follow_symlinks=False):
+        parts = [] if folder == "." else folder.split("/")[1:]
+        shared = bool(parts) and parts[0] in _SHARED
+        if len(parts) == 5 and (parts[0], parts[2]) == ("workspaces", "instances"):
+            folders[:] = [name for name in folders if name != "workspace"]  # a workdir is its jails' and its person's
+        for name in (*folders, *files):
+            path = os.path.normpath(os.path.join(top.path, folder, name))
+            with suppress(FileNotFoundError):
+                _close(fd, name, path, mending, keep=0o755 if shared else 0o700)
+
+
+def _close(folder: int, name: str, path: str, mending: _Mending, *, keep: int) -> None:
+    """Close one entry: of its mode only what is in `keep` stays."""
+    fd = os.open(name, _LOOK, dir_fd=folder)
+    try:
+        state = os.fstat(fd)
+        if state.st_uid not in (*owners(path), os.geteuid()):
+            problem = f"belongs to uid {state.st_uid}: somebody else has put it there"
+            raise DirectoryRefused(path, problem, f"Look at it, then remove it: rm -r {shlex.quote(path)}")
+        mode = stat.S_IMODE(state.st_mode)
+        if stat.S_ISLNK(state.st_mode) or not mode & 0o777 & ~keep or _has_other_names(state):
+            return
+        os.chmod(f"/proc/self/fd/{fd}", mode & ~(0o777 & ~keep))
+        if others_could_write(mode, lambda: mending.is_ours(state.st_gid)):
+            mending.exposed.append(f"others could write to {path} (mode {mode:04o})")
+    finally:
+        os.close(fd)
+
+
+def _has_other_names(state: os.stat_result) -> bool:
+    """Its mode is then not this folder's affair alone."""
+    return stat.S_ISREG(state.st_mode) and state.st_nlink > 1
+
+
+def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
+    """A file that decides: nobody else may write to it. A link is judged by whoever follows it."""
+    try:
+        fd = os.open(name, _LOOK, dir_fd=top.fd)
+    except FileNotFoundError:
+        return
+    path = os.path.join(top.path, name)
+    try:
+        state = os.fstat(fd)
+        mode = stat.S_IMODE(state.st_mode)
+        if state.st_uid not in (0, os.geteuid()):
+            raise DirectoryRefused(path, f"belongs to uid {state.st_uid}", f"Look at it, then: rm {shlex.quote(path)}")
+        if stat.S_ISREG(state.st_mode) and mode & 0o022 and state.st_uid == os.geteuid():
+            os.chmod(f"/proc/self/fd/{fd}", mode & ~0o022)
+            mending.note(path, mode, state.st_gid)
+    finally:
+        os.close(fd)
+
+
+def _mark(top: Directory, how: str) -> None:
+    with suppress(FileExistsError):
+        fd = os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top.fd)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as out:
+            out.write(how)
+
+
+def _read_mark(top: Directory) -> str | None:
+    """What the mark says; None without one. One that cannot be read counts."""
+    try:
+        fd = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=top.fd)
+        with open(fd, "rb") as source:
+            return source.read(_MAX_MARK).decode("utf-8", "replace") or "others could write to it"
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return "others could write to it"
+
+
+def _judged(path: str, state: os.stat_result) -> Level:
+    mode = stat.S_IMODE(state.st_mode)
+    shared = os.path.basename(path) in (*_SHARED, *FILES)
+    ours = state.st_uid in (*owners(path), *((0,) if shared else ()))
+    if not ours:
+        return Level(path, state.st_uid, mode, f"belongs to uid {state.st_uid}")
+    if stat.S_ISLNK(state.st_mode):
+        return Level(path, state.st_uid, mode)
+    if mode & (0o022 if shared else 0o077):
+        return Level(path, state.st_uid, mode, f"is open to others (mode {mode:04o})", state.st_uid == os.geteuid())
+    return Level(path, state.st_uid, mode)
+
+
+def _refuse(root: str, refused: DirectoryRefused) -> NoReturn:
+    """Raise E_STATE with the line that helps."""
+    raise GoondanError(refusal(root, refused, elsewhere(root)).info) from None
+
+
+def refusal(root: str, refused: DirectoryRefused, instead: str) -> GoondanError:
+    """The error for a root that cannot be used; `instead` is one that can."""
+    inside = refused.path == root or refused.path.startswith(f"{root}/")
+    problem = refused.problem
+    if inside and "is open to others" in problem:
+        problem += ", and its file system does not let us close it"
+    what = "the state root cannot be used: " if inside else f"the state root {root} cannot be used: "
+    return fail(
+        "E_STATE",
+        f"{what}{refused.path} {problem}",
+        suggestion=f"Use another one: export GOONDAN_STATE_ROOT={shlex.quote(instead)}"
+        + ("" if inside and "belongs" not in problem else f"  # or: {refused.fix}"),
+    )
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except OSError:
+        return ""
