@@ -34,11 +34,11 @@ CONFIRM: Final = "gdn trust --state-root"
 #: What makes a folder somebody's project: what lies below came with it.
 PROJECT_SIGNS: Final = (".git", paths.BUNDLE_FILE)
 #: Levels below the root that are looked at each time, beside those of the workspace.
-LEVELS: Final = ("workspaces", "packages", "extensions")
+LEVELS: Final = ("workspaces", "packages", "extensions", "trust")
 #: Levels of a workspace.
 WORKSPACE_LEVELS: Final = ("instances", "logs", "toolhosts", "blobs")
 #: Files whose content decides about powers.
-FILES: Final = ("policy.yaml", "accepted-files.json", "trust.json")
+FILES: Final = ("policy.yaml", "accepted-files.json")
 #: People keep these elsewhere and put a link here; only whether others can change them matters.
 _SHARED: Final = ("packages", "extensions")
 #: Under root these belong to the user of tool hosts.
@@ -157,8 +157,7 @@ def project_above(root: str, home: str | None = None) -> str | None:
     (default: by the system's list of users).
     """
     here = os.path.realpath(root)
-    home = _home() if home is None else home
-    if home and here == os.path.join(os.path.realpath(home), ".goondan"):
+    if is_homes_own(here, home):
         return None
     while True:
         try:
@@ -172,6 +171,14 @@ def project_above(root: str, home: str | None = None) -> str | None:
         if here == "/":
             return None
         here = os.path.dirname(here)
+
+
+def is_homes_own(root: str, home: str | None = None) -> bool:
+    """Whether the root is `~/.goondan`, of the home directory that the system's list of users names (or `home`): HOME
+    may be a checkout, as in a build.
+    """
+    home = _home() if home is None else home
+    return bool(home) and os.path.realpath(root) == os.path.join(os.path.realpath(home), ".goondan")
 
 
 def look(root: str, workspace: str | None = None) -> Iterator[Level]:

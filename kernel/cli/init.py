@@ -63,14 +63,16 @@ def _trust(folder: str) -> None:
     """What was just written by us needs no question, whatever model the environment names later."""
     from kernel.bundle.opening import inspect_bundle
     from kernel.cli.consent import remember
-    from kernel.paths import BUNDLE_FILE, find_bundle, state_dir
+    from kernel.cli.state import state_of
+    from kernel.paths import BUNDLE_FILE, find_bundle
     from schemas.errors import GoondanError
 
     with suppress(GoondanError):  # then the first run asks
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
-        inspected = inspect_bundle(path, state_dir=state_dir(path), handlers=False)
+        state = state_of(path)
+        inspected = inspect_bundle(path, state_dir=state, handlers=False)
         if not inspected.errors:
-            remember(inspected, state_dir(path), how="init")
+            remember(inspected, state, how="init")
 
 
 def template_files(template: str) -> dict[str, bytes]:

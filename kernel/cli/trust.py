@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 @click.option("--list", "list_", is_flag=True, help="List the bundles that you trust.")
 @click.option("--revoke", is_flag=True, help="Trust the bundle no more.")
 @click.option("--own", is_flag=True, help="It is your own work: do not ask again when its code changes.")
+@click.option("--state-root", is_flag=True, help="Believe again what is in a state root that others could write to.")
 @options.as_json
-def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, as_json: bool) -> int:
+def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, state_root: bool, as_json: bool) -> int:
     """Trust a bundle: a goondan.yaml or its directory (default: ./goondan.yaml, else the quickstart).
 
     Shows what it can do beyond its jails and, on a terminal, asks. Without a terminal the command itself is the answer.
     """
     from schemas.errors import fail
 
-    if show + list_ + revoke > 1 or (own and (show or list_ or revoke)):
-        raise fail("E_USAGE", "give one of --show, --list, --revoke and --own")
+    if show + list_ + revoke + state_root > 1 or (own and (show or list_ or revoke or state_root)):
+        raise fail("E_USAGE", "give one of --show, --list, --revoke, --own and --state-root")
+    if state_root:
+        if path is not None:
+            raise fail("E_USAGE", "--state-root is about the state of all bundles; GOONDAN_STATE_ROOT names it")
+        return _confirm(as_json)
     if list_:
         return _list(as_json)
     if revoke:
@@ -41,13 +46,14 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.cli.attach import Place
     from kernel.cli.consent import ask, can_ask, look_again, remember
     from kernel.cli.output import write, write_json
+    from kernel.cli.state import state_of
     from kernel.cli.terminal import style_of
     from kernel.cli.trust_screen import screen
-    from kernel.paths import find_bundle, state_dir
+    from kernel.paths import find_bundle
     from kernel.trust.judge import untrusted
 
     bundle = find_bundle(path)
-    place = Place(bundle, "", state_dir(bundle))
+    place = Place(bundle, "", state_of(bundle))
     inspected = look_again(place)
     judgement = inspected.judgement
     wanted = not show and (bool(judgement.powers) or own)
@@ -87,13 +93,31 @@ def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
     }
 
 
+def _confirm(as_json: bool) -> int:
+    from kernel.cli.output import write, write_json
+    from kernel.cli.state import checked_root
+    from kernel.state_root import confirm, doubt
+    from schemas.errors import fail
+
+    root = checked_root()
+    confirm(root)
+    why = doubt(root)
+    if why is not None:
+        raise fail("E_STATE", why, suggestion="Set GOONDAN_STATE_ROOT to a folder of your own outside of it.")
+    if as_json:
+        write_json({"stateRoot": root, "believed": True})
+    else:
+        write(f"believed: what is in {root}")
+    return 0
+
+
 def _list(as_json: bool) -> int:
     from kernel.cli.output import write, write_json
+    from kernel.cli.state import checked_root
     from kernel.cli.trust_screen import words
-    from kernel.paths import state_root
     from kernel.trust.records import every
 
-    found = every(state_root())
+    found = every(checked_root())
     if as_json:
         write_json(found)
         return 0
@@ -108,13 +132,14 @@ def _list(as_json: bool) -> int:
 
 def _revoke(path: str | None, as_json: bool) -> int:
     from kernel.cli.output import write, write_json
-    from kernel.paths import find_bundle, state_root
+    from kernel.cli.state import checked_root
+    from kernel.paths import find_bundle
     from kernel.trust.records import forget
 
     # A folder that is gone can still be in the records.
     gone = path is not None and not os.path.lexists(os.path.expanduser(path))
     bundle = os.path.abspath(os.path.expanduser(path or "")) if gone else find_bundle(path)
-    revoked = forget(state_root(), bundle)
+    revoked = forget(checked_root(), bundle)
     if as_json:
         write_json({"bundle": bundle, "revoked": revoked})
     elif revoked:

@@ -11,7 +11,6 @@ import pwd
 import stat
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -20,9 +19,12 @@ from msgspec import Struct
 from kernel.bundle.files import read_file
 from kernel.bundle.lookup import Unreadable
 from kernel.paths import digest, identity
+from kernel.state_root import doubt, is_homes_own, open_state_root
 from kernel.trust.powers import Power
+from schemas.directories import DirectoryRefused, open_directory
 from schemas.errors import fail
 from schemas.grantable import within
+from schemas.private_files import replace_in
 
 FOLDER: Final = "trust"
 #: A record (bytes): a bundle's documents have at most 8 MiB of text, and powers are made from them.
@@ -69,19 +71,13 @@ def write(state_root: str, bundle: str, powers: Iterable[Power], *, own: bool = 
             suggestion="Set GOONDAN_STATE_ROOT to a folder of your own, or trust for one command with --trust.",
         )
     path = _path(state_root, bundle)
-    temporary = f"{path}.{os.getpid()}.new"
+    open_state_root(state_root, make=True)
     try:
-        os.makedirs(state_root, 0o700, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(os.path.dirname(path), 0o700)
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as out:
-            out.write(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(temporary, path)
+        with open_directory(os.path.dirname(path), make=True, private_from=state_root) as folder:
+            data = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+            replace_in(folder.fd, os.path.basename(path), data, sync=True)
+    except DirectoryRefused as refused:
+        raise fail("E_STATE", str(refused), suggestion=refused.fix) from None
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
     return record
@@ -113,28 +109,26 @@ def every(state_root: str) -> list[Record]:
 def why_not_believed(state_root: str, bundle: str) -> str | None:
     """Why records below this state root are not read for the bundle; None when they are."""
     root, subject = os.path.realpath(state_root), identity(bundle)
-    # Nobody gets a home directory from somebody else, even if it holds a bundle, or its settings are kept in git.
-    home = os.path.realpath(os.path.expanduser("~"))
-    if within(root, subject) and not (within(root, home) and within(home, subject)):
+    # Nobody gets a home directory from somebody else, even if it holds a bundle.
+    if within(root, subject) and not is_homes_own(root):
         return "it lies inside the bundle"
-    here = root
-    while here not in ("/", home):
-        if os.path.lexists(f"{here}/.git"):
-            return f"it lies in {here}, which is a clone"
-        here = os.path.dirname(here)
-    for path in (root, os.path.join(root, FOLDER)):
-        try:
-            state = os.lstat(path)
-        except FileNotFoundError:
-            return None  # it is made when there is something to write
-        except OSError as error:
-            return f"{path}: {error.strerror}"
-        if not stat.S_ISDIR(state.st_mode):
-            return f"{path} is no folder"
-        if state.st_uid != os.geteuid():
-            return f"{path} belongs to uid {state.st_uid}"
-        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others can write to {path} (mode {stat.S_IMODE(state.st_mode):04o})"
+    return doubt(root) or _doubt_of_folder(os.path.join(root, FOLDER))
+
+
+def _doubt_of_folder(path: str) -> str | None:
+    """Why the folder of records is not believed. It is ours alone from the beginning, so any group counts as others."""
+    try:
+        state = os.lstat(path)
+    except FileNotFoundError:
+        return None  # it is made when there is something to write
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not stat.S_ISDIR(state.st_mode):
+        return f"{path} is no folder"
+    if state.st_uid != os.geteuid():
+        return f"{path} belongs to uid {state.st_uid}"
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others can write to {path} (mode {stat.S_IMODE(state.st_mode):04o})"
     return None
 
 

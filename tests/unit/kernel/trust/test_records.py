@@ -54,6 +54,10 @@ def test_what_others_could_have_written_is_not_believed(tmp_path: Path, bundle: 
     (file,) = (tmp_path / "state" / "trust").iterdir()
     path = tmp_path / part.replace("FILE", file.name)
     path.chmod(mode)
+    if os.geteuid() == 0 and part == "state":
+        os.chown(path, 0, 40_002)  # root's own group holds nobody else
+    elif part == "state" and mode == 0o770:
+        pytest.skip("whether a user's own group holds somebody else is this machine's affair")
     assert records.read(root, bundle) is None
     assert records.every(root) == []
 
@@ -66,7 +70,7 @@ def test_a_state_root_that_comes_with_the_bundle_is_not_believed(tmp_path: Path,
     assert "inside the bundle" in caught.value.info.message
     clone = tmp_path / "clone"
     (clone / ".git").mkdir(parents=True)
-    assert "is a clone" in (records.why_not_believed(str(clone / "x" / "state"), bundle) or "")
+    assert "a bundle or a checkout" in (records.why_not_believed(str(clone / "x" / "state"), bundle) or "")
     # One that was planted is not read either.
     other = tmp_path / "state"
     records.write(str(other), bundle, NET, how="command")
