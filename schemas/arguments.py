@@ -8,6 +8,7 @@ Rules.
   of JavaScript objects), then values, in the order of the schema's properties. A value of a wrong type has that one
   issue.
 - Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
+- Checking costs a bounded time, whatever the schema and the arguments are (schema_cost.py, value_cost.py).
 
 Source: design sections 7 and 13; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
 """
@@ -15,13 +16,17 @@ Source: design sections 7 and 13; requirements SCHEMA-10, SCHEMA-11, CALL-04; re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import jsonschema_rs
 
-from schemas.errors import fail, tool_error
+from schemas.codec import encode_value
+from schemas.errors import GoondanError, fail, tool_error
 from schemas.frames import ToolError
+from schemas.schema_cost import BACKTRACK_LIMIT, Graph, TooCostly
+from schemas.value_cost import can_be_worded, is_affordable
 
 #: Issues named in one message; the rest is a count. More helps no model, and the message is cut anyway.
 MAX_ISSUES: Final = 5
@@ -32,25 +37,34 @@ _MAX_INDEX_KEY: Final = 2**32 - 2
 #: Stands for the value in the library's own wording, so that no issue repeats what may be long or secret.
 _MASK: Final = "value"
 
+#: The issue of arguments that are not checked at all, and of those that are wrong somewhere.
+TOO_MUCH: Final = (
+    "args: checking so many values against this schema could take too long; send fewer or shorter values in one call"
+)
+UNWORDED: Final = "args: they do not fit the schema; with this schema it cannot be said where"
+
 _Path = tuple[str | int, ...]
 
 
 class ArgumentChecker:
     """The schema and aliases of one tool. Made at no cost; compiled at the first `apply`."""
 
-    __slots__ = ("_aliases", "_is_valid", "_parameters", "_validator")
+    __slots__ = ("_aliases", "_graph", "_is_valid", "_parameters", "_validator")
 
     def __init__(self, parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> None:
         self._parameters = parameters
         self._aliases = dict(aliases)
         self._validator: Any = None
         self._is_valid: Any = None
+        self._graph: Any = None
 
-    def apply(self, args: Any) -> tuple[dict[str, Any], list[str]]:
-        """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid).
+    def apply(self, args: Any, size: int | None = None) -> tuple[dict[str, Any], list[str]]:
+        """Rename aliases and check: the arguments to send, and the issues in their order (empty: valid). `size` is what
+        they take as msgpack (bytes); None: it is found out.
 
         `args` is never changed in place. Arguments that are no object are one issue; the returned ones are then {}.
-        Raises GoondanError E_CONFIG_SCHEMA when `parameters` is no JSON Schema.
+        Arguments that could take longer to check than MAX_CHECK_UNITS are refused, with one issue that says so. Raises
+        GoondanError E_CONFIG_SCHEMA when `parameters` is no JSON Schema, or one that costs too much for any value.
         """
         if type(args) is not dict:
             return {}, [f"args: expected object but got {json_type(args)}"]
@@ -61,9 +75,11 @@ class ArgumentChecker:
         if self._is_valid is None:
             self._compile()
         try:
+            if not is_affordable(self._graph, args, _size(args) if size is None else size):
+                return args, [TOO_MUCH]
             if self._is_valid(args):
                 return args, []
-            return args, self._issues(args)
+            return args, self._issues(args) if can_be_worded(self._graph, args) else self._first_issue(args)
         except (ValueError, TypeError, RecursionError) as error:
             return args, [f"args: not JSON: {_first_line(error)}"]  # a lone surrogate, a key that is no string, …
 
@@ -72,20 +88,58 @@ class ArgumentChecker:
         if not isinstance(schema, dict):
             raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {json_type(schema)}")
         make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
+        graph, costly = _graph(schema)
+        if costly is not None and not costly.lost:
+            raise _too_costly(costly)
         try:
-            validator = make(schema, mask=_MASK, offline=True)
+            validator = make(schema, mask=_MASK, offline=True, pattern_options=pattern_options())
         except (ValueError, TypeError, RecursionError) as error:
             raise fail("E_CONFIG_SCHEMA", f"the parameters are no JSON Schema: {_first_line(error)}") from None
+        if costly is not None:
+            raise _too_costly(costly)
+        self._graph = graph
         self._validator = validator
         self._is_valid = validator.is_valid
 
+    def _first_issue(self, args: dict[str, Any]) -> list[str]:
+        """What is said of arguments in which not every fault can be looked for."""
+        if not self._graph.forks:  # then the first one is found without the others
+            try:
+                self._validator.validate(args)
+            except jsonschema_rs.ValidationError as error:
+                return self._worded(args, [error])[:1] or [UNWORDED]
+        return [UNWORDED]
+
     def _issues(self, args: dict[str, Any]) -> list[str]:
-        by_path: dict[_Path, list[Any]] = {}
-        for error in self._validator.iter_errors(args):
-            by_path.setdefault(tuple(error.instance_path), []).append(error)
+        return self._worded(args, self._validator.iter_errors(args)) or [UNWORDED]  # never none: that means valid
+
+    def _worded(self, args: dict[str, Any], errors: Iterable[Any]) -> list[str]:
+        by_path: dict[tuple[str, ...], list[Any]] = {}  # the library takes a name of digits for an index
+        for error in errors:
+            by_path.setdefault(tuple(map(str, error.instance_path)), []).append(error)
         issues: list[str] = []
         _collect(args, self._parameters, (), by_path, self._parameters, issues)
         return issues
+
+
+def _graph(schema: Any) -> tuple[Graph | None, TooCostly | None]:
+    """What checks cost, or why it is too much: found out before the validator is made, which may not survive it."""
+    try:
+        graph = Graph(schema)
+        graph.check()
+    except TooCostly as error:
+        return None, error
+    return graph, None
+
+
+def _too_costly(error: TooCostly) -> GoondanError:
+    place = "/".join(map(str, error.path))[:MAX_ISSUE_CHARS]
+    return fail("E_CONFIG_SCHEMA", f"the parameters cost too much to check, at '{place}': {error.message}")
+
+
+def pattern_options() -> Any:
+    """How patterns are matched: in linear time where that can be, else in at most BACKTRACK_LIMIT steps."""
+    return jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT)
 
 
 def compile_arguments(parameters: dict[str, Any] | None, aliases: Mapping[str, str]) -> ArgumentChecker:
@@ -142,11 +196,19 @@ def json_type(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
+def _size(args: dict[str, Any]) -> int:
+    """What arguments take as msgpack (bytes)."""
+    try:
+        return len(encode_value(args))
+    except OverflowError:  # an integer that the wire cannot carry; whoever sends it says so
+        return sys.maxsize
+
+
 def _collect(
-    value: Any, schema: Any, path: _Path, by_path: dict[_Path, list[Any]], root: Any, issues: list[str]
+    value: Any, schema: Any, path: _Path, by_path: dict[tuple[str, ...], list[Any]], root: Any, issues: list[str]
 ) -> None:
     """Word the errors at `path`, then those below it, children in the order of the schema's properties."""
-    here = by_path.pop(path, None)
+    here = by_path.pop(tuple(map(str, path)), None)
     if here is not None and not _word(value, path, here, root, issues):
         return
     if not by_path:

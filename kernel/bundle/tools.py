@@ -21,6 +21,7 @@ from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export
 from schemas.blobs import MAX_OUTPUT_BYTES
 from schemas.hosts import MAX_RULES, BadHost, parse_rule, write_network
 from schemas.hosts import network as make_network
+from schemas.schema_cost import Graph, TooCostly
 
 #: Entries that the tool host runs today.
 RUNS: Final = (".py",)
@@ -161,9 +162,15 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     """
     import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
 
+    from schemas.arguments import pattern_options
+
     make: Any = jsonschema_rs.validator_for if "$schema" in schema else jsonschema_rs.Draft202012Validator
+    costly = _costly(schema)
+    if costly is not None and not costly.lost:
+        report.error("E_CONFIG_SCHEMA", costly.message, document.place(*at, *costly.path), _SIMPLER)
+        return False
     try:
-        make(schema, mask="the value", offline=True)
+        make(schema, mask="the value", offline=True, pattern_options=pattern_options())
     except jsonschema_rs.ValidationError as error:
         for fault in _faults(schema, error):
             message = f"not valid JSON Schema: {_in_words(fault)}"
@@ -172,7 +179,19 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     except (ValueError, TypeError, RecursionError, OverflowError):
         report.error("E_CONFIG_SCHEMA", "not valid JSON Schema", document.place(*at))
         return False
+    if costly is not None:
+        report.error("E_CONFIG_SCHEMA", costly.message, document.place(*at, *costly.path))
+        return False
     return True
+
+
+def _costly(schema: dict[str, Any]) -> TooCostly | None:
+    """Why the schema costs too much to check against, if it does."""
+    try:
+        Graph(schema).check()
+    except TooCostly as error:
+        return error
+    return None
 
 
 def _faults(schema: dict[str, Any], first: Any) -> list[Any]:
@@ -209,6 +228,7 @@ def _in_words(error: Any) -> str:
 
 #: What a schema without `$schema` is written in.
 META_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
+_SIMPLER: Final = "Refer to fewer schemas at once, or merge those that are combined into one."
 TYPES: Final = ("array", "boolean", "integer", "null", "number", "object", "string")
 _SCHEMA_FAULTS: Final[dict[str, str]] = {
     "$ref": "a reference or $schema leads nowhere, or out of the document",

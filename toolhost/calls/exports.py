@@ -75,7 +75,7 @@ def arguments(entry: Entry, name: str, raw: Raw) -> Raw:
         message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
         raise Refused(tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")) from None
     given = msgspec.msgpack.decode(data)
-    args, issues = entry.checker.apply(given)
+    args, issues = entry.checker.apply(given, len(data))
     if issues:
         raise Refused(invalid_arguments(name, issues, entry.export.parameters))
     return raw if args is given else Raw(encode_value(args))
