@@ -21,6 +21,8 @@ EXPORT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}\Z")
 MAX_TOOL_NAME: Final = 64
 #: Longer keys are refused where they enter; they are identifiers, not documents.
 MAX_INSTANCE_KEY: Final = 256
+#: Linux's PATH_MAX without the zero at the end: longer paths are refused by every system call.
+MAX_PATH_BYTES: Final = 4095
 #: A folder name is at most 255 bytes; longer encoded keys end in a digest instead.
 _MAX_SEGMENT: Final = 120
 _ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
@@ -62,6 +64,18 @@ def is_export_name(name: str) -> bool:
 def is_instance_key(key: str) -> bool:
     """Whether `key` may name an instance: 1 to 256 characters, none of them a control character."""
     return 0 < len(key) <= MAX_INSTANCE_KEY and all(c >= " " and c != "\x7f" for c in key)
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` can be given to the system as an absolute path, and sent: no zero byte, no lone surrogate, at most
+    MAX_PATH_BYTES. Nothing is looked up.
+    """
+    if not text.startswith("/") or "\0" in text or len(text) > MAX_PATH_BYTES:
+        return False
+    try:
+        return len(text.encode()) <= MAX_PATH_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def path_segment(key: str) -> str:

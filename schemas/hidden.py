@@ -12,6 +12,7 @@ Source: sandbox.md section 1; docs/decisions/049.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -22,6 +23,8 @@ STATE_ROOT: Final = ".goondan"
 #: What is beneath a state root, or beneath the state directory of one workspace, and is the kernel's alone.
 _KERNELS: Final = ("workspaces", "instances", "toolhosts", "blobs", "logs")
 _PACKAGES: Final = "packages"
+#: Where runtime directories of any user are, also those with random names that kernels make when the usual is taken.
+_RUNTIME: Final = re.compile(r"/tmp/goondan-[0-9]+(?:-[^/]*)?(?=/|$)")
 
 
 def runtime_bases(env: Mapping[str, str], uid: int) -> list[str]:
@@ -29,6 +32,12 @@ def runtime_bases(env: Mapping[str, str], uid: int) -> list[str]:
     bases = [f"/tmp/goondan-{uid}"]
     runtime = env.get("XDG_RUNTIME_DIR", "")
     return [f"{runtime.rstrip('/')}/goondan", *bases] if runtime.startswith("/") else bases
+
+
+def runtime_place(path: str) -> str | None:
+    """The folder of runtime directories in /tmp that `path` is or lies in, by its name; None when it lies in none."""
+    found = _RUNTIME.match(path)
+    return None if found is None else found[0]
 
 
 def workspace_of(path: str, state: str) -> str | None:
@@ -52,7 +61,9 @@ def uncovered(path: str, hidden: Iterable[str], own: str = "") -> str | None:
     `own` is the folder of the tool that asks: what belongs to its package is no secret to it.
     """
     folders = [folder for folder in hidden if within(path, folder)]
-    return folders[0] if folders and not any(_is_own(path, folder, own) for folder in folders) else None
+    if folders:
+        return None if any(_is_own(path, folder, own) for folder in folders) else folders[0]
+    return runtime_place(path)
 
 
 def _is_own(path: str, folder: str, own: str) -> bool:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from schemas.address import MAX_PATH_BYTES, is_path
 from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
@@ -164,6 +165,8 @@ class Host:
                 self._refuse(frame, refused.error)
             except GoondanError as error:
                 self._refuse(frame, refusal(error.info))
+            except Exception as error:  # a bug of ours costs this call, and no other
+                self._refuse(frame, refusal(self._bug(error, f"the call {str(frame.call_id)[:200]!r}")))
         elif kind == "tool.cancel":
             if frame.call_id is not None:
                 call = self._book.get(frame.call_id)
@@ -181,6 +184,9 @@ class Host:
         if known is not None:
             self._repeat(known, (agent, instance_key))
             return
+        if frame.workdir is not None and not is_path(frame.workdir):
+            message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
         entry = self._exports.find(frame.tool, frame.from_)
         if entry is None:
             raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no tool {str(frame.tool)[:100]!r} here"))
@@ -227,6 +233,12 @@ class Host:
             self.completions.poll(call)
         else:
             self.jails.place(call)
+
+    def _bug(self, error: Exception, where: str) -> ErrorPayload:
+        """What to answer for an exception that nobody expected; the log has the rest."""
+        context = {"message": f"{where} failed", "exception": error}
+        self._loop.call_exception_handler(context)
+        return error_payload("E_INTERNAL", f"{where} failed: {type(error).__name__}")
 
     def _repeat(self, known: Call | Kept, owner: tuple[str, str]) -> None:
         """A callId that was here before: attach, or the same result again."""

@@ -25,7 +25,7 @@ from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
-from schemas.address import is_instance_key
+from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame, Hello, ReplyTo, Source
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
 #: Agents that may wait for each other in a row; a longer chain is taken for a loop.
 MAX_CHAIN: Final = 32
 #: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
-#: than that, which these, the chain and the names stay below (bytes).
-MAX_WORKDIR: Final = 4096
+#: than that, which this, the workdir, the chain and the names stay below (bytes).
+MAX_AUTH: Final = 16 << 10
 #: A turn may always ask for one thing of so many bytes, also where its root has used up its share: else what waits with
 #: an answer outstanding could keep the root's share filled for ever (bytes).
 MAX_NESTED_BYTES: Final = 64 << 10
-MAX_AUTH: Final = 16 << 10
 
 
 class Events:
@@ -121,9 +120,11 @@ class Events:
         if frame.workdir is not None and not operator:
             raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
         auth = 0 if frame.auth is None else len(memoryview(frame.auth))
-        if len((frame.workdir or "").encode()) > MAX_WORKDIR or auth > MAX_AUTH:
-            message = f"a workdir has at most {MAX_WORKDIR} bytes, auth {MAX_AUTH}"
+        if frame.workdir is not None and not is_path(frame.workdir):
+            message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if auth > MAX_AUTH:
+            raise GoondanError(error_payload("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes"))
         if self._bus.closing:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
         return self._bus.instance(agent, key, now)

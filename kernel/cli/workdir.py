@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kernel import paths
+from schemas.address import is_path
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
@@ -28,6 +29,9 @@ def absolute_workdir(text: str, place: Place) -> str:
     path = os.path.abspath(os.path.expanduser(text)) if text and "\0" not in text else ""
     if not os.path.isdir(path):
         raise fail("E_USAGE", f"the work directory {text[:200]!r} is no directory", suggestion="Make it first.")
+    if not is_path(path):
+        hint = "Name a directory whose path is UTF-8."
+        raise fail("E_USAGE", f"the path of the work directory {text[:200]!r} cannot be sent", suggestion=hint)
     real = os.path.realpath(path)
     state = os.path.realpath(paths.state_root())
     if within(real, state) and workspace_of(real, state) is None:

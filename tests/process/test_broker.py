@@ -160,6 +160,9 @@ def test_what_is_stamped_on_other_frames_is_of_bounded_size(broker: Broker) -> N
     client = broker.hello("client", operator=True)
     long = Frame("event", id="1", event_id="e", to="coder", instance_key="k", workdir="/" * 4097)
     assert code(client.ask(long)) == "E_FRAME_INVALID"
+    for number, workdir in enumerate(("", "relative", "/a\0b", "/" + "\U0001f600" * 1024)):
+        strange = Frame("event", id=f"w{number}", event_id="e", to="coder", instance_key="k", workdir=workdir)
+        assert code(client.ask(strange)) == "E_FRAME_INVALID"
     much = Frame("event", id="2", event_id="e", to="coder", instance_key="k", auth=to_raw("x" * (16 << 10)))
     assert code(client.ask(much)) == "E_FRAME_INVALID"
 

@@ -77,6 +77,8 @@ EXIT_GRACE_S: Final = 0.3
 MAX_MADE: Final = 3
 #: What a tool's module may take to load when none of its calls has a deadline (seconds).
 LOAD_TIMEOUT_S: Final = 60.0
+#: What the system says of a jail that could not be started may name a long path (characters).
+MAX_REASON: Final = 1000
 #: How long is waited for the last process of jails that were killed (seconds): it takes milliseconds.
 CLOSE_S: Final = 3.0
 
@@ -288,9 +290,16 @@ class Jails:
                 tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness,
                 sized=claim is not None and claim.sized,
             )  # fmt: skip
-        except (GoondanError, OSError) as error:
+        except Exception as error:
             self._sized.release(claim)
-            info = error.info if isinstance(error, GoondanError) else error_payload("E_SANDBOX_UNAVAILABLE", str(error))
+            if isinstance(error, GoondanError):
+                info = error.info
+            elif isinstance(error, OSError):
+                info = error_payload("E_SANDBOX_UNAVAILABLE", str(error)[:MAX_REASON])
+            else:  # a bug of ours costs these calls, and no place for a jail
+                context = {"message": f"a jail of {tool.name} could not be started", "exception": error}
+                self._loop.call_exception_handler(context)
+                info = error_payload("E_INTERNAL", f"a jail could not be started: {type(error).__name__}")
             calls, actions = self.pool.failed(slot)
             if not self._closing:
                 for waiting in calls:

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from schemas.address import is_path
 from schemas.errors import fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
@@ -312,8 +313,8 @@ def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
 
 
 def _workdir(path: str, state_dir: str) -> str:
-    if not os.path.isabs(path):
-        raise fail("E_SANDBOX_DENIED", f"the workdir {path!r} is no absolute path")
+    if not is_path(path):
+        raise fail("E_SANDBOX_DENIED", f"the workdir {path[:200]!r} is no absolute path that the system takes")
     if workspace_of(os.path.normpath(path), state_dir) is not None:
         _make_workdir(os.path.normpath(path), state_dir)
     real = os.path.realpath(path)
@@ -346,6 +347,8 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     to the folder could otherwise plant one, and with it send the next jail elsewhere.
     """
     folder = os.path.dirname(root) if os.path.isfile(root) else root
+    if not is_path(os.path.join(folder, path)):
+        raise fail("E_SANDBOX_DENIED", f"the granted path {path[:200]!r} is none that the system takes")
     name = "/" + os.path.normpath(os.path.join(folder, os.path.expanduser(path))).lstrip("/")  # it leaves `//` as it is
     real = os.path.realpath(name)
     if (link := _replaceable_link(name)) is not None:
@@ -387,6 +390,8 @@ def _environment(tool: ToolSpec) -> str | None:
     if tool.sandbox.python.venv is None:
         return None
     folder = os.path.dirname(tool.root) if os.path.isfile(tool.root) else tool.root
+    if not is_path(os.path.join(folder, tool.sandbox.python.venv)):
+        return None  # that tool has no jail, and harms no other's
     return os.path.realpath(os.path.join(folder, os.path.expanduser(tool.sandbox.python.venv)))
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from schemas.errors import GoondanError, fail
 from schemas.grantable import unreadable, unwritable, within
-from schemas.hidden import uncovered, workspace_of
+from schemas.hidden import runtime_place, uncovered, workspace_of
 from schemas.launch import ToolSpec
 from toolhost.policy.subject import HostFacts, Place
 
@@ -32,6 +32,8 @@ def check_workdir(path: str, host: HostFacts) -> None:
         if all(workspace_of(path, folder) is None for folder in hidden):
             raise _hidden(f"the workdir {path}", hidden[0])
         return
+    if (folder := runtime_place(path)) is not None:
+        raise _hidden(f"the workdir {path}", folder)
     if host.home not in ("", "/") and within(host.home, path):
         raise fail("E_SANDBOX_DENIED", f"{path} is or holds the home directory, with what your own programs run")
     if host.home not in ("", "/") and within(path, host.home) and path[len(host.home) + 1 :].startswith("."):
@@ -51,7 +53,10 @@ def check_writable(path: str, host: HostFacts) -> None:
 
 def check_write_grant(path: str, host: HostFacts) -> None:
     """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
-    reason = unwritable(path, [*host.hidden, *host.code, *([host.prefix] if host.prefix else [])])
+    place = runtime_place(path)
+    reason = unwritable(
+        path, [*host.hidden, *([place] if place else []), *host.code, *([host.prefix] if host.prefix else [])]
+    )
     if reason is not None:
         raise fail("E_SANDBOX_DENIED", f"{path} cannot be granted for writing: {reason}")
 

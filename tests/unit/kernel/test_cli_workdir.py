@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,11 @@ def test_an_instances_workspace_is_no_secret(place: Place) -> None:
         assert absolute_workdir(str(folder), place) == str(folder)
     with pytest.raises(GoondanError):
         absolute_workdir(str(workspace.parent), place)
+
+
+def test_a_name_that_cannot_be_sent_is_a_mistake(place: Place, tmp_path: Path) -> None:
+    strange = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    os.mkdir(strange)
+    with pytest.raises(GoondanError, match="cannot be sent") as caught:
+        absolute_workdir(strange, place)
+    assert caught.value.info.code == "E_USAGE"

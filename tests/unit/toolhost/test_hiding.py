@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.hidden import uncovered, workspace_of
+from schemas.hidden import runtime_place, uncovered, workspace_of
 from toolhost.policy.hiding import Hiding, Mount, places_of, read_mounts, runtime_folders
 
 ROOT = Mount(1, "8:1", "/", "/")
@@ -121,6 +121,18 @@ def test_workspaces(path: str, workspace: str | None) -> None:
 )  # fmt: skip
 def test_what_may_be_shown(path: str, own: str, folder: str | None) -> None:
     assert uncovered(path, ["/s", "/r"], own) == folder
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/tmp/goondan-0", "/tmp/goondan-0"), ("/tmp/goondan-1000/d/client.token", "/tmp/goondan-1000"),
+        ("/tmp/goondan-0-aBc9/d", "/tmp/goondan-0-aBc9"), ("/tmp/goondan-0-", "/tmp/goondan-0-"),
+        ("/tmp/goondan", None), ("/tmp/goondan-kernel", None), ("/tmp/goondan-0x", None), ("/home/tmp/goondan-0", None),
+    ],
+)  # fmt: skip
+def test_runtime_directories_of_other_kernels_are_known_by_their_names(path: str, folder: str | None) -> None:
+    assert runtime_place(path) == uncovered(path, []) == folder
 
 
 NAMES = st.sampled_from(["instances", "workspaces", "packages", "workspace", "a", "k", "@s", "logs"])
