@@ -3,7 +3,7 @@
 `gdn validate` and the start of a kernel ask this program: neither may import a tool's code. One JSON document comes in
 on stdin, one goes out on stdout:
 
-    {"tools": [ToolSpec, …], "stateDir": PATH, "protected": [PATH, …], "timeoutS": 5}
+    {"tools": [ToolSpec, …], "stateDir": PATH, "protected": [PATH, …], "timeoutS": 5, "values": {}}
     {"tools": [{"name", "method": "jail" | "source", "exports": […] | null, "error": {"reason", "message"} | null}]}
 
 In a jail the module is loaded by the very worker that would serve it, with what it was granted to read, without a
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import os
 import re
 import sys
 from typing import Any, Final, Literal
@@ -56,12 +55,16 @@ Reason = Literal["import", "handlers", "timeout", "crash", "sandbox"]
 
 
 class Request(Struct, frozen=True, rename="camel", kw_only=True):
-    """What comes in. `timeout_s` bounds each tool, `protected` are the bundle's documents."""
+    """What comes in. `timeout_s` bounds each tool, `protected` are the bundle's documents.
+
+    `values` are the values of variables; a module gets those that its tool's sandbox.env names.
+    """
 
     tools: list[ToolSpec]
     state_dir: str
     protected: list[str] = []
     timeout_s: float = 5.0
+    values: dict[str, str] = {}
 
 
 class Refusal(Struct, frozen=True):
@@ -90,7 +93,7 @@ async def inspect(request: Request) -> list[Finding]:
 
     async def one(tool: ToolSpec) -> Finding:
         async with turns:
-            return await load_in_jail(tool, spec, host, request.timeout_s) or read_source(tool)
+            return await load_in_jail(tool, spec, host, request) or read_source(tool)
 
     return list(await asyncio.gather(*(one(tool) for tool in request.tools)))
 
@@ -136,8 +139,9 @@ class _Visit:
             self.told.set_result(what)
 
 
-async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, timeout_s: float) -> Finding | None:
+async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, request: Request) -> Finding | None:
     """What a worker says after loading the module. None when no jail can be had on this machine."""
+    timeout_s, values = request.timeout_s, request.values
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     try:
@@ -151,7 +155,7 @@ async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, time
         if error.info.code == "E_SANDBOX_UNAVAILABLE":
             return None
         return _refuse(tool, "sandbox", error.info.message, "jail")
-    granted = {name: value for name in tool.sandbox.env if (value := os.environ.get(name)) is not None}
+    granted = {name: values[name] for name in tool.sandbox.env if name in values}
     jail.send(Init(WORKER_PROTOCOL, tool.name, tool.entry, granted, import_paths=jail.plan.import_paths, jailed=True))
     try:
         async with asyncio.timeout(timeout_s):

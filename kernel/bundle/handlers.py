@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import MAX_ANSWER, Finding, Inspector
@@ -25,6 +27,7 @@ from kernel.paths import root_of
 from kernel.plan import tool_spec
 from schemas.address import build_tool_name
 from schemas.directories import DirectoryRefused, open_directory
+from schemas.launch import SandboxSpec, ToolSpec
 from schemas.private_files import replace_in
 
 #: Part of every key: what an earlier version found out is asked again.
@@ -35,42 +38,57 @@ _LISTED: Final = 8
 _MAX_MESSAGE: Final = 300
 
 
-def check_handlers(
-    tools: Iterable[CheckedTool], documents: Sequence[str], inspector: Inspector, report: Report
-) -> None:
-    """Report exports without a handler and modules that cannot be loaded.
+class Check(Struct, frozen=True):
+    """With what modules are looked at. `documents` are the bundle's files, which no module sees; `redact` takes values
+    of the environment out of what modules say; `env` is the person's environment.
 
-    `documents` are the bundle's files, which no module sees. The bundled package is not looked at.
+    `reviewed`: the user has agreed to what the bundle asks for. Of another bundle a module gets no variable, and reads
+    nothing but its own folder. What a packaged tool gets the operator has accepted, or it is nothing.
     """
+
+    inspector: Inspector
+    documents: Sequence[str]
+    redact: Callable[[str], str]
+    env: Mapping[str, str]
+    reviewed: bool = True
+
+
+def check_handlers(tools: Iterable[CheckedTool], check: Check, report: Report) -> None:
+    """Report exports without a handler and modules that cannot be loaded. The bundled package is not looked at."""
     subjects = [tool for tool in tools if tool.runs and tool.root and not tool.bundled]
     if not subjects:
         return
-    findings = inspect(subjects, documents, inspector)
+    findings = inspect(subjects, check)
     for tool in subjects:
         finding = findings.get(tool.name)
         if finding is None:
             message = "the handlers were not checked: the inspection did not answer"
             report.warn("W_CONFIG_UNCHECKED", message, tool.document.place("spec", "entry"), _NO_ANSWER)
         else:
-            judge(tool, finding, report)
+            judge(tool, finding, check, report)
 
 
+_UNREVIEWED: Final = "Look at the bundle, then trust it with `gdn trust`: its modules are loaded as they would run."
 _NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this machine."
 
 
-def judge(tool: CheckedTool, finding: Finding, report: Report) -> None:
+def judge(tool: CheckedTool, finding: Finding, check: Check, report: Report) -> None:
     """Report what a finding means for a Tool's document."""
     entry_at: Path = ("spec", "entry")
     place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
     if finding.error is not None:
-        message, suggestion = finding.error.message, None
+        message, suggestion = _one_line(check.redact(finding.error.message)), None
+        if spec_for(tool, check) != tool_spec(tool):  # it might be well with what it asks for
+            text = f"the module {entry} was loaded without what the bundle asks for, and failed: {message}"
+            report.warn("W_CONFIG_UNCHECKED", text, place, _UNREVIEWED)
+            return
         if finding.error.reason == "sandbox":  # no fault of the module, which was not loaded
             at = tool.document.place("spec", "sandbox")
-            report.error("E_SANDBOX_DENIED", f"no jail of this tool can be made: {_one_line(message)}", at)
+            report.error("E_SANDBOX_DENIED", f"no jail of this tool can be made: {message}", at)
             return
         if finding.error.reason == "handlers":
             suggestion = "Give the module a dict `handlers` from export names to functions."
-        report.error("E_CONFIG_ENTRY", f"the entry {entry} cannot be used: {_one_line(message)}", place, suggestion)
+        report.error("E_CONFIG_ENTRY", f"the entry {entry} cannot be used: {message}", place, suggestion)
         return
     if finding.method == "source":
         message = f"the module {entry} was read, not loaded: there is no jail on this machine"
@@ -90,9 +108,19 @@ def judge(tool: CheckedTool, finding: Finding, report: Report) -> None:
         report.error("E_CONFIG_ENTRY", message, where, hint or f"The module has: {listed}.")
 
 
-def inspect(tools: Sequence[CheckedTool], documents: Sequence[str], inspector: Inspector) -> dict[str, Finding]:
+def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
+    """The tool as its module is looked at."""
+    spec = tool_spec(tool)
+    if check.reviewed or tool.bundled or tool.package:
+        return spec
+    return replace(spec, sandbox=SandboxSpec(), narrowed={})
+
+
+def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, Finding]:
     """What is known about each tool, from the cache or from the inspection; by the tool's name. Never raises."""
-    keys = {tool.name: _key(tool) for tool in tools}
+    inspector = check.inspector
+    specs = {tool.name: spec_for(tool, check) for tool in tools}
+    keys = {tool.name: _key(tool) if specs[tool.name] == tool_spec(tool) else None for tool in tools}
     remembered = _recall(inspector.cache)
     findings: dict[str, Finding] = {}
     for name, key in keys.items():
@@ -101,7 +129,9 @@ def inspect(tools: Sequence[CheckedTool], documents: Sequence[str], inspector: I
             findings[name] = known
     missing = [tool for tool in tools if tool.name not in findings]
     if missing:
-        for finding in inspector.ask([tool_spec(tool) for tool in missing], documents):
+        asked = [specs[tool.name] for tool in missing]
+        granted = {name: check.env[name] for spec in asked for name in spec.sandbox.env if name in check.env}
+        for finding in inspector.ask(asked, check.documents, granted):
             findings[finding.name] = finding
         # Timeouts and crashes may be the machine's mood; what the source says is asked again in case a jail appears.
         settled = {

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, Self
 
 import msgspec
 from msgspec import Struct
 
 from kernel.paths import state_root
-from kernel.spawn import command
+from kernel.spawn import command, environment
 from schemas.launch import ToolSpec
 
 #: One module may take this long to load (seconds): the import of a large library from a cold disk.
@@ -77,8 +77,10 @@ class Inspector:
             except OSError:
                 self._process = None  # ask() tries again, and the caller says when nothing was checked
 
-    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str]) -> list[Finding]:
+    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[Finding]:
         """Have the modules of `tools` looked at; `documents` are the bundle's files, which no module sees.
+
+        `values` are variables of the environment that modules get as far as their sandbox.env names them.
 
         Can be asked once. Empty when there is no answer; never raises.
         """
@@ -87,6 +89,7 @@ class Inspector:
             "stateDir": self.state_dir or state_root(),
             "protected": documents,
             "timeoutS": LOAD_TIMEOUT_S,
+            "values": values,
         }
         try:
             process = self._process or self._start()
@@ -101,8 +104,10 @@ class Inspector:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C is this process's business, and what it starts ends with it.
+        # It speaks with jails, so no value of the environment is in it that no module gets.
         self._process = subprocess.Popen(
             command("toolhost.inspection", []),
+            env=environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

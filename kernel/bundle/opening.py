@@ -26,6 +26,7 @@ from schemas.launch import KernelPlan
 if TYPE_CHECKING:
     from kernel.bundle.check import Checked
     from kernel.bundle.granting import Terms
+    from kernel.bundle.hiding import EnvironmentRedactor
     from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
     from kernel.trust.judge import Judgement
@@ -43,7 +44,8 @@ class Inspected(Struct):
     """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`.
 
     `written` are the files that a tool may have written, and that nobody has accepted. `judgement` says what the bundle
-    asks for and whether the user has agreed to it: `judgement.trusted` is whether it was reviewed.
+    asks for and whether the user has agreed to it: `judgement.trusted` is whether it was reviewed. `redact` takes
+    values of the environment out of what is printed; the problems have passed it.
     """
 
     path: str
@@ -54,6 +56,7 @@ class Inspected(Struct):
     terms: Terms
     packages: list[Package]
     judgement: Judgement
+    redact: EnvironmentRedactor
     dropped: int = 0
     written: list[Written] = []
 
@@ -84,9 +87,11 @@ def inspect_bundle(
         from kernel.bundle.check import Checker
         from kernel.bundle.files import BundleFiles
         from kernel.bundle.granting import grant
+        from kernel.bundle.hiding import EnvironmentRedactor
         from kernel.bundle.load import load_documents
         from kernel.bundle.packages import PackageFolders
         from kernel.bundle.terms import gather
+        from kernel.bundle.variables import wanted_variables
         from kernel.grants.policy_file import POLICY_FILE
         from kernel.trust.look import Asking, look
 
@@ -105,10 +110,15 @@ def inspect_bundle(
         grant(checked, terms, files, report)
         written = _written(loaded, checked, root, policy, report)
         judgement = look(path, loaded, checked, root, variables, asking or Asking())
+        redact = EnvironmentRedactor(
+            variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
+        )
         if handlers and not written and (judgement.trusted or not to_run):
-            from kernel.bundle.handlers import check_handlers
+            from kernel.bundle.handlers import Check, check_handlers
 
-            check_handlers(checked.tools.values(), sources, inspector, report)
+            check = Check(inspector, sources, redact, variables, reviewed=judgement.trusted)
+            check_handlers(checked.tools.values(), check, report)
+    report.hide(redact)
     report.sort(sources)
     return Inspected(
         path,
@@ -119,6 +129,7 @@ def inspect_bundle(
         terms,
         packages.found(),
         judgement,
+        redact,
         report.dropped,
         written,
     )

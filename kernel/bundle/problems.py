@@ -6,10 +6,11 @@ requirements VALIDATE-04, ERROR-06, ERROR-07.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.errors import CODES, GoondanError, error_payload, help_url
 
@@ -83,6 +84,20 @@ class Report:
         order = {name: index for index, name in enumerate(files)}
         for problems in (self.errors, self.warnings):
             problems.sort(key=lambda p: (order.get(p.file, len(order)), p.file, p.line, p.column))
+
+    def hide(self, redact: Callable[[str], str]) -> None:
+        """Pass everything that was written from a bundle's content through `redact`; places in files stay."""
+        for problems in (self.errors, self.warnings):
+            problems[:] = [
+                replace(
+                    problem,
+                    message=redact(problem.message),
+                    suggestion=redact(problem.suggestion),
+                    path=redact(problem.path),
+                    resource=redact(problem.resource),
+                )
+                for problem in problems
+            ]
 
     def _add(self, into: list[Problem], code: str, message: str, at: Place, suggestion: str, url: str | None) -> None:
         key = (code, message, at.file, at.line, at.column, at.resource)

@@ -31,7 +31,7 @@ def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
     from kernel.cli.output import write, write_json
 
     inspected, _ = _inspect(bundle, policy)
-    rows = [_row(tool, inspected) for tool in _asking(inspected)]
+    rows = inspected.redact.all_of([_row(tool, inspected) for tool in _asking(inspected)])
     if as_json:
         write_json(rows)
         return 0

@@ -37,10 +37,10 @@ def command(bundle: str | None, as_json: bool) -> int:
     inspected = look(bundle)
     tools = inspected.checked.tools.values()
     if as_json:
-        write_json({"bundle": inspected.path, "tools": describe(tools)})
+        write_json({"bundle": inspected.path, "tools": inspected.redact.all_of(describe(tools))})
         return 0
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-    write(*table(tools, style_of(sys.stdout), width))
+    write(*inspected.redact.all_of(table(tools, style_of(sys.stdout), width)))
     return 0
 
 

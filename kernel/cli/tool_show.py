@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 @options.as_json
 def command(name: str, bundle: str | None, as_json: bool) -> int:
     """Show a tool: its parameters, aliases, limits, sandbox and examples."""
+    from msgspec import to_builtins
+
     from kernel.cli.output import write, write_json
     from kernel.cli.terminal import style_of
     from kernel.cli.tool_catalog import find, look
 
-    tool, export = find(look(bundle).checked.tools, name)
+    inspected = look(bundle)
+    tool, export = find(inspected.checked.tools, name)
     exports = tool.body.exports if export is None else [export]
     if as_json:
-        write_json(describe(tool, exports))
+        shown = inspected.redact.all_of(to_builtins(describe(tool, exports)))
+        write_json({**shown, "file": tool.document.file})
     else:
-        write(*render(tool, exports, style_of(sys.stdout)))
+        write(*inspected.redact.all_of(render(tool, exports, style_of(sys.stdout))))
     return 0
 
 

@@ -95,7 +95,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
     report = Report(not inspected.errors, place.bundle, inspected.errors, inspected.warnings)
     if report.valid:
         plan = list(planned(subjects, network or bool(allow_net)))
-        report.examples = run_all(place, plan, allow_net)
+        report.examples = [hidden(outcome, inspected) for outcome in run_all(place, plan, allow_net)]
         report.passed, report.failed, report.skipped = (
             sum(outcome.status == status for outcome in report.examples) for status in ("passed", "failed", "skipped")
         )
@@ -105,6 +105,13 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
     else:
         write(*render(report, style_of(sys.stdout)))
     return INVALID if not report.valid else int(report.failed > 0)
+
+
+def hidden(outcome: Outcome, inspected: Inspected) -> Outcome:
+    """An outcome as it may be printed: what a tool answers can hold what it was given of the environment."""
+    hide = inspected.redact.all_of
+    texts = ("input", "output", "error", "differences", "reason")
+    return msgspec.structs.replace(outcome, **{name: hide(getattr(outcome, name)) for name in texts})
 
 
 def is_path(target: str) -> bool:
@@ -121,7 +128,7 @@ def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
 
     `name` None: every Tool of the bundle's own. Raises GoondanError E_TOOL_NOT_FOUND.
     """
-    from kernel.bundle.handlers import inspect, judge
+    from kernel.bundle.handlers import Check, inspect, judge
     from kernel.bundle.inspector import Inspector
     from kernel.bundle.opening import inspect_bundle
     from kernel.bundle.problems import Report as Problems
@@ -145,10 +152,11 @@ def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
     if bundled:  # the bundle's own were looked at above
         problems = Problems()
         with Inspector(place.state_dir) as inspector:
-            findings = inspect(bundled, [], inspector)
+            check = Check(inspector, [], inspected.redact, os.environ)
+            findings = inspect(bundled, check)
         for tool in bundled:
             if tool.name in findings:
-                judge(tool, findings[tool.name], problems)
+                judge(tool, findings[tool.name], check, problems)
         inspected.errors += problems.errors
         inspected.warnings += problems.warnings
     return inspected, subjects

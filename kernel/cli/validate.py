@@ -63,19 +63,22 @@ def describe(inspected: Inspected) -> dict[str, Any]:
     from kernel.cli.tool_catalog import source
     from schemas.address import build_tool_name
 
-    checked = inspected.checked
+    checked, hide = inspected.checked, inspected.redact.all_of
     report: dict[str, Any] = {
         "valid": not inspected.errors,
         "errors": inspected.errors,
         "warnings": inspected.warnings,
         "bundle": inspected.path,
-        "entryAgent": checked.entry_agent or None,
-        "agents": [_agent(agent) for agent in checked.agents.values()],
-        "tools": [
-            {"name": build_tool_name(tool.name, export.name), "source": source(tool)}
-            for tool in checked.tools.values()
-            for export in tool.body.exports
-        ],
+        # What the documents have from the environment, and nobody has to see.
+        "entryAgent": hide(checked.entry_agent) or None,
+        "agents": hide([_agent(agent) for agent in checked.agents.values()]),
+        "tools": hide(
+            [
+                {"name": build_tool_name(tool.name, export.name), "source": source(tool)}
+                for tool in checked.tools.values()
+                for export in tool.body.exports
+            ]
+        ),
     }
     if inspected.dropped:
         report["dropped"] = inspected.dropped
@@ -117,9 +120,13 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
     return [
         *lines,
         f"{name}: valid{warned}",
-        f"  agents: {', '.join(agents) or 'none'}",
-        *[f"  model: {line}" for line in models],
-        f"  tools: {', '.join(own) or 'none of its own'}, and {len(tools) - len(own)} bundled",
+        *inspected.redact.all_of(
+            [
+                f"  agents: {', '.join(agents) or 'none'}",
+                *[f"  model: {line}" for line in models],
+                f"  tools: {', '.join(own) or 'none of its own'}, and {len(tools) - len(own)} bundled",
+            ]
+        ),
     ]
 
 

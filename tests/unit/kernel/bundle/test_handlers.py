@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from kernel.bundle.handlers import check_handlers, inspect, judge
+from kernel.bundle.handlers import Check, check_handlers, inspect, judge
 from kernel.bundle.inspector import Finding, Inspector, Refusal
 from kernel.bundle.opening import may_declare_tools
 from kernel.bundle.problems import Report
 from kernel.bundle.tools import CheckedTool
+from schemas.launch import SandboxSpec
+from schemas.redaction import Redactor
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 
@@ -23,9 +25,15 @@ class Answering(Inspector):
         self.findings = list(findings)
         self.asked: list[list[str]] = []
 
-    def ask(self, tools: Any, documents: Any) -> list[Finding]:
+    def ask(self, tools: Any, documents: Any, values: Any) -> list[Finding]:
         self.asked.append([tool.name for tool in tools])
+        self.specs = list(tools)
+        self.values = dict(values)
         return self.findings
+
+
+def check(inspector: Answering, *, reviewed: bool = True, **env: str) -> Check:
+    return Check(inspector, [], Redactor(*env.values()), env, reviewed=reviewed)
 
 
 @pytest.fixture
@@ -35,7 +43,7 @@ def tool(look: Look) -> CheckedTool:
 
 def judged(tool: CheckedTool, finding: Finding) -> Report:
     report = Report()
-    judge(tool, finding, report)
+    judge(tool, finding, check(Answering(None)), report)
     return report
 
 
@@ -77,13 +85,13 @@ def test_what_only_the_source_says_is_a_warning(tool: CheckedTool) -> None:
 
 def test_no_answer_is_a_warning(tool: CheckedTool) -> None:
     report = Report()
-    check_handlers([tool], [], Answering(None), report)
+    check_handlers([tool], check(Answering(None)), report)
     assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
 
 
 def test_bundled_tools_are_not_looked_at(look: Look) -> None:
     inspector = Answering(None)
-    check_handlers([look(GOOD).checked.tools["bash"]], [], inspector, Report())
+    check_handlers([look(GOOD).checked.tools["bash"]], check(inspector), Report())
     assert inspector.asked == []
 
 
@@ -91,13 +99,13 @@ def test_a_finding_is_remembered_until_the_files_change(tool: CheckedTool, tmp_p
     finding = Finding(name="words", method="jail", exports=["count"])
     state = str(tmp_path / "state")
     first = Answering(state, finding)
-    assert inspect([tool], [], first) == {"words": finding}
+    assert inspect([tool], check(first)) == {"words": finding}
     second = Answering(state)
-    assert inspect([tool], [], second) == {"words": finding}
+    assert inspect([tool], check(second)) == {"words": finding}
     assert (first.asked, second.asked) == ([["words"]], [])
     Path(tool.entry).write_text("handlers = {'x': print}\n")
     third = Answering(state, finding)
-    inspect([tool], [], third)
+    inspect([tool], check(third))
     assert third.asked == [["words"]]
 
 
@@ -111,9 +119,9 @@ def test_a_finding_is_remembered_until_the_files_change(tool: CheckedTool, tmp_p
     ids=["source", "timeout", "crash"],
 )
 def test_what_may_be_different_tomorrow_is_asked_again(tool: CheckedTool, tmp_path: Path, finding: Finding) -> None:
-    inspect([tool], [], Answering(str(tmp_path / "state"), finding))
+    inspect([tool], check(Answering(str(tmp_path / "state"), finding)))
     again = Answering(str(tmp_path / "state"))
-    inspect([tool], [], again)
+    inspect([tool], check(again))
     assert again.asked == [["words"]]
 
 
@@ -122,10 +130,10 @@ def test_a_broken_or_unwritable_memory_only_costs_time(tool: CheckedTool, tmp_pa
     state = tmp_path / "state"
     (state / "cache").mkdir(parents=True)
     (state / "cache" / "handlers.json").write_text("{nonsense")
-    assert inspect([tool], [], Answering(str(state), finding)) == {"words": finding}
+    assert inspect([tool], check(Answering(str(state), finding))) == {"words": finding}
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert inspect([tool], [], Answering(str(blocked), finding)) == {"words": finding}
+    assert inspect([tool], check(Answering(str(blocked), finding))) == {"words": finding}
 
 
 def test_grants_and_environments_are_never_remembered(look: Look, tmp_path: Path) -> None:
@@ -133,8 +141,45 @@ def test_grants_and_environments_are_never_remembered(look: Look, tmp_path: Path
         GOOD.replace("  entry: tools/words.py", "  entry: tools/words.py\n  sandbox: {env: [HOME]}")
     ).checked.tools
     finding = Finding(name="words", method="jail", exports=["count"])
-    inspect([tool["words"]], [], Answering(str(tmp_path / "state"), finding))
+    inspect([tool["words"]], check(Answering(str(tmp_path / "state"), finding)))
     assert not (tmp_path / "state").exists()
+
+
+GREEDY = GOOD.replace(
+    "  entry: tools/words.py",
+    "  entry: tools/words.py\n"
+    "  sandbox: {env: [API_KEY], network: public, filesystem: {read: [/opt]}, limits: {memoryMb: 900}}",
+)
+
+
+def test_a_bundle_that_was_not_reviewed_gets_nothing_that_it_asks_for(look: Look, tmp_path: Path) -> None:
+    words = look(GREEDY).checked.tools["words"]
+    finding = Finding(name="words", method="jail", exports=["count"])
+    strangers = Answering(str(tmp_path / "state"), finding)
+    inspect([words], check(strangers, reviewed=False, API_KEY="k" * 20))
+    assert (strangers.specs[0].sandbox, strangers.specs[0].narrowed, strangers.values) == (SandboxSpec(), {}, {})
+    own = Answering(None, finding)
+    inspect([words], check(own, API_KEY="k" * 20, OTHER="o" * 20))
+    assert (own.specs[0].sandbox.env, own.values) == (["API_KEY"], {"API_KEY": "k" * 20})
+
+
+def test_a_module_that_needs_what_it_did_not_get_is_a_warning(look: Look) -> None:
+    words = look(GREEDY).checked.tools["words"]
+    report = Report()
+    finding = Finding(name="words", method="jail", error=Refusal("import", "KeyError: 'API_KEY'"))
+    judge(words, finding, check(Answering(None), reviewed=False), report)
+    assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
+    assert "gdn trust" in report.warnings[0].suggestion
+
+
+def test_a_module_that_raises_what_it_was_given_shows_nothing_of_it(look: Look) -> None:
+    words = look(GREEDY).checked.tools["words"]
+    report = Report()
+    key = "sk-Ab3dEf6hIj9lMn0"
+    # Cut by the inspection in the middle of the key.
+    finding = Finding(name="words", method="jail", error=Refusal("import", f"KeyError: '{key.upper()}' and {key[:12]}"))
+    judge(words, finding, check(Answering(None), API_KEY=key), report)
+    assert report.errors[0].message.endswith("KeyError: '***' and ***")
 
 
 @pytest.mark.parametrize(
