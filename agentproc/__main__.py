@@ -7,6 +7,7 @@ import sys
 
 from agentproc.app import main, new_loop
 from schemas.errors import GoondanError
+from schemas.secrecy import close_memory
 from schemas.startup import close_to_others, die_with_parent, read_token, set_process_name
 from schemas.visible import visible_line
 
@@ -23,6 +24,7 @@ def run(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")
+    close_memory()
     options = parser.parse_args(argv)
     close_to_others()
     die_with_parent(options.parent_pid)

@@ -35,6 +35,7 @@ from agentproc.app import main as run_agent
 from agentproc.app import new_loop
 from agentproc.warmup import rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, ForkReply, decode_request, encode_packet
+from schemas.secrecy import close_memory, forbid_core_dumps
 from schemas.startup import close_to_others, die_with_parent, report_ready, set_process_name
 from schemas.visible import visible_line
 
@@ -175,6 +176,7 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         rehearse_start(loop)
         with channel:
             packet, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
+        close_memory()  # from here on it has a token, and soon a key
         if not packet:
             os._exit(0)  # the fork server is gone, and with it whoever could want this agent
         request = decode_request(packet)
@@ -240,6 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
     parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
+    forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
     close_to_others()
     die_with_parent(options.parent_pid)

@@ -8,6 +8,7 @@ bench/model_server.py behind a provider: a turn is then one model call over HTTP
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -106,8 +107,11 @@ class Broker:
 
 
 def private_mib(pid: int) -> float:
-    """What a process shares with nobody."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    """What a process shares with nobody; NaN for whoever is not root, to whom an agent's memory is closed."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except PermissionError:
+        return math.nan
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 

@@ -62,6 +62,7 @@ from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFai
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.launch import KernelPlan
+from schemas.secrecy import close_memory
 from schemas.startup import become_subreaper, close_to_others, report_ready, set_process_name
 from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
 from schemas.visible import visible_line
@@ -610,6 +611,7 @@ _SERVICE_STATUS: Final = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
+    close_memory()
     callers_umask = close_to_others()
     try:
         options = _parse(arguments)

@@ -20,6 +20,7 @@ from schemas.frames import ErrorPayload
 from schemas.users import TOOLHOST_UID
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _M_TRIM_THRESHOLD: Final = -1
@@ -57,6 +58,11 @@ def close_to_others() -> int:
 def set_process_name(name: str) -> None:
     """The name that ps and /proc/PID/comm show; cut to 15 bytes."""
     _prctl(_PR_SET_NAME, name.encode("utf-8", "replace")[:_MAX_NAME])
+
+
+def deny_dumps() -> None:
+    """Be dumped and looked into by nobody but root; see `schemas.secrecy.close_memory`."""
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def become_subreaper() -> None:

@@ -161,7 +161,8 @@ class Sandbox:
         return {pid: _command(pid) for pid in sorted(found - mine - {os.getpid()}) if _is_alive(pid)}
 
     def _is_ours(self, pid: int) -> bool:
-        marker = self.env["GOONDAN_STATE_ROOT"].encode()
+        # In the command lines of those whose environment only root can read, too.
+        marker = str(self.home).encode()
         with suppress(OSError):
             # Most processes of a machine have its mounts, and reading those takes long.
             own = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")

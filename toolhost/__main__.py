@@ -10,6 +10,7 @@ import msgspec
 import uvloop
 
 from schemas.errors import GoondanError, fail
+from schemas.secrecy import close_memory
 from schemas.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
@@ -18,6 +19,7 @@ from toolhost.privileges.descent import descend
 
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop. 0: told to; 1: refused or broken, with one line on standard error; 2: usage."""
+    close_memory()
     arguments = _parser().parse_args(argv)
     inherited = close_to_others()
     die_with_parent(arguments.parent_pid)

@@ -25,6 +25,7 @@ from schemas.address import blobs_dir
 from schemas.blob_files import make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
+from schemas.secrecy import close_memory
 from schemas.startup import (
     admit_toolhost,
     close_to_others,
@@ -42,6 +43,7 @@ _WANTED_DESCRIPTORS = 65536
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
+    close_memory()
     options = _parse(arguments)
     close_to_others()
     try:

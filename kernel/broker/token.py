@@ -10,12 +10,14 @@ import argparse
 import sys
 
 from kernel.rundir import SECRET_FILE
+from schemas.secrecy import close_memory
 from schemas.tokens import Claims, mint
 from schemas.visible import visible_line
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one token. 0, or 2 when the secret cannot be read."""
+    close_memory()
     parser = argparse.ArgumentParser(prog="python -m kernel.broker.token", description="Make a launch token.")
     parser.add_argument("--run-dir", required=True, help="runtime directory of the broker")
     kinds = parser.add_subparsers(dest="kind", required=True)

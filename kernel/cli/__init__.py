@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from kernel.cli.lazy import LazyGroup
+from schemas.secrecy import forbid_core_dumps
 
 #: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
 COMMANDS: Final[dict[str, str]] = {
@@ -73,6 +74,7 @@ def group() -> None:
 
 def main() -> NoReturn:
     """The console script. Ends the process."""
+    forbid_core_dumps()
     _open_standard_streams()
     signal.signal(signal.SIGTERM, _terminated)
     code = execute(sys.argv[1:])

@@ -29,6 +29,7 @@ from kernel.spawn import command, memory_file, open_log, start_program
 from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
+from schemas.secrecy import close_memory
 from schemas.tokens import SOCKETS
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class Started:
 
     def wait_ready(self) -> None:
         """Return when the kernel is ready. Raises GoondanError: why it is not; InvalidBundle with every problem."""
+        close_memory()  # soon it holds the kernel's token; while the supervisor starts, there is time for it
         data = b""
         until = time.monotonic() + READY_S
         while b"\n" not in data:

@@ -19,6 +19,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent
 from schemas.link import Link
+from schemas.secrecy import close_memory
 from schemas.tokens import SOCKETS
 
 #: AgentEvent.type of a line that a person sends.
@@ -49,6 +50,7 @@ class Session:
         self.lost: asyncio.Future[None]
 
     async def __aenter__(self) -> Self:
+        close_memory()
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
         # What ends with the kernel is said once, by whoever asks; nobody reads the loop's own complaints.

@@ -154,6 +154,7 @@ def next_call(host: Raw) -> Frame:
 # --- birth ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="their files in /proc are closed to all but root")
 def test_an_agent_is_a_child_of_the_supervisor_with_nothing_of_the_fork_server(
     broker: Broker, relatives: Family, short_tmp: Path
 ) -> None:

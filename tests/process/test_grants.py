@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def test_a_packaged_tool_gets_neither_key_nor_files_until_the_operator_accepts(s
     assert look(swarm, top)["key"] is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="their files in /proc are closed to all but root")
 def test_granted_values_are_in_no_environment_and_no_command_line(swarm: Sandbox) -> None:
     assert swarm.gdn("grant", "accept", "@acme/weather/forecast").status == 0
     swarm.detach()

@@ -5,6 +5,7 @@ It is a launcher. Under root it is the steward that launchers are forked from. W
 """
 
 import os
+import resource
 import socket
 import sys
 
@@ -21,6 +22,9 @@ from toolhost.launcher import program, steward  # noqa: E402
 
 inherited = os.umask(0o077)
 umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
+# What jails are given passes through here. It is no more than this: a process whose memory is closed as well could not
+# set up the namespaces of another, as root without CAP_SYS_PTRACE, nor its niceness, as an ordinary user.
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))
 if sys.argv[3:] == ["steward"]:

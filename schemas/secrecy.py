@@ -1,0 +1,26 @@
+"""What keeps the memory of a process with keys or tokens in it from others: no core, no look from outside.
+
+A process that crashes leaves its memory in a file where limits allow one, and other processes of the same user can read
+the memory of one that lives. docs/decisions/044 has the table of who does what, and why.
+"""
+
+from __future__ import annotations
+
+import resource
+
+
+def forbid_core_dumps() -> None:
+    """Leave no core file, whatever the shell allows; the same holds for everything that this process starts."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def close_memory() -> None:
+    """Be dumped by no one, also not by a program that the system starts for crashes, and be looked into by root alone.
+
+    The files of this process in /proc that tell its memory, environment and descriptors belong to root from now on. It
+    can still read its own. It lasts until the next exec; what is forked has it too.
+    """
+    from schemas.startup import deny_dumps  # ctypes takes milliseconds, and some commands need only the other half
+
+    forbid_core_dumps()
+    deny_dumps()
