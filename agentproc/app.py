@@ -218,6 +218,7 @@ class AgentApp:
             instance_dir(spec.state_dir, spec.name, instance_key),
             durability=spec.durability,
             kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
+            max_bytes=spec.conversation_mb << 20,
         )
         return TurnRunner(spec, instance_key, self.link, store)
 

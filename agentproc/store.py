@@ -8,8 +8,10 @@ Rules.
   the event's key, in the same transaction. An event key has at most one row, so a finished event is answered again
   from its row and never run again.
 - Nothing here reads the history unless asked to (`load_messages`): a turn costs the same at any age.
-- Every failure is one GoondanError: E_DISK_FULL, E_LEASE_LOST, or E_STATE for anything else. After one the file is
-  closed, and the next turn opens it anew.
+- The file and its log together never exceed `max_bytes`: a transaction that does not leave room for the end of its
+  turn is refused as a whole (E_STORE_FULL). Nothing that is stored is cut.
+- Every failure is one GoondanError: E_STORE_FULL, E_DISK_FULL, E_LEASE_LOST, or E_STATE for anything else. After one
+  the file is closed, and the next turn opens it anew.
 
 Durability. WAL with synchronous NORMAL survives the end of the process; `power` makes the commit of `finish` wait for
 the disk, which covers everything before it.
@@ -58,6 +60,16 @@ KEPT_ANSWERS: Final = 10_000
 KEPT_BYTES: Final = 64 << 20
 #: Runtime events kept.
 KEPT_RUNTIME_EVENTS: Final = 50_000
+#: What only the end of a turn may use (bytes): a thousand results that say that their call was given up, the answer
+#: with its error, and what SQLite itself needs beside what is stored.
+RESERVE_BYTES: Final = 4 << 20
+#: A log of this size is copied into the file and emptied before the next write (bytes): a large message would else
+#: count twice for as long as the file is open.
+LARGE_LOG_BYTES: Final = 4 << 20
+#: A stored event takes this much beside its message (bytes).
+_EVENT_BYTES: Final = 256
+#: What a transaction may add beside what it was given (bytes): pages of tables and indexes that are written whole.
+_WRITE_BYTES: Final = 64 << 10
 #: How often the limits above are applied: in finished turns, and in bytes that were stored.
 _TRIM_EVERY: Final = 256
 _TRIM_BYTES: Final = 32 << 20
@@ -70,6 +82,10 @@ CREATE TABLE events (
     stored_ms INTEGER NOT NULL, origin TEXT, PRIMARY KEY (turn_id, position)
 ) WITHOUT ROWID;
 """
+
+_PAGES: Final = ("page_size", "page_count", "freelist_count")
+#: How SQLite names that a file could not be made or made larger.
+_NO_ROOM: Final = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
 
 Durability = Literal["power", "process"]
 
@@ -100,10 +116,22 @@ class ConversationStore:
     """The conversation file in `directory`. Not for use by several threads.
 
     `kept_messages` bounds the base (None: everything is kept); for an instance whose messages no model reads.
+    `max_bytes` bounds the file and its log together (None: the disk does).
     """
 
-    def __init__(self, directory: str, *, durability: Durability = "power", kept_messages: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        durability: Durability = "power",
+        kept_messages: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         self.path = Path(directory) / CONVERSATION_FILE
+        self._log = Path(directory) / f"{CONVERSATION_FILE}-wal"
+        self._max_bytes = max_bytes
+        self._writing: Literal["usual", "final", "reserve"] = "usual"
+        self._room = 0  # bytes that can be written before the sizes have to be looked at again
         self._kept_messages = kept_messages
         self._durability = durability
         self._db: sqlite3.Connection | None = None
@@ -130,13 +158,17 @@ class ConversationStore:
             self._epoch = epoch
 
     @contextmanager
-    def write(self, *, final: bool = False) -> Iterator[None]:
-        """One transaction under the adopted epoch; `final` makes its commit as durable as the instance promises.
+    def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:
+        """One transaction under the adopted epoch; `final` makes its commit as durable as the instance promises. With
+        `reserve` it may use the room that is kept for the end of a turn; it must be small.
 
-        Raises E_LEASE_LOST when a later epoch has been adopted meanwhile, E_STATE, E_DISK_FULL: nothing is written.
+        Raises E_LEASE_LOST when a later epoch has been adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL: nothing
+        is written.
         """
         with self._errors():
             db = self._open()
+            self._empty_log(db)
+            self._writing = "reserve" if reserve else "final" if final else "usual"
             full = final and self._durability == "power"
             if full:
                 db.execute("PRAGMA synchronous = FULL")
@@ -145,13 +177,15 @@ class ConversationStore:
             if stored != self._epoch:
                 raise _stale(stored, self._epoch)
             yield
+            self._room -= _WRITE_BYTES
+            self._check_room(db)
             db.execute("COMMIT")
             if full:
                 db.execute("PRAGMA synchronous = NORMAL")
 
     def close(self) -> None:
         """Close the file; a later use opens it again."""
-        db, self._db = self._db, None
+        db, self._db, self._room = self._db, None, 0
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
@@ -263,7 +297,46 @@ class ConversationStore:
     def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
         if self._db is None:
             raise fail("E_STATE", "the conversation file was closed by an earlier error")
+        size = sum(len(value) for value in values if isinstance(value, bytes | str))
+        self._room -= 4 * size
+        if size > _WRITE_BYTES:
+            self._check_room(self._db, more=size)  # before it is in the log
         self._db.execute(statement, values)
+
+    def _empty_log(self, db: sqlite3.Connection) -> None:
+        """Copy a large log into the file, unless somebody reads the conversation just now."""
+        with suppress(FileNotFoundError, sqlite3.OperationalError):
+            if self._log.stat().st_size > LARGE_LOG_BYTES:
+                db.execute("PRAGMA busy_timeout = 0")  # a reader may take long, and is not waited for
+                try:
+                    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                finally:
+                    db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def _check_room(self, db: sqlite3.Connection, *, more: int = 0) -> None:
+        """Raise E_STORE_FULL when the transaction leaves no room for the end of its turn, or (a final one) for itself.
+
+        At its end a turn's messages are copied within the file, and the pages of the copies go through the log. `more`
+        bytes are about to be added: as a message they count for themselves, for their copy, and for the log of both.
+        """
+        if self._max_bytes is None or self._writing == "reserve":
+            return
+        if self._room > 0:
+            return
+        page, pages, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
+        copied = db.execute("SELECT coalesce(sum(length(message) + ?), 0) FROM events", (_EVENT_BYTES,)).fetchone()[0]
+        log = self._log.stat().st_size - _CACHE * 1024  # what is in memory still goes there
+        final = self._writing == "final"
+        most = max(pages * page, (pages - free) * page + copied) + log + copied + more * (2 if final else 4)
+        self._room = self._max_bytes - RESERVE_BYTES - most
+        if self._room < 0 and not (final and most <= self._max_bytes):
+            used = (pages - free) * page
+            raise fail(
+                "E_STORE_FULL",
+                f"the conversation takes {used / (1 << 20):.1f} MiB and needs {(most - used) / (1 << 20):.1f} MiB more "
+                f"to store this and to end the turn; limit {self._max_bytes >> 20} MiB, of which "
+                f"{RESERVE_BYTES >> 20} MiB are kept for ends of turns",
+            )
 
     def _fold(self, turn_id: str) -> None:
         kinds = self._open().execute("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,)).fetchall()
@@ -384,7 +457,8 @@ class ConversationStore:
         except sqlite3.Error as error:
             self.close()
             name = getattr(error, "sqlite_errorname", "")
-            code = "E_DISK_FULL" if name == "SQLITE_FULL" else "E_STATE"
+            full = name == "SQLITE_FULL" or (name.startswith(_NO_ROOM) and _is_full(self.path.parent))
+            code = "E_DISK_FULL" if full else "E_STATE"
             raise fail(code, f"{self.path}: {error}{f' ({name})' if name else ''}") from None
         except OSError as error:
             self.close()
@@ -396,6 +470,15 @@ class ConversationStore:
         except BaseException:
             self.close()
             raise
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no room: SQLite says of some files only that they could not be written."""
+    try:
+        left = os.statvfs(folder)
+    except OSError:
+        return False
+    return left.f_bavail * left.f_frsize < _WRITE_BYTES
 
 
 def _stale(stored: int, epoch: int) -> GoondanError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from agentproc.answers import answer_payload, done_frame, turn_id
+from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
@@ -150,7 +150,13 @@ class TurnRun:
         """Run to the end: the frame that ends the event for us, or None when it was abandoned."""
         actions = self._begin()
         while True:
-            ended = self._perform(actions)
+            try:
+                ended = self._perform(actions)
+            except GoondanError as error:
+                if error.info.code != "E_STORE_FULL":
+                    raise
+                log.warning("event %s: %s", self._event_id, error)
+                return self._end_full(error.info)
             if ended is not None:
                 return ended
             if not self._inputs:
@@ -238,15 +244,29 @@ class TurnRun:
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
         """An unfinished turn whose event was taken away from us for good: its history is made valid and kept."""
-        store = self._runner.store
-        resume = resumption(store.turn_events(row.turn_id), isinstance(self._first, BeginCall))
-        turn = Turn(row.turn_id, max_steps=self._runner.spec.max_steps_per_turn)
-        turn.handle(resume, at)
-        for action in turn.handle(_LEFT, at):
-            if isinstance(action, Store):
-                store.append(row.turn_id, action.position, Append(action.message))
-        store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=turn.steps, answer=None)
+        steps = self._give_up(row.turn_id, _LEFT, at)
+        self._runner.store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
+
+    def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
+        """End what is stored of a turn with a result for every call (inside `write`); the turn's steps."""
+        store = self._runner.store
+        turn = Turn(turn_id, max_steps=self._runner.spec.max_steps_per_turn)
+        turn.handle(resumption(store.turn_events(turn_id), isinstance(self._first, BeginCall)), at)
+        for action in turn.handle(cancel, at):
+            if isinstance(action, Store):
+                store.append(turn_id, action.position, Append(action.message))
+        return turn.steps
+
+    def _end_full(self, info: ErrorPayload) -> Frame:
+        """What was to be stored does not fit: the turn ends with what is stored of it, and this error."""
+        runner, name, at = self._runner, self.turn.turn_id, self._runner.clock()
+        with runner.store.write(final=True, reserve=True):
+            steps = self._give_up(name, Cancel(info, "the conversation is full"), at)
+            payload = answer_payload(failed(info, steps), name, self._event_id, at)
+            self._notes.turn("turn.failed", at)
+            runner.store.finish_turn(self._event_id, name, "failed", at, steps=steps, answer=payload)
+        return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
         """Store first, then act; the frame that ends the event, if the actions end the turn."""

@@ -38,7 +38,7 @@ for old, new in {
 """,
     "    - ref: Tool/bash\n": """\
     - ref: Tool/bash
-  policy: {toolCalls: {allowRegistry: ['bash__*']}}
+  policy: {toolCalls: {allowRegistry: ['bash__*']}, stallTimeoutS: 90, conversationMb: 64}
 """,
 }.items():
     RICH = RICH.replace(old, new)
@@ -77,6 +77,7 @@ def test_what_a_document_says_arrives(tmp_path: Path, bundled: object) -> None:
     plan = plan_of(tmp_path, RICH)
     agent = plan.agents["helper"]
     assert (agent.system, agent.max_steps_per_turn, agent.durability) == ("You help.", 5, "process")
+    assert (agent.stall_timeout_s, agent.conversation_mb) == (90.0, 64)
     assert (agent.allow_registry, agent.idle_s, agent.state_dir) == (["bash__*"], 1.5, "/state")
     assert (plan.max_live_agents, plan.agent_idle_s, plan.entry_agent) == (9, 1.5, "helper")
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
