@@ -549,9 +549,9 @@ class CrashingStore(ConversationStore):
         self._committed = committed
 
     @contextmanager
-    def write(self, *, final: bool = False) -> Iterator[None]:
+    def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:
         self._left -= 1
-        with super().write(final=final):
+        with super().write(final=final, reserve=reserve):
             yield
             if self._left == 0 and not self._committed:
                 raise Crash
