@@ -163,12 +163,13 @@ class Sandbox:
     def _is_ours(self, pid: int) -> bool:
         # In the command lines of those whose environment only root can read, too.
         marker = str(self.home).encode()
-        with suppress(OSError):
+        own = False
+        with suppress(OSError):  # gone, or closed to us
             # Most processes of a machine have its mounts, and reading those takes long.
             own = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
-            for name in ("environ", "cmdline", "mountinfo") if own else ("environ", "cmdline"):
-                if marker in _read(f"/proc/{pid}/{name}"):
-                    return True
+        for name in ("environ", "cmdline", "mountinfo") if own else ("environ", "cmdline"):
+            if marker in _read(f"/proc/{pid}/{name}"):
+                return True
         return False
 
     def mounts(self) -> list[str]:

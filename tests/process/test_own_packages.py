@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import site
 import socket
 import subprocess
 import sys
@@ -156,6 +157,8 @@ def test_packages_elsewhere_are_found_and_nothing_beside_them_runs(tmp_path: Pat
 
 
 def test_no_folder_is_passed_on_where_everything_is_installed_in_one_place() -> None:
+    if not any(Path(place, "msgspec").exists() for place in site.getsitepackages()):
+        pytest.skip("packages of this environment lie elsewhere")
     assert folders() == ()
     assert command("x.y", ["z"]) == [sys.executable, "-I", START, "x.y", "z"]
 
