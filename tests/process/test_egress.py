@@ -244,6 +244,8 @@ async def test_the_proxy_has_nothing_and_is_replaced(tmp_path: Path) -> None:
                 line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
             )
             assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            assert limits.partition("Max core file size")[2].split()[:2] == ["0", "0"]
             if os.geteuid() == 0:
                 assert set(status["Uid"].split()) == {"65534"}
                 assert int(status["CapEff"], 16) == 0
