@@ -30,6 +30,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
 
     An empty `model` of a vendor means the first that its server lists. `chosen_by` is the environment variable that
     made `provider: auto` choose this one, "" when none did, None when the bundle names its provider.
+
+    `key_origin` is the only origin (`scheme://host:port`) that the key is sent to; None: the vendor's.
     """
 
     provider: Literal["anthropic", "openai", "embedded"]
@@ -38,6 +40,7 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     api_key: str | None = None
     params: dict[str, Any] = {}
     chosen_by: str | None = None
+    key_origin: str | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the key."""

@@ -40,6 +40,7 @@ from agentproc.providers.vendor import (
     plain,
 )
 from schemas.errors import GoondanError
+from schemas.origins import key_may_go, origin_of
 from schemas.redaction import Redactor
 
 #: One answer with all that surrounds it (bytes): streams wrap every few letters in some hundred bytes.
@@ -145,6 +146,7 @@ class HttpProvider:
 
     async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
         """One request to its answer. Raises Fault."""
+        self._check_key(request, wire)
         response = await self._client.ask("POST", wire.url, _checked(wire.headers), wire.body, self._patience)
         try:
             if not 200 <= response.status < 300:
@@ -158,10 +160,18 @@ class HttpProvider:
         finally:
             response.close()
 
+    def _check_key(self, request: ModelRequest, wire: WireRequest) -> None:
+        """Raises Fault when the key belongs to another server than the one that is asked."""
+        model = request.model
+        if model.api_key and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
+            meant = model.key_origin or origin_of(self._vendor.server)
+            raise Fault("final", f"the key was not sent: it is meant for {meant}")
+
     async def _name_model(self, request: ModelRequest) -> ModelRequest:
         """The request with the first model of the server's list, for a Model that names none. Raises Fault."""
         if not self._listed:
             wire = self._vendor.listing(request)
+            self._check_key(request, wire)
             response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
             try:
                 if not 200 <= response.status < 300:

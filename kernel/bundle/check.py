@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from kernel.bundle.extensions import CheckedExtension, check_extension
 from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
-from kernel.bundle.models import ModelFault, is_http_url, resolve_model
+from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
@@ -380,6 +380,9 @@ class Checker:
             self._report.error(model.code, message, document.place(*model.path), model.suggestion)
         else:
             agent.model = model
+            if sends_open_key(model):
+                message = f"the key is sent to {model.key_origin} over plain http: everybody on the way can read it"
+                self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
 
     def _agent_prompt(self, agent: CheckedAgent) -> None:
         prompt, document = agent.body.prompt, agent.document

@@ -5,7 +5,10 @@ OPENAI_BASE_URL, else `embedded`. GOONDAN_PROVIDER settles the provider, GOONDAN
 quickstart and `gdn init` use `auto`. A bundle that names a vendor without its key is E_CONFIG_MISSING_ENV, never
 embedded.
 
-Source: design section 8; docs/decisions/019.
+A key belongs to one origin: the vendor's, or that of the endpoint. Where the bundle names the endpoint, the user has to
+agree to it (kernel/trust); before that the model is held without its key.
+
+Source: design section 8; docs/decisions/019 and 046.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kernel.bundle.problems import Path
 from schemas.launch import ModelSpec
+from schemas.origins import is_open, origin_of
 from schemas.resources import ModelBody, ValueSource
 
 Vendor = Literal["anthropic", "openai"]
@@ -68,7 +73,29 @@ def resolve_model(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, 
     key = key or env.get(KEY_VARIABLE[vendor]) or None
     if key is None and body.endpoint is None:
         return _no_key(vendor, "give apiKey, or give endpoint if it is a server of your own that needs none")
-    return ModelSpec(provider=vendor, model=body.model, endpoint=body.endpoint, api_key=key, params=merged)
+    return ModelSpec(
+        provider=vendor,
+        model=body.model,
+        endpoint=body.endpoint,
+        api_key=key,
+        params=merged,
+        key_origin=_key_origin(key, body.endpoint),
+    )
+
+
+def without_key(model: ModelSpec) -> ModelSpec:
+    """The model as it may be held before anybody has agreed to where its key goes."""
+    return replace(model, api_key=None, key_origin=None)
+
+
+def sends_open_key(model: ModelSpec) -> bool:
+    """Whether its key is sent over http to another machine."""
+    return model.api_key is not None and model.key_origin is not None and is_open(model.key_origin)
+
+
+def _key_origin(key: str | None, endpoint: str | None) -> str | None:
+    """Where a key goes: None for the vendor's own server."""
+    return origin_of(endpoint) if key is not None and endpoint is not None else None
 
 
 def model_text(model: ModelSpec) -> str:
@@ -119,7 +146,15 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
         return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
     # A server of one's own has models of its own: without a name the agent takes the first that the server lists.
     name = model or (AUTO_MODEL[vendor] if key is not None else "")
-    return ModelSpec(provider=vendor, model=name, endpoint=endpoint, api_key=key, params=params, chosen_by=chosen_by)
+    return ModelSpec(
+        provider=vendor,
+        model=name,
+        endpoint=endpoint,
+        api_key=key,
+        params=params,
+        chosen_by=chosen_by,
+        key_origin=_key_origin(key, endpoint),
+    )
 
 
 def _choose(env: Mapping[str, str]) -> tuple[Provider, str] | ModelFault:

@@ -89,6 +89,7 @@ def inspect_bundle(
         from kernel.bundle.granting import grant
         from kernel.bundle.hiding import EnvironmentRedactor
         from kernel.bundle.load import load_documents
+        from kernel.bundle.models import without_key
         from kernel.bundle.packages import PackageFolders
         from kernel.bundle.terms import gather
         from kernel.bundle.variables import wanted_variables
@@ -110,6 +111,9 @@ def inspect_bundle(
         grant(checked, terms, files, report)
         written = _written(loaded, checked, root, policy, report)
         judgement = look(path, loaded, checked, root, variables, asking or Asking())
+        if not judgement.trusted:
+            for agent in checked.agents.values():
+                agent.model = None if agent.model is None else without_key(agent.model)
         redact = EnvironmentRedactor(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
         )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import msgspec
 import pytest
 
 from agentproc.providers.anthropic import Anthropic
@@ -181,6 +182,19 @@ async def test_a_redirect_takes_the_key_nowhere(ask: Ask, base: str, provider: s
         message = await ask(provider).fails(base, f"307 to={elsewhere}/v1")
         assert "redirects to" in message
         assert seen(elsewhere)["requests"] == []
+
+
+@BOTH
+@pytest.mark.parametrize("model_name", ["well", ""])
+async def test_a_key_that_belongs_to_another_server_is_not_sent(
+    ask: Ask, base: str, provider: str, model_name: str
+) -> None:
+    request = question(provider, base, model_name)
+    before = len(seen(base)["requests"])
+    model = msgspec.structs.replace(request.model, key_origin="https://api.vendor.test:443")
+    with pytest.raises(GoondanError, match="not sent: it is meant for https://api"):
+        await ask(provider).model.complete(msgspec.structs.replace(request, model=model))
+    assert len(seen(base)["requests"]) == before
 
 
 async def test_a_key_that_cannot_be_sent_is_not_shown(ask: Ask, base: str) -> None:

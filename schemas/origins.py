@@ -1,0 +1,56 @@
+"""Origins of URLs, and which of them a key may be sent to. Pure.
+
+A key belongs to one origin: the vendor's, or that of the endpoint which the person has named or agreed to. The kernel
+binds the two when it resolves a model, and whoever sends a request compares them.
+
+Source: docs/decisions/046.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def origin_of(url: str) -> str | None:
+    """`scheme://host:port` of an http or https URL, always with its port, in lower case; None for anything else."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in _PORTS or not host:
+        return None
+    named = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{named}:{_PORTS[parts.scheme] if port is None else port}"
+
+
+def is_open(origin: str) -> bool:
+    """Whether everybody on the way can read what is sent there: http to anything but this machine.
+
+    Of names only `localhost` is this machine; `*.localhost` is what a name server says it is.
+    """
+    parts = urlsplit(origin)
+    if parts.scheme != "http":
+        return False
+    try:
+        return not ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return parts.hostname != "localhost"
+
+
+def key_may_go(url: str, key_origin: str | None, vendor_url: str) -> bool:
+    """Whether a key that belongs to `key_origin` may be sent with a request to `url`.
+
+    Without a `key_origin` it is the vendor's, and may also go to this machine: so that agents which are started by hand
+    can ask a local server.
+    """
+    origin = origin_of(url)
+    if origin is None:
+        return False
+    if key_origin is not None:
+        return origin == key_origin
+    return origin == origin_of(vendor_url) or (urlsplit(origin).scheme == "http" and not is_open(origin))
