@@ -18,8 +18,8 @@ def test_embedded_needs_nothing() -> None:
 
 ANTHROPIC = {"provider": "anthropic", "model": AUTO_MODEL["anthropic"], "api_key": "a"}
 OPENAI = {"provider": "openai", "model": AUTO_MODEL["openai"], "api_key": "o"}
-OWN = {**OPENAI, "endpoint": LOCAL, "key_origin": "http://127.0.0.1:1"}
 LOCAL = "http://127.0.0.1:1/v1"
+LOCAL_ORIGIN = "http://127.0.0.1:1"
 INVALID = "E_CONFIG_INVALID_VALUE"
 
 
