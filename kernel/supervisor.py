@@ -55,6 +55,7 @@ from kernel.spawn import (
 from kernel.state_root import open_state_root
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from kernel.supervisor_socket import SupervisorSocket
+from kernel.trust import COPIES
 from kernel.workers import Workers
 from schemas.address import blobs_dir, path_segment
 from schemas.blob_files import BlobFolder
@@ -114,6 +115,7 @@ class Supervisor:
         self.shared = options.shared
         self.entry_agent: str | None = None
         self.model: str | None = None
+        self.private_copy: str | None = None
         self.stopping = False
         self.holders: set[object] = set()
         self._held_once = False
@@ -183,6 +185,13 @@ class Supervisor:
         plan = self._plan = self._load(options)
         if self._stop.done():
             return
+        if os.path.isdir(f"{options.state_dir}/{COPIES}"):
+            from kernel.trust.private_copy import sweep
+
+            sweep(options.state_dir, keep=plan.private_copy)
+        if plan.private_copy:
+            self.private_copy = plan.private_copy
+            _log.warning("others can write to %s: its code runs from a copy, %s", plan.bundle, plan.private_copy)
         self.entry_agent = plan.entry_agent
         if plan.entry_agent in plan.agents:
             from kernel.bundle.models import model_text
@@ -285,6 +294,10 @@ class Supervisor:
             await asyncio.sleep(lock.LEFTOVERS_POLL_S)
         self._reaper.stop()
         self._socket.close()
+        if self.private_copy is not None:
+            from kernel.trust.private_copy import sweep
+
+            sweep(self._options.state_dir)
         premises.leave()
         _log.info("stopped")
 

@@ -1,7 +1,7 @@
 """`supervisor.sock`, the commands' half and the messages of both; supervisor_socket.py is the supervisor's half.
 
 One JSON object a line in, one a line out, any number on a connection. Operations:
-- `{"op":"ps"}` -> `{"ok":true,"processes":[…]}`.
+- `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…}`.
 - `{"op":"stop"}` -> `{"ok":true}` at once; the stop is over when the process that listens here is gone.
 - `{"op":"hold"}` -> when the kernel is ready `{"ok":true,"entryAgent":…,"model":…,"shared":…}`, or `{"error":…}` when
   it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
@@ -75,6 +75,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     model: str | None = None
     shared: bool = False
     stopping: bool = False
+    #: Where the bundle's code runs, if others can write to its own folder.
+    private_copy: str | None = None
 
 
 class SupervisorClient:

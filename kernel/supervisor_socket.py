@@ -27,6 +27,7 @@ class Kernel(Protocol):
 
     shared: bool
     entry_agent: str | None
+    private_copy: str | None
     model: str | None
     stopping: bool
     holders: set[object]
@@ -99,7 +100,7 @@ class SupervisorSocket:
         except msgspec.DecodeError as error:
             return Reply(error=error_payload("E_USAGE", f"not a request: {error}"))
         if request.op == "ps":
-            return Reply(ok=True, processes=kernel.processes())
+            return Reply(ok=True, processes=kernel.processes(), private_copy=kernel.private_copy)
         if request.op == "stop":
             kernel.stop("asked to")
             return Reply(ok=True, stopping=True)

@@ -216,7 +216,8 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
 
     `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail. `swarm` is
     the Swarm's name, "" in a bundle without one. `kept_agents` (None: a sixteenth of `max_live_agents`, one at least),
-    `mailbox_mb` and `max_open_events` are the Swarm's policy.
+    `mailbox_mb` and `max_open_events` are the Swarm's policy. `private_copy` is the folder that code of
+    the bundle runs from, because others can write to its own; "" when it runs where it is.
     """
 
     revision: str

@@ -78,6 +78,8 @@ class Sandbox:
     env: dict[str, str]
     bundle: Path
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    #: Where commands are run; None: in `home`.
+    here: Path | None = None
 
     # --- commands
 
@@ -86,7 +88,7 @@ class Sandbox:
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "kernel.cli", *arguments],
             env=self.env,
-            cwd=self.home,
+            cwd=self.here or self.home,
             stdin=options.pop("stdin", subprocess.DEVNULL),
             stdout=options.pop("stdout", subprocess.PIPE),
             stderr=options.pop("stderr", subprocess.PIPE),

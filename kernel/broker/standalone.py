@@ -17,6 +17,7 @@ from kernel import lock, paths, rundir
 from kernel.bundle.opening import load_plan
 from kernel.premises import Premises
 from kernel.state_root import open_state_root
+from kernel.trust.private_copy import sweep
 from schemas.errors import fail
 from schemas.launch import KernelPlan
 from schemas.tokens import SECRET_BYTES, Claims, mint
@@ -45,6 +46,7 @@ def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premis
         time.sleep(lock.LEFTOVERS_POLL_S)
     premises.settle()
     premises.describe(plan.entry_agent, plan.revision)
+    sweep(plan.state_dir, keep=plan.private_copy)
     secret = secrets.token_bytes(SECRET_BYTES)
     premises.write(rundir.SECRET_FILE, secret)
     token = mint(secret, Claims("client", revision=plan.revision, operator=True))

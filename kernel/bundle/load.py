@@ -85,7 +85,7 @@ def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: 
         report.error(fault.code, fault.message, Place(file, fault.line, fault.column, fault.path), fault.suggestion)
     for index, node in enumerate(composed.documents):
         if isinstance(node, Mapping):
-            loaded.documents.append(Document(file, node, index))
+            loaded.documents.append(Document(file, node, index, from_file=True))
         else:
             message = "a document is a mapping with apiVersion, kind, metadata and spec"
             report.error("E_CONFIG_INVALID_VALUE", message, Place(file, node.line, node.column))

@@ -184,8 +184,12 @@ def load_plan(
     handlers: bool = True,
     policy: str | None = None,
     asking: Asking | None = None,
+    runs: bool = True,
 ) -> KernelPlan:
     """The plan of the bundle at `path`: every door to running it goes through here.
+
+    Where others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: somebody only
+    wants to know what is in it.
 
     Raises BundleError with every problem when it cannot run, and GoondanError E_BUNDLE_UNTRUSTED when the user has not
     agreed to what it asks for.
@@ -202,7 +206,7 @@ def load_plan(
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
-    return build_plan(
+    plan = build_plan(
         checked,
         bundle=path,
         state_dir=state_dir,
@@ -214,6 +218,13 @@ def load_plan(
         ],
         sized_workdirs=inspected.terms.sized_workdirs,
     )
+    from kernel.trust.powers import others
+
+    if not runs or not others(inspected.judgement.powers):
+        return plan
+    from kernel.trust.private_copy import with_private_copy
+
+    return with_private_copy(plan, loaded.root)
 
 
 def revision(loaded: Loaded, checked: Checked) -> str:

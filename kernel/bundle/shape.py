@@ -58,12 +58,17 @@ class Environment:
 
 
 class Document(Struct):
-    """One document: its nodes, and where it stands. `resource` is its identity once kind and name are known."""
+    """One document: its nodes, and where it stands. `resource` is its identity once kind and name are known.
+
+    `from_file`: it was read from a file of a bundle, so that `${NAME}` in it means the user's variables. What reaches a
+    running swarm in another way is never expanded: whoever can change a document there must not read the environment.
+    """
 
     file: str
     node: Mapping
     index: int = 0
     resource: str = ""
+    from_file: bool = False
 
     def place(self, *path: str | int) -> Place:
         """Where `path` stands; the nearest place above it when it is not there."""
@@ -99,7 +104,7 @@ class Builder:
 
     def __init__(self, document: Document, environment: Environment, report: Report) -> None:
         self._document = document
-        self._environment = environment
+        self._environment = environment if document.from_file else Environment(None)
         self._report = report
 
     def build(self, kind: type[Any]) -> Any:

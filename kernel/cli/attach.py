@@ -299,8 +299,9 @@ class ByHand(Kernel):
         from kernel.trust.look import Asking
 
         place, asking = self.place, Asking(everything=True)
-        plan = load_plan(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy, asking=asking)
-        return plan.entry_agent
+        return load_plan(
+            place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy, asking=asking, runs=False
+        ).entry_agent
 
     def finish(self) -> None:
         """Nothing to release."""

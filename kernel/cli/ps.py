@@ -28,15 +28,18 @@ def command(bundle: str | None, as_json: bool) -> int:
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)
     rows: list[ProcessInfo] = []
+    copy: str | None = None
     if client is not None:
-        rows = client.ask("ps").processes or []
+        reply = client.ask("ps")
+        rows, copy = reply.processes or [], reply.private_copy
         client.close()
     elif (broker := by_hand(place)) is not None:
         rows = external(broker)
     if as_json:
         write_json(rows)
     elif rows:
-        write(*render(rows, datetime.datetime.now(datetime.UTC)))
+        note = [] if copy is None else ["", f"others can write to {place.bundle}: its code runs from the copy {copy}"]
+        write(*render(rows, datetime.datetime.now(datetime.UTC)), *note)
     else:
         write("no kernel runs " + place.bundle)
     return 0

@@ -6,6 +6,7 @@ something else in the place of the file. The system and the user count as one; s
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -15,6 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from kernel.trust.powers import Owner, Writers
+from schemas.directories import holds_only
 
 #: Owners and groups that are told apart; more are everybody (entries).
 MAX_NAMED: Final = 8
@@ -54,20 +56,30 @@ def _look(path: str, owners: set[int], groups: set[int | None], seen: set[str]) 
         return  # a link has no mode; in a sticky folder each file is its owner's
     if state.st_mode & stat.S_IWOTH:
         groups.add(None)
-    elif state.st_mode & stat.S_IWGRP and not is_own_group(state.st_gid, os.geteuid()):
+    elif state.st_mode & stat.S_IWGRP and (_has_list(path) or not is_own_group(state.st_gid, os.geteuid())):
         groups.add(state.st_gid)
 
 
 @lru_cache(maxsize=64)
 def is_own_group(gid: int, uid: int) -> bool:
-    """Whether a group holds nobody but the user: the one of the user's own name, or root's, without other members."""
+    """Whether a group holds nobody but the user and root."""
+    return holds_only(gid, (0, uid), _read("/etc/passwd"), _read("/etc/group"))
+
+
+def _read(path: str) -> str:
     try:
-        group = grp.getgrgid(gid)
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    mine = user.pw_gid == gid and group.gr_name == user.pw_name
-    return mine and all(member in (user.pw_name, "root") for member in group.gr_mem)
+        with open(path, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except OSError:
+        return ""
+
+
+def _has_list(path: str) -> bool:
+    """Whether it has an access control list, whose entries can name anybody; the group's bits are its mask then."""
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
 
 
 def owner_name(uid: int) -> str:

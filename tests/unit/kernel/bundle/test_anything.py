@@ -68,7 +68,7 @@ def test_a_mutated_bundle_gives_structured_problems(
     (root / "tools" / "words.py").touch()
     text = "\n---\n".join(json.dumps(document) for document in bundle)
     composed = compose(text, Budget())
-    documents = [Document("f", node) for node in composed.documents if isinstance(node, Mapping)]
+    documents = [Document("f", node, from_file=True) for node in composed.documents if isinstance(node, Mapping)]
     report = Report()
     checked = Checker(documents, package, BundleFiles(str(root)), {}, report).check()
     lines = text.count("\n") + 1

@@ -36,7 +36,7 @@ def build(text: str, env: dict[str, str] | None = None) -> tuple[Outer, list[tup
     report = Report()
     node = compose(text, Budget()).documents[0]
     assert isinstance(node, Mapping)
-    built = Builder(Document("f", node), Environment(env), report).build(Outer)
+    built = Builder(Document("f", node, from_file=True), Environment(env), report).build(Outer)
     return built, [(p.code, p.path) for p in report.errors]
 
 
@@ -140,5 +140,17 @@ def test_every_kind_can_be_stood_in_for(kind: type[Any]) -> None:
     node = compose("x: 1", Budget()).documents[0]
     assert isinstance(node, Mapping)
     report = Report()
-    assert isinstance(Builder(Document("f", node), Environment({}), report).build(kind), kind)
+    assert isinstance(Builder(Document("f", node, from_file=True), Environment({}), report).build(kind), kind)
     assert {p.code for p in report.errors} == {"E_CONFIG_UNKNOWN_FIELD", "E_CONFIG_MISSING_FIELD"}
+
+
+def test_only_what_was_read_from_a_file_is_expanded() -> None:
+    """A document that reaches a running swarm in another way must not read the user's environment."""
+    report = Report()
+    (node,) = compose('itemsHere: ["${SECRET}"]\n', Budget()).documents
+    assert isinstance(node, Mapping)
+    for from_file, expected in ((True, ["s3cret"]), (False, ["${SECRET}"])):
+        document = Document("f", node, from_file=from_file)
+        assert Builder(document, Environment({"SECRET": "s3cret"}), report).build(Outer).items_here == expected
+    assert Document("f", node).from_file is False
+    assert report.errors == []
