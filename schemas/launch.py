@@ -234,3 +234,4 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     kept_agents: int | None = None
     mailbox_mb: int = 256
     max_open_events: int = 65_536
+    private_copy: str = ""
