@@ -55,13 +55,13 @@ from kernel.spawn import (
 from kernel.state_root import open_state_root
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from kernel.supervisor_socket import SupervisorSocket
-from kernel.trust import COPIES
 from kernel.workers import Workers
 from schemas.address import blobs_dir, path_segment
 from schemas.blob_files import BlobFolder
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
+from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
 from schemas.secrecy import close_memory
 from schemas.startup import become_subreaper, close_to_others, report_ready, set_process_name

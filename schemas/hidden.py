@@ -2,7 +2,7 @@
 
 A state root holds conversations, logs, packages and the operator's policy; a runtime directory holds sockets and
 tokens. Nothing that is granted may be such a folder or lie in one. What may: a workdir that is an instance's workspace,
-and for a tool the package that it belongs to.
+and for a tool the package that it belongs to, or its own folder in the private copy that it is run from.
 
 The kernel asks while it checks a bundle, by the paths as they are written. The tool host asks again for the real paths
 of each launch.
@@ -25,6 +25,8 @@ _KERNELS: Final = ("workspaces", "instances", "toolhosts", "blobs", "logs")
 _PACKAGES: Final = "packages"
 #: Where runtime directories of any user are, also those with random names that kernels make when the usual is taken.
 _RUNTIME: Final = re.compile(r"/tmp/goondan-[0-9]+(?:-[^/]*)?(?=/|$)")
+#: Beneath the state directory of a workspace: copies of a bundle's code, which run if others can write to the bundle.
+COPIES: Final = "private"
 
 
 def runtime_bases(env: Mapping[str, str], uid: int) -> list[str]:
@@ -73,6 +75,9 @@ def _is_own(path: str, folder: str, own: str) -> bool:
     if parts[0] == _PACKAGES and len(parts) > 1:
         names = parts[: 3 if parts[1].startswith("@") else 2]
         return within(path, "/".join([folder.rstrip("/"), *names]))
+    copy = parts[2:] if parts[0] == "workspaces" else parts
+    if copy[:1] == [COPIES] and len(copy) > 1:
+        return within(path, own)
     if (workspace := workspace_of(own, folder)) is not None:  # a bundle that lies in a workspace
         return within(path, workspace)
     return parts[0] not in _KERNELS and within(path, own)

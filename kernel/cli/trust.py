@@ -53,7 +53,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.trust.judge import untrusted
 
     bundle = find_bundle(path)
-    place = Place(bundle, "", state_of(bundle))
+    place = Place(bundle, state_of(bundle))
     inspected = look_again(place)
     judgement = inspected.judgement
     wanted = not show and (bool(judgement.powers) or own)

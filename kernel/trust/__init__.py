@@ -6,8 +6,3 @@
 
 What packages ask for is not part of it: `gdn grant` has that.
 """
-
-from typing import Final
-
-#: In a state directory, where the private copies are.
-COPIES: Final = "private"

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from kernel.bundle.files import read_file
 from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
-from kernel.trust import COPIES
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
+from schemas.hidden import COPIES
 from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, ToolSpec
 from schemas.trees import remove_tree
 

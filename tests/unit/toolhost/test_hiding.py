@@ -116,6 +116,11 @@ def test_workspaces(path: str, workspace: str | None) -> None:
         ("/s/instances/a/k/workspace/t", "/s/instances/a/k/workspace/t", None),
         ("/s/instances/a/j/workspace", "/s/instances/a/k/workspace/t", "/s"),
         ("/s/instances/a/k", "/s/instances/a/k", "/s"), ("/s", "/s", "/s"),
+        ("/s/workspaces/d/private/c/t", "/s/workspaces/d/private/c/t", None),
+        ("/s/workspaces/d/private/c/t/x", "/s/workspaces/d/private/c/t", None),
+        ("/s/workspaces/d/private/c/u", "/s/workspaces/d/private/c/t", "/s"),
+        ("/s/workspaces/d/private", "/s/workspaces/d/private", "/s"),
+        ("/s/workspaces/d/logs", "/s/workspaces/d/private/c/t", "/s"),
         ("/s/bundle/t/data", "/s/bundle/t", None), ("/s/bundle", "/s/bundle/t", "/s"),
     ],
 )  # fmt: skip
