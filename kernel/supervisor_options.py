@@ -1,0 +1,90 @@
+"""What a supervisor is told on its command line, and the plan that comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from kernel import paths
+from schemas.errors import fail
+
+if TYPE_CHECKING:
+    from schemas.launch import KernelPlan
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand. `umask`
+    is the one of whoever started it: that of its jails.
+    """
+
+    bundle: str
+    state_dir: str
+    run_dir: str | None = None
+    ready_fd: int | None = None
+    parent_fd: int | None = None
+    shared: bool = False
+    allow_net: list[str] = []
+    policy: str | None = None
+    trust: bool = False
+    agreed_fd: int | None = None
+    umask: int = 0o022
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """The options of a command line; None: this process's. Bad usage ends the process. Raises GoondanError
+    E_CONFIG_NOT_FOUND and E_STATE.
+    """
+    parser = argparse.ArgumentParser(prog="python -m kernel.supervisor", description="The Goondan supervisor.")
+    parser.add_argument("--bundle", required=True, help="the bundle to run")
+    parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that is told when the kernel is ready, or why not")
+    parser.add_argument("--parent-fd", type=int, help="stop when the other end of this descriptor is closed")
+    parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
+    parser.add_argument("--allow-net", action="append", default=[], metavar="HOST:PORT", help="grant to every tool")
+    parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
+    parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
+    parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
+    given = parser.parse_args(arguments)
+    bundle = paths.find_bundle(given.bundle)
+    return Options(
+        bundle=bundle,
+        state_dir=paths.state_dir(bundle),
+        run_dir=os.path.abspath(given.run_dir) if given.run_dir else None,
+        ready_fd=given.ready_fd,
+        parent_fd=given.parent_fd,
+        shared=given.shared,
+        allow_net=given.allow_net,
+        policy=os.path.abspath(given.policy) if given.policy else None,
+        trust=given.trust,
+        agreed_fd=given.agreed_fd,
+    )
+
+
+def load_plan(options: Options) -> KernelPlan:
+    """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
+    from kernel.bundle.opening import load_plan as load
+    from kernel.trust.look import Asking, read_agreed
+
+    agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
+    asking = Asking(everything=options.trust, agreed=agreed)
+    plan = load(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
+    return with_network(plan, options.allow_net) if options.allow_net else plan
+
+
+def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
+    """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to what every tool may reach. Raises E_USAGE."""
+    from schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
+
+    try:
+        added = network(map(parse_rule, grants))
+    except BadHost as error:
+        raise fail("E_USAGE", f"--allow-net: {error}") from None
+    tools = []
+    for tool in plan.toolhost.tools:
+        wide = write_network(join(read_network(tool.sandbox.network), added))
+        tools.append(replace(tool, sandbox=replace(tool.sandbox, network=wide)))
+    return replace(plan, toolhost=replace(plan.toolhost, tools=tools))
