@@ -72,6 +72,8 @@ if TYPE_CHECKING:
 
 #: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
 BACKSTOP_S: Final = 5.0
+#: How often the runtime directory is looked at (seconds): whoever misses it waits no longer (supervisor_client.py).
+RUN_DIR_LOOK_S: Final = 1.0
 #: A broker that answers nothing for this long is replaced (seconds): longer than any disk makes it wait.
 HANG_S: Final = 20.0
 #: A start that takes longer has failed (seconds). Loading a bundle and three processes take well under one.
@@ -197,6 +199,7 @@ class Supervisor:
             gc.freeze()
             gc.enable()  # kernel/start.py turned it off
             self._backstop()
+            self._look_for_run_dir()
 
     async def _take_over(self, premises: Premises) -> None:
         """Answer on the socket, and wait until nobody of a killed kernel is left."""
@@ -464,7 +467,6 @@ class Supervisor:
         if self._agents is not None and not self.stopping:
             self._agents.audit()
         self._look_for_life()
-        self._look_for_run_dir()
         self._reaper.sweep_soon()
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"{self._options.state_dir}/logs"):
@@ -483,6 +485,7 @@ class Supervisor:
 
     def _look_for_run_dir(self) -> None:
         """Somebody of ours may have cleaned up: the kernel makes its runtime directory again, or ends."""
+        self._loop.call_later(RUN_DIR_LOOK_S, self._look_for_run_dir)
         if self._premises is not None and not self.stopping and not self._premises.is_intact():
             self._restoring = self._loop.create_task(self._restore(self._premises))
 

@@ -29,8 +29,8 @@ from schemas.frames import ErrorPayload
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0
 #: How long a living kernel that cannot be reached is waited for (seconds): a supervisor looks after its runtime
-#: directory every five seconds (kernel/supervisor.py), and makes it again in much less than one.
-RETURN_S: Final = 7.0
+#: directory every second (kernel/supervisor.py), and makes it again at once.
+RETURN_S: Final = 3.0
 #: How often (seconds).
 RETURN_POLL_S: Final = 0.02
 #: What SO_PEERCRED gives: pid, uid, gid.

@@ -39,7 +39,7 @@ def command(bundle: str | None, as_json: bool) -> int:
             message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
             raise fail("E_KERNEL_RUNNING", message, suggestion="End its processes as they were started.")
         if (pidfd := lock.holder(place.state_dir)) is not None:
-            return _end(pidfd, place, as_json)
+            return _end(pidfd, place, as_json, until)
         if not lock.clear_after_death(place.state_dir):
             message = f"processes of a killed kernel with the state in {place.state_dir} do not end"
             raise fail("E_KERNEL_RUNNING", message)
@@ -55,7 +55,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-def _end(pidfd: int, place: Place, as_json: bool) -> int:
+def _end(pidfd: int, place: Place, as_json: bool, until: float) -> int:
     """End a supervisor whose runtime directory is gone: it holds the lock, and hears signals."""
     import os
     import signal
@@ -66,7 +66,7 @@ def _end(pidfd: int, place: Place, as_json: bool) -> int:
     try:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        orderly = end_of(pidfd, place.state_dir)
+        orderly = end_of(pidfd, place.state_dir, max(DEAF_S, until - time.monotonic() - 1.0))
     finally:
         os.close(pidfd)
     _report(orderly, as_json)
