@@ -396,6 +396,7 @@ class TurnRun:
             case LeaveTurn(end):
                 if self._model is not None:
                     self._model.cancel()
+                self._stop_watching()
                 stages.leave_turn(end)
             case EnterStep(step):
                 stages.enter_step(step)

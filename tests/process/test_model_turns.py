@@ -114,6 +114,7 @@ MISBEHAVING = {
     "stall": ("openai", "stall"),
     "alive-anthropic": ("anthropic", "keepalive:1"),
     "alive-openai": ("openai", "keepalive:1"),
+    "small": ("openai", "well"),
 }
 
 
@@ -127,6 +128,8 @@ def misled(bad: str) -> Iterator[Sandbox]:
         documents[-1] = documents[-1].replace("name: main", f"name: {agent}")
         if agent.startswith("alive"):
             documents[-1] = f"{documents[-1].rstrip()}\n  policy: {{stallTimeoutS: 1}}\n"
+        elif agent == "small":
+            documents[-1] = f"{documents[-1].rstrip()}\n  policy: {{conversationMb: 16}}\n"
         refs.append(f"{{ref: Agent/{agent}}}")
     whole = "apiVersion: goondan.ai/v1\nkind: Swarm\nmetadata: {name: swarm}\n"
     whole += f"spec: {{entryAgent: Agent/stall, agents: [{', '.join(refs)}]}}\n"
@@ -187,6 +190,19 @@ def test_a_server_that_only_keeps_the_connection_alive_does_not_hold_a_turn(misl
     assert f"the model {provider}/keepalive:1, which has sent no content since 20" in error["message"]
     sent = misled.gdn("send", agent, "again", "--timeout", "30", "--json")
     assert (sent.status, sent.json["response"]) == (0, "fine")
+
+
+def test_a_message_beyond_the_conversations_size_is_refused_and_the_next_one_answered(misled: Sandbox) -> None:
+    refused = misled.gdn("send", "small", "-", "--json", input="x" * (5 << 20))
+    assert refused.status == 1
+    error = refused.json["error"]
+    assert error["code"] == "E_STORE_FULL"
+    assert "limit 16 MiB" in error["message"]
+    assert "policy.conversationMb" in error["suggestion"]
+    sent = misled.gdn("send", "small", "again", "--json")
+    assert (sent.status, sent.json["response"]) == (0, "fine")
+    (folder,) = misled.home.glob("state/workspaces/*/instances/small/default")
+    assert sum(path.stat().st_size for path in folder.glob("conversation.db*")) < 16 << 20
 
 
 def test_a_turn_that_is_cut_off_ends_its_model_call(misled: Sandbox, bad: str) -> None:
