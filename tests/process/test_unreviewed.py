@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.process.model_servers import seen, server
 
 KEY = "qk-Ab3dEf6hIj9_lMn0pQr2tUv4"
 TOOL = """\
@@ -132,3 +133,33 @@ def test_the_inspecting_program_has_no_key_in_its_environment(home: Sandbox, tmp
         assert inspector._process is not None
         environ = Path(f"/proc/{inspector._process.pid}/environ").read_bytes()
     assert KEY.encode() not in environ
+
+
+MODEL = """{provider: openai, model: well, endpoint: "URL/v1", apiKey: {valueFrom: {env: COMPANY_THING}}}"""
+
+
+def with_model(model: str, url: str) -> str:
+    """The bundle with a model of this server."""
+    return BUNDLE.replace("{provider: embedded}", model.replace("URL", url))
+
+
+@pytest.mark.parametrize("command", [["run"], ["call", "bash__exec", "{}"], ["doctor"], ["validate"]])
+def test_a_strangers_server_gets_nothing_before_the_bundle_is_trusted(command: list[str]) -> None:
+    with server("misbehaving_llm") as url, sandbox(with_model(MODEL, url)) as made:
+        made.env |= {"COMPANY_THING": KEY, "OPENAI_API_KEY": KEY[::-1]}
+        del made.env["GOONDAN_TRUST"]
+        result = made.gdn(*command, input="hello\n")
+        assert ("E_BUNDLE_UNTRUSTED" in result.err) is (command[0] in ("run", "call"))
+        assert not leaks(result.out + result.err)
+        assert seen(url)["requests"] == []
+
+
+def test_a_vendors_key_goes_to_an_endpoint_of_the_bundle_only_after_trust() -> None:
+    model = MODEL.partition(", apiKey")[0] + "}"
+    with server("misbehaving_llm") as url, sandbox(with_model(model, url)) as made:
+        made.env |= {"OPENAI_API_KEY": KEY}
+        del made.env["GOONDAN_TRUST"]
+        assert made.gdn("run", input="hello\n").status != 0
+        assert seen(url)["requests"] == []
+        assert "fine" in made.gdn("run", "--trust", input="hello\n").out
+        assert KEY in str(seen(url)["requests"][0]["headers"])
