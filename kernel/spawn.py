@@ -24,11 +24,24 @@ import msgspec
 from kernel.import_path import folders
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload
+from schemas.users import VARIABLE
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.
 ENVIRONMENT: Final = frozenset(
-    ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "GOONDAN_STATE_ROOT")
+    (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "GOONDAN_STATE_ROOT",
+        VARIABLE,
+    )
 )
 #: What agents need besides: their models' servers may be behind a proxy or a company's certificate.
 AGENT_ENVIRONMENT: Final = frozenset(

@@ -25,7 +25,7 @@ from msgspec import Struct
 from kernel import paths
 from schemas.directories import Directory, DirectoryRefused, holds_only, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.users import TOOLHOST_UID
+from schemas.own_users import TOOLHOST_UID
 
 #: Its presence in the root says that others could write there. Its text says how.
 MARK: Final = "unconfirmed"

@@ -17,7 +17,7 @@ from typing import Final
 
 from schemas.directories import DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.users import TOOLHOST_UID
+from schemas.own_users import TOOLHOST_UID
 
 _IPC: Final = "ipc://"
 #: What SO_PEERCRED gives: pid, uid, gid.

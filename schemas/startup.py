@@ -17,7 +17,7 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
-from schemas.users import TOOLHOST_UID
+from schemas.own_users import TOOLHOST_UID
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4

@@ -1,15 +1,54 @@
-"""The user that a tool host becomes when root starts it. Pure.
+"""The user numbers that root's tool hosts and their jails have, and the setting that moves them.
 
-Numbers from 0x70000000 to 0x7FFFFFFE have nothing assigned in systemd's table (https://systemd.io/UIDS-GIDS/). The tool
-host gives the others of them to jails (toolhost/policy/uids.py). How it is let in to what is root's:
-startup.admit_toolhost.
+Without the setting they lie above what directory services hand out (the ranges of SSSD and FreeIPA end at
+2,000,200,000), where systemd's table (https://systemd.io/UIDS-GIDS/) has nothing assigned: up to 0x7FFFFFFE.
+`$GOONDAN_JAIL_UIDS`, `FIRST-LAST`, is another range, for a machine on which these are somebody's (own_users.py reads
+it). Pure.
 
 Source: docs/decisions/039.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
-#: User and group of every tool host that root has started.
-TOOLHOST_UID: Final = 0x77FFFFFF
+VARIABLE: Final = "GOONDAN_JAIL_UIDS"
+#: Numbers below are of the system's own users.
+MIN_FIRST: Final = 1000
+#: The last two of 32 bits mean "no user" to system calls.
+MAX_LAST: Final = 0xFFFFFFFD
+#: Fewer leave no room for several tool hosts, each with a block of numbers of its own, and for instances.
+MIN_COUNT: Final = 16_384
+#: `nobody` of many systems, and the same for 16 bits.
+_NOBODY: Final = (65_534, 65_535)
+_RANGE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
+
+
+class UserNumbers(NamedTuple):
+    """First and last of the numbers of jails and of instances, and the one of every tool host. Users and groups."""
+
+    jails: tuple[int, int]
+    toolhost: int
+    instances: tuple[int, int]
+
+
+DEFAULT: Final = UserNumbers((0x77400000, 0x77FFFFFE), 0x77FFFFFF, (0x78000000, 0x7FFFFFFE))
+
+
+def read_user_numbers(setting: str | None) -> UserNumbers:
+    """The numbers for a value of the variable; None or empty: those without it. Raises ValueError, which says why."""
+    if not setting:
+        return DEFAULT
+    found = _RANGE.fullmatch(setting.strip())
+    if found is None:
+        raise ValueError(f"{VARIABLE} is not FIRST-LAST, two numbers")
+    first, last = int(found[1]), int(found[2])
+    if first < MIN_FIRST or last > MAX_LAST:
+        raise ValueError(f"{VARIABLE} must lie between {MIN_FIRST} and {MAX_LAST}")
+    if last - first + 1 < MIN_COUNT:
+        raise ValueError(f"{VARIABLE} needs at least {MIN_COUNT} numbers")
+    if any(first <= nobody <= last for nobody in _NOBODY):
+        raise ValueError(f"{VARIABLE} must not hold {_NOBODY[0]} and {_NOBODY[1]}, which are nobody's on many systems")
+    middle = first + (last - first + 1) // 2
+    return UserNumbers((first, middle - 1), middle, (middle + 1, last))

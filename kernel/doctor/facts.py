@@ -67,9 +67,14 @@ class Host(Struct, frozen=True, kw_only=True):
     """What bears on jails beside the survey. The three numbers are sysctls, None where this system has none such.
 
     `setuid_bwrap` is a bubblewrap on the PATH that is setuid, "" without one. `systemd`: it runs this machine.
+    `user_numbers` are the first and the last user that root's tool hosts and their jails can be, `numbers_problem` what
+    is wrong with the setting of these, `numbers_account` an account of this machine that has one of them; "" for none.
     """
 
     uid: int
+    user_numbers: tuple[int, int] = (0, 0)
+    numbers_problem: str = ""
+    numbers_account: str = ""
     setuid_bwrap: str = ""
     apparmor_userns: int | None = None
     userns_clone: int | None = None

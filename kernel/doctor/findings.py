@@ -30,6 +30,7 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
+from schemas.users import VARIABLE
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle"]
@@ -144,6 +145,21 @@ def _sandbox(survey: Survey | None, host: Host) -> Iterator[Finding]:
         yield _ok("sandbox", "user", f"running as an ordinary user (uid {host.uid})")
     if host.uid == 0 and survey is not None and survey.tier is not None and survey.user is not None:
         yield _toolhost(survey.user)
+    if host.uid == 0:
+        yield _user_numbers(host)
+
+
+def _user_numbers(host: Host) -> Finding:
+    first, last = host.user_numbers
+    if host.numbers_problem:
+        return _problem(
+            "sandbox", "user numbers", host.numbers_problem, f"export {VARIABLE}=FIRST-LAST   # or unset it"
+        )
+    what = f"tool hosts and jails are users {first} to {last}"
+    if host.numbers_account:
+        message = f"{what}, and {host.numbers_account} of this machine has one of these numbers"
+        return _warning("sandbox", "user numbers", message, f"export {VARIABLE}=FIRST-LAST   # numbers that nobody has")
+    return _ok("sandbox", "user numbers", f"{what}; {VARIABLE} sets others")
 
 
 def _toolhost(user: int) -> Finding:

@@ -9,6 +9,7 @@ Source: design section 11.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import resource
 import shutil
@@ -46,6 +47,7 @@ from kernel.doctor.facts import (
 )
 from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
+from schemas import own_users
 from schemas.errors import GoondanError
 
 #: The survey starts at most two jails; a machine that is starting a hundred things may take long (seconds).
@@ -145,6 +147,11 @@ def _versions() -> Versions:
 def _host() -> Host:
     return Host(
         uid=os.geteuid(),
+        user_numbers=(own_users.NUMBERS.jails[0], own_users.NUMBERS.instances[1]),
+        numbers_problem=own_users.problem() or "",
+        numbers_account=_account_of(
+            own_users.NUMBERS.toolhost, own_users.NUMBERS.jails[0], own_users.NUMBERS.instances[0]
+        ),
         setuid_bwrap=_setuid_bwrap(),
         apparmor_userns=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
         userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),
@@ -152,6 +159,14 @@ def _host() -> Host:
         cgroup=_cgroup(_read("/proc/self/cgroup")),
         systemd=os.path.isdir("/run/systemd/system"),
     )
+
+
+def _account_of(*numbers: int) -> str:
+    """The name of an account that has one of these numbers. As an ordinary user nobody is asked."""
+    for number in numbers if os.geteuid() == 0 else ():
+        with suppress(KeyError, OSError, OverflowError):
+            return pwd.getpwuid(number).pw_name
+    return ""
 
 
 def _setuid_bwrap() -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from schemas.launch import Filesystem, SandboxSpec
+from schemas.users import DEFAULT
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.jails.jail import process_status
@@ -110,12 +111,12 @@ async def main(place: Path, port: int) -> dict[str, Any]:
     for name in ("open", "closed", "mine"):
         (grants / name).write_text(f"{name} grant")
     (grants / "closed").chmod(0o600)
-    os.chown(grants / "mine", *[instance_uid(str(own))] * 2)
+    os.chown(grants / "mine", *[instance_uid(str(own), DEFAULT)] * 2)
     (own / ".git").mkdir(parents=True)  # mounted read-only, in a folder that is closed to root without powers
     own.chmod(0o700)
     given = place / "given"
     given.mkdir()
-    os.chown(given, *[instance_uid(str(given))] * 2)
+    os.chown(given, *[instance_uid(str(given), DEFAULT)] * 2)
 
     def tool(name: str, *, network: Any = "none", isolation: Any = "instance", **files: list[str]) -> Any:
         sandbox = SandboxSpec(network=network, isolation=isolation, filesystem=Filesystem(**files))
@@ -135,7 +136,7 @@ async def main(place: Path, port: int) -> dict[str, Any]:
     for path in [Path(tools[1].root), *Path(tools[1].root).iterdir()]:
         path.chmod(0o700 if path.is_dir() else 0o600)
     bomb = bombs(place, replace(LIMITS, wall_seconds=30))
-    out: dict[str, Any] = {"walls": found.walls, "uid": instance_uid(str(own))}
+    out: dict[str, Any] = {"walls": found.walls, "uid": instance_uid(str(own), DEFAULT)}
     facts = replace(found.facts, groups=None)  # where there are no namespaces there are mostly no groups either
     async with bench(*tools, bomb, state_dir=state, facts=lambda _: facts) as made:
         for name in ("plain", "private", "once"):
@@ -152,7 +153,7 @@ async def main(place: Path, port: int) -> dict[str, Any]:
             await made.call("private__count", workdir=grants),
             await made.call("private__write", {"path": "made"}, workdir=given),
         ]
-        out["given"] = instance_uid(str(given))
+        out["given"] = instance_uid(str(given), DEFAULT)
         out["signals"] = [await made.call("plain__die", {"signal": number}, workdir=own) for number in (15, 11, 9)]
         out["slow"] = await made.call("plain__slow", workdir=own, deadline_ms=300)
         for name in ("fetch", "refused"):

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
+from schemas.users import DEFAULT
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost import offload
 from toolhost.jails.jail import process_status
@@ -281,24 +282,24 @@ async def test_without_idmaps_an_instance_has_a_user_and_its_workdir_is_given_to
             for slot in made.host.jails.pool.slots()
             for status in map(process_status, slot.jail.jail.processes())
         }
-        assert users == {"\t".join([str(instance_uid(str(own)))] * 4)}
+        assert users == {"\t".join([str(instance_uid(str(own), DEFAULT))] * 4)}
         refused = await made.call("a__write", {"read": "/etc/passwd"}, workdir=unmappable / "named")
         assert refused["error"]["code"] == "E_SANDBOX_UNAVAILABLE"
         assert f"{unmappable / 'named'} belongs to user 0" in refused["error"]["message"]
         assert "an idmapped mount (mount_setattr: " in refused["error"]["message"]
-        assert f"chown -R {instance_uid(str(unmappable / 'named'))}:" in refused["error"]["suggestion"]
+        assert f"chown -R {instance_uid(str(unmappable / 'named'), DEFAULT)}:" in refused["error"]["suggestion"]
     owners = {path.lstat().st_uid for path in [own, *own.rglob("*")]}
-    assert owners == {instance_uid(str(own))}
+    assert owners == {instance_uid(str(own), DEFAULT)}
     assert os.stat("/etc/passwd").st_uid == 0
     assert (unmappable / "named").stat().st_uid == 0
 
 
 def test_instances_have_different_users() -> None:
-    uids = [instance_uid(f"/state/{n}") for n in range(1000)]
+    uids = [instance_uid(f"/state/{n}", DEFAULT) for n in range(1000)]
     assert len(set(uids)) > 990
     assert min(uids) >= 0x78000000 and max(uids) <= 0x7FFFFFFE
-    assert instance_uid("/state/1") == uids[1]
-    assert not set(uids) & {Uids(pid).take() for pid in range(70_000)}
+    assert instance_uid("/state/1", DEFAULT) == uids[1]
+    assert not set(uids) & {Uids(pid, DEFAULT).take() for pid in range(70_000)}
 
 
 @root_only

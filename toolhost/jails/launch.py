@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.errors import fail
+from schemas.own_users import NUMBERS
 from schemas.trees import remove_tree
 from schemas.worker_frames import WORKER_FD
 from toolhost import offload
@@ -29,7 +30,7 @@ from toolhost.policy.plan import LaunchPlan, start_of
 from toolhost.policy.uids import Uids, instance_uid
 from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
 
-UIDS: Final = Uids(os.getpid())
+UIDS: Final = Uids(os.getpid(), NUMBERS)
 
 
 class Launched(NamedTuple):
@@ -254,7 +255,7 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
             for stage in plan.stages
         ],
         "uid": uid,
-        "heir": None if plan.heir is None else instance_uid(plan.heir),
+        "heir": None if plan.heir is None else instance_uid(plan.heir, NUMBERS),
         "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
         "joins": [] if group is None else group.joins,
         "niceness": parts.niceness,

@@ -1,7 +1,7 @@
 """Which user each jail of a root-run tool host is: numbers that nobody else has, each for one jail at a time. Pure.
 
-They lie where systemd's table of user ids has nothing assigned (0x70000000 to 0x7FFFFFFE), so no file, service or
-container has one of them by accident, and a process that escaped would own nothing.
+They lie where nobody assigns any (schemas/users.py), so no file, service or container has one of them by accident, and
+a process that escaped would own nothing. What somebody has all the same is passed over, block by block.
 
 Source: sandbox.md section 3, item 2; https://systemd.io/UIDS-GIDS/.
 """
@@ -9,40 +9,53 @@ Source: sandbox.md section 3, item 2; https://systemd.io/UIDS-GIDS/.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
-from schemas.users import TOOLHOST_UID
+from schemas.users import UserNumbers
 
-_FIRST: Final = 0x70000000  # the last below _INSTANCES is the tool host's own (schemas/users.py)
 #: Numbers for each tool host; more jails than that are not alive at once.
 BLOCK: Final = 4096
-_BLOCKS: Final = 32768
-#: The upper half: for instances whose workdir had to be given to a user of theirs.
-_INSTANCES: Final = _FIRST + _BLOCKS * BLOCK
-_LAST: Final = 0x7FFFFFFE
-#: First and last of the numbers that instances can have.
-INSTANCES: Final = (_INSTANCES, _LAST)
+#: Blocks that are tried: one that somebody has is rare, and a service is asked about each.
+TRIES: Final = 16
 
 
-def instance_uid(workdir: str) -> int:
+def instance_uid(workdir: str, numbers: UserNumbers) -> int:
     """The user that an instance's workdir (its path) belongs to where owners cannot be mapped: always the same."""
     digest = hashlib.sha256(workdir.encode("utf-8", "surrogateescape")).digest()
-    return _INSTANCES + int.from_bytes(digest[:8], "big") % (_LAST - _INSTANCES + 1)
+    first, last = numbers.instances
+    return first + int.from_bytes(digest[:8], "big") % (last - first + 1)
 
 
 class Uids:
     """The numbers of one tool host. The lowest free one comes first, because what the kernel keeps for it is kept."""
 
-    def __init__(self, host_pid: int) -> None:
+    def __init__(self, host_pid: int, numbers: UserNumbers) -> None:
         """Tool hosts that run side by side have different process ids, and so different numbers, mostly."""
-        self._base = _FIRST + host_pid % _BLOCKS * BLOCK
+        self._first, last = numbers.jails
+        self._last = last
+        self._blocks = -(-(last - self._first + 1) // BLOCK)
+        self._block = host_pid % self._blocks
         self._taken: set[int] = set()
 
     @property
     def bounds(self) -> tuple[int, int]:
         """The first and the last number that a jail of this tool host can have."""
-        last = self._base + BLOCK - 1
-        return self._base, last - 1 if last == TOOLHOST_UID else last
+        first = self._first + self._block * BLOCK
+        return first, min(first + BLOCK - 1, self._last)
+
+    def pass_over(self, taken: Callable[[int, int], bool]) -> bool:
+        """Go on to a block of which nobody has a number: `taken` says whether somebody has one from first to last.
+
+        False when none was found in TRIES; then the numbers are what they were. Before any was given.
+        """
+        was = self._block
+        for step in range(min(TRIES, self._blocks)):
+            self._block = (was + step) % self._blocks
+            if not taken(*self.bounds):
+                return True
+        self._block = was
+        return False
 
     def next(self) -> int | None:
         """The number that `take` would give; None when all are taken."""

@@ -8,30 +8,37 @@ Source: sandbox.md section 3, item 1; docs/decisions/039.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
+from schemas import own_users
 from schemas.broker_identity import BrokerIdentity
 from schemas.errors import GoondanError
 from schemas.startup import admit_toolhost, close_to_others
+from schemas.users import VARIABLE
 from toolhost.jails.launch import UIDS
 from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
 from toolhost.limits.groups import beside, hand_over, own_tree
 from toolhost.policy import facts
+from toolhost.policy.accounts import Accounts, account_of
 from toolhost.policy.conventions import ARGS_FD, FILTER_FD
 from toolhost.policy.hiding import runtime_folders
 from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.subject import HostFacts
-from toolhost.policy.uids import INSTANCES
 from toolhost.privileges.giving_up import future_user, give_up
 from toolhost.privileges.launcher_link import LAUNCHER, spawn
 from toolhost.privileges.steward_link import STEWARD
 from toolhost.seccomp.program import host_program, program
+
+#: An account that an operator has made for our number, so that programs show a name, is called so.
+_OUR_ACCOUNT: Final = "goondan"
 
 
 def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> None:
@@ -52,6 +59,7 @@ def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | N
             LAUNCHER.start()
         return
     user = future_user()
+    _choose_numbers(user)
     with suppress(GoondanError):
         facts.find_bwrap()  # asks programs for their versions, which cannot be started later
     facts.compile_for_jails()
@@ -71,6 +79,19 @@ def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | N
         STEWARD.start(*spawn(LAUNCHER.umask, "steward"), _terms(user, endpoint))
         LAUNCHER.start()
     give_up(user, filter_)
+
+
+def _choose_numbers(user: int) -> None:
+    """See that nobody else has the numbers of our own user and of our jails. Raises OSError."""
+    if (wrong := own_users.problem()) is not None:
+        raise OSError(errno.EINVAL, wrong)
+    name = account_of(user) if user else None
+    if name is not None and not name.startswith(_OUR_ACCOUNT):
+        text = f"user {user}, which the tool host would be, is {name}: set {VARIABLE}=FIRST-LAST to a free range"
+        raise OSError(errno.EBUSY, text)
+    if not UIDS.pass_over(Accounts().taken):
+        text = f"the user numbers for jails are somebody's: set {VARIABLE}=FIRST-LAST to a free range"
+        raise OSError(errno.EBUSY, text)
 
 
 def _enclosed() -> list[Enclosed]:
@@ -103,7 +124,7 @@ def _terms(user: int, endpoint: str) -> Terms:
     return {
         "user": user,
         "jails": UIDS.bounds,
-        "instances": INSTANCES,
+        "instances": own_users.NUMBERS.instances,
         "stages": list(facts.STAGES),
         "closed": [*SYSTEM, *facts.code_folders(), *runtime_folders(endpoint)],
         "top": list(TOP),

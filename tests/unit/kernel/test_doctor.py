@@ -281,3 +281,18 @@ def test_a_state_that_cannot_be_written_is_told_by_trying(tmp_path: Path, monkey
     assert "no directory" in str(look._state("/b").problem)
     monkeypatch.setenv("GOONDAN_STATE_ROOT", "/proc/1/state")
     assert look._state("/b").problem
+
+
+@pytest.mark.parametrize(
+    ("host", "level", "words"),
+    [
+        ({"user_numbers": (7, 9)}, "ok", "users 7 to 9; GOONDAN_JAIL_UIDS sets others"),
+        ({"numbers_problem": "it is no range"}, "problem", "it is no range"),
+        ({"numbers_account": "ldap-me"}, "warning", "ldap-me of this machine has one"),
+    ],
+)
+def test_it_names_the_numbers_of_roots_jails(host: dict[str, Any], level: str, words: str) -> None:
+    (found,) = [finding for finding in judge(with_host(uid=0, **host)) if finding.check == "user numbers"]
+    assert (found.level, words in found.message) == (level, True)
+    assert level == "ok" or "export GOONDAN_JAIL_UIDS=" in (found.fix or "")
+    assert not [finding for finding in judge(with_host(**host)) if finding.check == "user numbers"], "only root's"

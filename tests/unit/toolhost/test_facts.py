@@ -12,7 +12,7 @@ import pytest
 import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.users import TOOLHOST_UID
+from schemas.own_users import TOOLHOST_UID
 from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
 from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.users import TOOLHOST_UID
+from schemas.own_users import TOOLHOST_UID
+from schemas.users import DEFAULT
 from toolhost.launcher.keeping import kept_in
 from toolhost.launcher.request import Launch
 from toolhost.launcher.terms import (
@@ -19,11 +20,10 @@ from toolhost.launcher.terms import (
     state_root_of,
 )
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
-from toolhost.policy.uids import INSTANCES
 
 FIRST, LAST = 0x70001000, 0x70001FFF
 TERMS: Terms = {
-    "user": TOOLHOST_UID, "jails": (FIRST, LAST), "instances": INSTANCES, "stages": ["/run", "/mnt"],
+    "user": TOOLHOST_UID, "jails": (FIRST, LAST), "instances": DEFAULT.instances, "stages": ["/run", "/mnt"],
     "closed": [*SYSTEM, "/app/toolhost", "/app/.venv"], "top": list(TOP), "home": "/root", "enclosed": [],
     "groups": ["/cg/memory/goondan.7", "/cg/pids/goondan.7"], "beside": "/cg/cpu/goondan-jail.7.",
     "guarded": list(GUARDED_NAMES),
@@ -45,7 +45,7 @@ def launch(**changes: Any) -> None:
     [
         {},
         {"uid": LAST},
-        {"uid": INSTANCES[1], "heir": INSTANCES[0]},
+        {"uid": DEFAULT.instances[1], "heir": DEFAULT.instances[0]},
         {"stage": "/mnt"},
         {"joins": ["/cg/memory/goondan.7/12/tasks", "/cg/cpu/goondan-jail.7.12/tasks"]},
         {"joins": ["/cg/pids/goondan.7/1/cgroup.procs"]},
@@ -62,7 +62,7 @@ def test_jails_are_launched(changes: dict[str, Any]) -> None:
         {"uid": FIRST - 1},
         {"uid": LAST + 1},
         {"uid": TOOLHOST_UID},
-        {"uid": INSTANCES[1] + 1},
+        {"uid": DEFAULT.instances[1] + 1},
         {"heir": FIRST},
         {"stage": "/run/x"},
         {"joins": ["/cg/memory/goondan.7/tasks"]},

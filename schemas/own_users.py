@@ -1,0 +1,29 @@
+"""The user numbers of this process's kernel: read from its environment once, when the process starts.
+
+Every process of a kernel inherits the variable, so all of them mean the same users. How a tool host is let in to what
+is root's: startup.admit_toolhost.
+
+Source: docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from schemas.users import DEFAULT, VARIABLE, read_user_numbers
+
+
+def problem() -> str | None:
+    """What is wrong with the variable of this process, so that it is not heeded; None when nothing is."""
+    try:
+        read_user_numbers(os.environ.get(VARIABLE))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+#: Those of this process.
+NUMBERS: Final = DEFAULT if problem() else read_user_numbers(os.environ.get(VARIABLE))
+#: User and group of every tool host that root has started.
+TOOLHOST_UID: Final = NUMBERS.toolhost
