@@ -43,8 +43,10 @@ def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, 
             source, here = entry.value, (*path, entry.key)
             if path[-1:] == ("valueFrom",) and entry.key == "env" and isinstance(source, Scalar):
                 yield source.text, here
+                yield from _names(source, here)  # a name can itself be put in
             elif path[-1:] == ("sandbox",) and entry.key == "env" and isinstance(source, Sequence):
                 yield from ((item.text, here) for item in source.items if isinstance(item, Scalar))
+                yield from _names(source, here)
             else:
                 yield from _names(source, here)
     elif isinstance(node, Sequence):

@@ -118,7 +118,13 @@ def _reach(power: Reach) -> str:
 def _endpoint(power: Endpoint) -> str:
     if power.origin.startswith("${"):
         return f"the address in your {power.origin[2:-1]}" + (f", with your {power.key}" if power.key else "")
-    return power.origin + (f", with your {power.key}" if power.key else "")
+    return _origin(power.origin) + (f", with your {power.key}" if power.key else "")
+
+
+def _origin(origin: str) -> str:
+    """As people write it: without the port that it has anyway."""
+    port = {"https": ":443", "http": ":80"}.get(origin.partition(":")[0], "")
+    return origin.removesuffix(port) if port else origin
 
 
 def _own_model(power: OwnModel) -> str:
@@ -145,7 +151,7 @@ def _writers(power: Writers) -> str:
 
 _WORDS: Final[dict[type, Callable[..., str]]] = {
     Module: lambda power: f"{power.entry} (Extension/{power.extension})",
-    OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {power.origin}",
+    OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {_origin(power.origin)}",
     Variable: _variable,
     Folder: lambda power: f"{power.access}s {power.path} (Tool/{power.tool})",
     Reach: _reach,

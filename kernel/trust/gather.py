@@ -10,7 +10,6 @@ import hashlib
 import posixpath
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from urllib.parse import urlsplit
 
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.models import KEY_VARIABLE, VENDOR_ORIGIN, is_http_url
@@ -34,10 +33,8 @@ from schemas import hosts
 from schemas.address import build_tool_name
 from schemas.grantable import within
 from schemas.launch import ExtensionSpec, Limits, SandboxSpec
+from schemas.origins import is_open, origin_of
 from schemas.resources import ModelBody, ValueSource
-
-#: Hosts that are this machine.
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: Mapping[str, str]) -> list[Power]:
@@ -60,8 +57,12 @@ def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: M
     for document in documents:
         kind = document.resource.partition("/")[0]
         add(Variable(name, use) for name, use in variables_of(document.node, kind, document.resource))
+    for agent in agents:
+        body = agent.model_body
+        if body is not None and isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
+            add([Variable(body.api_key.value_from.env, "key")])
     for tool, sandbox in tools:
-        if tool.bundled and sandbox is not None:
+        if sandbox is not None:
             add(Variable(name, f"tool {tool.name}") for name in sandbox.env)
     for tool, sandbox in tools:
         add(_folders(tool, sandbox, root) if sandbox is not None else ())
@@ -152,8 +153,8 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
     origin = _origin(document, body, env)
     for key in keys or [""]:
         yield Endpoint(origin, key)
-    plain = _origin_of(body.endpoint or "")
-    if plain is not None and plain.startswith("http://") and urlsplit(plain).hostname not in _LOOPBACK:
+    reached = origin_of(body.endpoint or "")
+    if reached is not None and is_open(reached):
         for key in keys:
             yield OpenKey(origin, key)
         if not keys and body.api_key is not None:
@@ -173,7 +174,7 @@ def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[s
 def _origin(document: Document, body: ModelBody, env: Mapping[str, str]) -> str:
     """Where requests go, in one spelling."""
     if body.endpoint is None:
-        return VENDOR_ORIGIN[body.provider]
+        return origin_of(VENDOR_ORIGIN[body.provider]) or ""
     written = document.scalar("spec", "endpoint")
     match = VARIABLE.match(written or "")
     if written is not None and match is not None and not match.group().startswith("$$"):
@@ -181,16 +182,4 @@ def _origin(document: Document, body: ModelBody, env: Mapping[str, str]) -> str:
         # The variable must hold the host by itself: `${NAME}.example` and `${NAME}//example` name another one.
         if is_http_url(env.get(match[1], "")) and (not rest or (rest.startswith("/") and not rest.startswith("//"))):
             return "${" + match[1] + "}"
-    return _origin_of(body.endpoint) or body.endpoint[:200]
-
-
-def _origin_of(url: str) -> str | None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return None
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
+    return origin_of(body.endpoint) or body.endpoint[:200]

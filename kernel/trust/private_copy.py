@@ -155,17 +155,22 @@ class _Copy:
         if depth > MAX_DEPTH:
             raise _too_much()
         os.mkdir(target, 0o755)
-        for entry in os.scandir(fd):
-            if entry.name in _LEFT_OUT:
-                continue
-            inner = f"{target}/{entry.name}"
+        names: list[tuple[str, bool]] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.name not in _LEFT_OUT:
+                    names.append((entry.name, entry.is_symlink()))
+                if len(names) > MAX_FILES:
+                    raise _too_much()
+        for name, is_link in names:
+            inner = f"{target}/{name}"
             with suppress(FileNotFoundError):
-                if entry.is_symlink():
+                if is_link:
                     self._count(0)
-                    os.symlink(os.readlink(entry.name, dir_fd=fd), inner)
+                    os.symlink(os.readlink(name, dir_fd=fd), inner)
                     continue
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                below = os.open(entry.name, flags, dir_fd=fd)
+                below = os.open(name, flags, dir_fd=fd)
                 try:
                     if stat.S_ISDIR(os.fstat(below).st_mode):
                         self._folder(below, inner, depth + 1)

@@ -49,7 +49,9 @@ def test_everything_on_the_page_works(page: str) -> None:
     with sandbox() as kernel:
         folder = clone(kernel)
         path = f"{folder}/.venv/bin:{os.environ['PATH']}"
-        walker = Walker(folder, {**kernel.env, "PATH": path, "HOME": str(kernel.home)})
+        # As a newcomer: nothing says that every bundle is trusted, and nobody is asked.
+        newcomer = {**kernel.env, "PATH": path, "HOME": str(kernel.home), "GOONDAN_TRUST": ""}
+        walker = Walker(folder, newcomer)
         outcomes = walker.follow(steps(as_here(PAGES[page].read_text(encoding="utf-8"))))
         assert len(outcomes) > 5
         assert [str(outcome) for outcome in outcomes if not outcome.fits] == []

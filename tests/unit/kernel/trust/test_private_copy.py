@@ -1,0 +1,131 @@
+"""The copy that runs where others can write: whole, exact, and made without following a link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from kernel.trust import private_copy
+from kernel.trust.private_copy import sweep, with_private_copy
+from schemas.errors import GoondanError
+from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
+
+SOURCE = b"def register(api): pass\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "bundle"
+    for name in ("ext/inner", "tools/data", ".git"):
+        (made / name).mkdir(parents=True)
+    (made / "ext" / "e.py").write_bytes(SOURCE)
+    (made / "ext" / "inner" / "data.json").write_text("{}")
+    (made / "tools" / "t.py").write_text("handlers = {}\n")
+    (made / "tools" / "run.sh").write_text("true\n")
+    (made / "tools" / "run.sh").chmod(0o777)
+    return made
+
+
+def plan(root: Path, digest: str = hashlib.sha256(SOURCE).hexdigest(), entry: str = "ext/e.py") -> KernelPlan:
+    state = str(root.parent / "state")
+    modules = {os.path.basename(entry): digest}
+    extension = ExtensionSpec(name="e", entry=str(root / entry), resource={}, modules=modules)
+    agent = AgentSpec(
+        name="a",
+        model=ModelSpec(provider="embedded"),
+        registry=[],
+        catalog=[],
+        state_dir=state,
+        revision="r",
+        extensions=[extension],
+    )
+    tools = [
+        ToolSpec(name="t", entry=str(root / "tools/t.py"), root=str(root / "tools"), exports=[]),
+        ToolSpec(name="bash", entry="/base/bash.py", root="/base", exports=[], bundled=True),
+        ToolSpec(name="p", entry="/packages/p.py", root="/packages", exports=[]),
+    ]
+    host = ToolHostSpec(tools=tools, state_dir=state, revision="r")
+    return KernelPlan(
+        revision="r", bundle=str(root), state_dir=state, entry_agent="a", agents={"a": agent}, toolhost=host
+    )
+
+
+def test_what_runs_is_the_copy_and_the_rest_stays(root: Path) -> None:
+    made = with_private_copy(plan(root), str(root))
+    place = Path(made.private_copy)
+    assert place.parent == root.parent / "state" / "private"
+    (extension,) = made.agents["a"].extensions
+    assert (extension.entry, Path(extension.entry).read_bytes()) == (str(place / "ext/e.py"), SOURCE)
+    own, base, package = made.toolhost.tools
+    assert (own.entry, own.root) == (str(place / "tools/t.py"), str(place / "tools"))
+    assert [tool.root for tool in (base, package)] == ["/base", "/packages"]
+    assert (place / "ext/inner/data.json").read_text() == "{}"
+    modes = {str(path.relative_to(place)): path.stat().st_mode & 0o777 for path in place.rglob("*")}
+    assert modes["tools/run.sh"] == 0o755
+    assert set(modes.values()) == {0o755, 0o644}
+    assert not (place / ".git").exists()
+    (root / "ext" / "e.py").write_text("changed")
+    assert Path(extension.entry).read_bytes() == SOURCE
+
+
+def test_a_module_of_other_bytes_than_those_that_were_judged_stops_the_start(root: Path) -> None:
+    with pytest.raises(GoondanError) as caught:
+        with_private_copy(plan(root, digest="0" * 64), str(root))
+    assert caught.value.info.code == "E_BUNDLE_UNTRUSTED"
+    assert list((root.parent / "state" / "private").iterdir()) == []
+
+
+def test_an_entry_in_the_bundles_own_folder_takes_its_modules_alone(root: Path) -> None:
+    (root / "e.py").write_bytes(SOURCE)
+    made = with_private_copy(plan(root, entry="e.py"), str(root))
+    assert sorted(os.listdir(made.private_copy)) == ["e.py", "tools"]
+
+
+def test_links_are_not_followed(root: Path) -> None:
+    secret = root.parent / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("s3cret")
+    (root / "tools" / "link").symlink_to(secret)
+    (root / "ext" / "key").symlink_to(secret / "key")
+    place = Path(with_private_copy(plan(root), str(root)).private_copy)
+    assert (place / "tools" / "link").is_symlink()
+    assert (place / "ext" / "key").is_symlink()
+    # A folder that became a link after the bundle was read.
+    os.rename(root / "tools", root / "before")
+    (root / "tools").symlink_to(secret)
+    with pytest.raises(GoondanError) as caught:
+        with_private_copy(plan(root), str(root))
+    assert caught.value.info.code == "E_STATE"
+    os.rename(root, root.parent / "moved")
+    root.symlink_to(secret)
+    with pytest.raises(GoondanError):
+        with_private_copy(plan(root), str(root))
+    kept = root.parent / "state" / "private"
+    assert [path for path in kept.rglob("*") if path.is_file() and not path.is_symlink() and path.name == "key"] == []
+
+
+def test_pipes_and_sockets_are_left_out(root: Path) -> None:
+    os.mkfifo(root / "tools" / "pipe")
+    place = Path(with_private_copy(plan(root), str(root)).private_copy)
+    assert not (place / "tools" / "pipe").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_FILES", 3), ("MAX_BYTES", 20), ("MAX_DEPTH", 0)])
+def test_a_copy_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    monkeypatch.setattr(private_copy, name, value)
+    with pytest.raises(GoondanError) as caught:
+        with_private_copy(plan(root), str(root))
+    assert caught.value.info.code == "E_STATE"
+    assert list((root.parent / "state" / "private").iterdir()) == []
+
+
+def test_copies_of_earlier_kernels_go(root: Path) -> None:
+    one, other = (with_private_copy(plan(root), str(root)) for _ in range(2))
+    sweep(one.state_dir, keep=other.private_copy)
+    assert os.listdir(f"{one.state_dir}/private") == [os.path.basename(other.private_copy)]
+    sweep(one.state_dir)
+    assert os.listdir(f"{one.state_dir}/private") == []
+    sweep("/nonexistent")
