@@ -195,6 +195,17 @@ async def test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it(m
     assert [code_of(result) for result in results(model)] == ["E_TOOL_NOT_IN_CATALOG", None]
 
 
+#: Twenty-six definitions, each of which applies the next one twice: 67 million looks at one value.
+BOMB: dict[str, Any] = {
+    "type": "object",
+    "$defs": {
+        **{f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]} for n in range(26)},
+        "a26": {},
+    },
+    "$ref": "#/$defs/a0",
+}
+
+
 @pytest.mark.parametrize(
     ("item", "code"),
     [
@@ -205,6 +216,7 @@ async def test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it(m
         ({"name": 5, "description": "x"}, "E_USAGE"),
         ({"name": "a__b", "description": 5}, "E_USAGE"),
         ({"name": "a__b", "description": "x", "parameters": {"type": "nonsense"}}, "E_CONFIG_SCHEMA"),
+        ({"name": "a__b", "description": "x", "parameters": BOMB}, "E_CONFIG_SCHEMA"),
         ({"name": "a__b", "description": "x", "parameters": {"x": float("nan")}}, "E_USAGE"),
         (None, "E_USAGE"),
     ],
