@@ -40,8 +40,9 @@ PING_AFTER_S: Final = 2.0
 LOOKED_AT: Final = 64
 #: How long an agent that has to make room may take to leave (milliseconds).
 LEAVE_MS: Final = 1000
-#: Agents that are started at once: more only slow each other down on few cores, and the next one waits for all of them.
-MAX_STARTING: Final = 32
+#: Agents that are started at once: a start takes some milliseconds of a processor, and whoever comes next waits for all
+#: that were begun before. With 32 a new instance took 1 to 2 s behind a flood on two busy cores, with 8 half a second.
+MAX_STARTING: Final = 8
 #: A start that takes longer than this waits for something else than a processor, and is not counted any more (seconds).
 STARTING_S: Final = 1.0
 
