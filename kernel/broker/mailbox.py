@@ -464,7 +464,7 @@ class Mailbox:
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""
-        busy = instance.wanted or instance.open or instance.conn is not None or instance.requested
+        busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving
         if not busy and instance.spawned is None:
             self.instances.pop((instance.agent, instance.key), None)
             self._first_epoch = max(self._first_epoch, instance.epoch + 1)

@@ -103,11 +103,13 @@ class Processes:
 
     def _stand_in_line(self, instance: Instance) -> None:
         """Whoever waits for this instance may pay for its place."""
-        if self._places.waits(instance):
-            if instance.queue and len(instance.queue) <= LOOKED_AT:
-                self._places.wait(instance, [instance.queue[-1].claim])
+        if not self._places.waits(instance):
+            self._places.wait(instance, self._claims(instance))
             return
-        self._places.wait(instance, self._claims(instance))
+        if 0 < len(instance.queue) <= LOOKED_AT:
+            self._places.wait(instance, [instance.queue[-1].claim])
+        if instance.spawns:
+            self._places.wait(instance, [next(reversed(instance.spawns.values())).claim])
 
     def _claims(self, instance: Instance) -> Iterator[Claim]:
         for event in islice(instance.queue, LOOKED_AT):
