@@ -38,8 +38,8 @@ MAX_CHAIN: Final = 32
 #: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
 #: than that, which this, the workdir, the chain and the names stay below (bytes).
 MAX_AUTH: Final = 16 << 10
-#: A turn may always ask for one thing of so many bytes, also where its root has used up its share: else what waits with
-#: an answer outstanding could keep the root's share filled for ever (bytes).
+#: A turn may always ask for one thing of so many bytes, whatever else is full: else the messages that wait behind turns
+#: could take all room, and those turns wait for room to ask for what they need to end (bytes).
 MAX_NESTED_BYTES: Final = 64 << 10
 
 
@@ -159,7 +159,7 @@ class Events:
         operator = event.by_operator
         for pool, amount, what in ((mailbox.open, 1, "open messages"), (mailbox.held, size, "bytes of messages")):
             shortage = pool.shortage(event.session, root, amount, operator=operator)
-            if shortage is None or (shortage.quota != "whole" and size <= MAX_NESTED_BYTES and _is_first(actor, event)):
+            if shortage is None or (size <= MAX_NESTED_BYTES and _is_first(actor, event)):
                 continue
             self._bus.note_refusal(root, shortage.quota, what)
             return describe_shortage(shortage, root, what, amount, pool.capacity)
