@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
@@ -236,6 +237,8 @@ def configure_log(name: str) -> None:
     """Log lines to stderr, with `name` in each."""
     form = f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
+    for handler in logging.root.handlers:
+        handler.addFilter(Share(handler))
 
 
 def main(

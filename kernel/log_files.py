@@ -1,7 +1,8 @@
 """Reading log files while programs write them: their ends, and what is added later.
 
-A log that becomes too large is either renamed at a start or copied and emptied in use (kernel/spawn.py); in both cases
-its old content is `<role>.log.1`. A reader that follows goes on there, so that it loses nothing.
+A log that becomes too large is either renamed at a start or copied and emptied in use (kernel/log_bounds.py); in both
+cases its old content is `<role>.log.1`. A reader that follows goes on there, so that it loses nothing. What was there
+before is in `<role>.log.2`, as far as it was kept.
 
 Source: design section 11.
 """
@@ -12,7 +13,7 @@ import os
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from kernel.logs import OLD_SUFFIX, SUFFIX, Entry, Reader, is_wanted, role_of
+from kernel.logs import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, Entry, Reader, is_wanted, role_of
 
 #: Bytes read at once, and in one look at one log.
 BLOCK: Final = 1 << 16
@@ -66,9 +67,10 @@ class Log:
         lines: list[bytes] = []
         if self._open() and self._file is not None:
             lines = last_lines(self._file, count)
-        if len(lines) < count:
-            with suppress(OSError), open(self.path + OLD_SUFFIX, "rb") as old:
-                lines = last_lines(old, count - len(lines)) + lines
+        for suffix in (OLD_SUFFIX, OLDER_SUFFIX):
+            if len(lines) < count:
+                with suppress(OSError), open(self.path + suffix, "rb") as old:
+                    lines = last_lines(old, count - len(lines)) + lines
         return self._entries(lines)
 
     def look(self) -> list[Entry]:

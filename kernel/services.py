@@ -28,8 +28,9 @@ from kernel.lifecycle import (
     Up,
     step_service,
 )
+from kernel.log_bounds import open_log
 from kernel.reaping import Child, Exit, Readiness, Reaper
-from kernel.spawn import command, open_log, start_failure, start_program
+from kernel.spawn import command, start_failure, start_program
 from schemas.frames import ErrorPayload
 
 _log = logging.getLogger("supervisor")

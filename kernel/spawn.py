@@ -49,8 +49,6 @@ AGENT_ENVIRONMENT: Final = frozenset(
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
     for name in (upper, upper.lower())
 )
-#: A log that is larger at the start of its program, or grows larger, moves to `<name>.1` (bytes).
-MAX_LOG_BYTES: Final = 8 << 20
 #: What a program may say about its failed start (bytes).
 MAX_REPORT: Final = 65536
 
@@ -108,33 +106,6 @@ def memory_file(name: str, data: bytes) -> int:
         out.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def open_log(path: str) -> int:
-    """A log file to append to, closed to others; what is too large already moves to `<path>.1`."""
-    rotate_log(path)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def rotate_log(path: str) -> None:
-    """Move a log that no process writes to out of the way when it is too large."""
-    with suppress(FileNotFoundError):
-        if os.stat(path).st_size > MAX_LOG_BYTES:
-            os.replace(path, path + ".1")
-
-
-def bound_log(path: str) -> None:
-    """Bound a log that is being written: its content so far becomes `<path>.1`, and it starts again from nothing.
-
-    The writers append, so they go on at the new end. Lines written between the copy and the cut are lost.
-    """
-    with suppress(OSError):
-        if os.stat(path).st_size > MAX_LOG_BYTES:
-            with open(path, "r+b") as log, open(path + ".1", "wb") as old:
-                while chunk := log.read(1 << 20):
-                    old.write(chunk)
-                os.chmod(old.fileno(), 0o600)
-                log.truncate(0)
 
 
 def close_unknown_descriptors(keep: Iterable[int]) -> None:

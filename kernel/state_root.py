@@ -36,13 +36,13 @@ PROJECT_SIGNS: Final = (".git", paths.BUNDLE_FILE)
 #: Levels below the root that are looked at each time, beside those of the workspace.
 LEVELS: Final = ("workspaces", "packages", "extensions", "trust")
 #: Levels of a workspace.
-WORKSPACE_LEVELS: Final = ("instances", "logs", "toolhosts", "blobs")
+WORKSPACE_LEVELS: Final = ("instances", "logs", "toolhosts", "blobs", "kernel")
 #: Files whose content decides about powers.
 FILES: Final = ("policy.yaml", "accepted-files.json")
 #: People keep these elsewhere and put a link here; only whether others can change them matters.
 _SHARED: Final = ("packages", "extensions")
-#: Under root these belong to the user of tool hosts.
-_TOOLHOSTS: Final = ("toolhosts", "blobs")
+#: Levels of a workspace that belong to the user of tool hosts under root, or hold what does.
+_TOOLHOSTS: Final = frozenset(("toolhosts", "blobs", "run"))
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Of a mark (bytes): one sentence.
 _MAX_MARK: Final = 4096
@@ -191,7 +191,7 @@ def look(root: str, workspace: str | None = None) -> Iterator[Level]:
             state = os.stat(path) if os.path.basename(path) in _SHARED else os.lstat(path)
         except OSError:
             continue
-        yield _judged(path, state)
+        yield _judged(path, root, state)
 
 
 def elsewhere(refused: str) -> str:
@@ -212,14 +212,14 @@ class _Mending:
     """What was mended, in lines, and how others could write, in sentences."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.root = root
         self._groups: dict[int, bool] = {}
         self.mended: list[str] = []
         self.exposed: list[str] = []
 
     def open(self, path: str, *, make: bool) -> Directory:
         """A level, closed by now. Raises DirectoryRefused, OSError."""
-        return open_directory(path, make=make, private_from=self._root, mend=self.note, owners=owners(path))
+        return open_directory(path, make=make, private_from=self.root, mend=self.note, owners=owners(path, self.root))
 
     def look(self, path: str, *, make: bool = False) -> None:
         """A level that need not be there, or is made."""
@@ -247,10 +247,10 @@ def others_could_write(mode: int, group_is_ours: Callable[[], bool]) -> bool:
     return bool(mode & 0o002) or (bool(mode & 0o020) and not group_is_ours())
 
 
-def owners(path: str) -> tuple[int, ...]:
-    """Who may own a level: we; and under root, for what tool hosts have there, their user."""
+def owners(path: str, root: str) -> tuple[int, ...]:
+    """Who may own a level of `root`: we; and under root, for what tool hosts have there, their user."""
     user = os.geteuid()
-    handed = any(f"/{name}" in path for name in _TOOLHOSTS)
+    handed = not _TOOLHOSTS.isdisjoint(os.path.relpath(path, root).split("/"))
     return (user, TOOLHOST_UID) if user == 0 and handed else (user,)
 
 
@@ -264,15 +264,15 @@ def _close_below(top: Directory, mending: _Mending) -> None:
         for name in (*folders, *files):
             path = os.path.normpath(os.path.join(top.path, folder, name))
             with suppress(FileNotFoundError):
-                _close(fd, name, path, mending, keep=0o755 if shared else 0o700)
+                _close(fd, name, path, top.path, mending, keep=0o755 if shared else 0o700)
 
 
-def _close(folder: int, name: str, path: str, mending: _Mending, *, keep: int) -> None:
-    """Close one entry: of its mode only what is in `keep` stays."""
+def _close(folder: int, name: str, path: str, root: str, mending: _Mending, *, keep: int) -> None:
+    """Close one entry of a root: of its mode only what is in `keep` stays."""
     fd = os.open(name, _LOOK, dir_fd=folder)
     try:
         state = os.fstat(fd)
-        if state.st_uid not in (*owners(path), os.geteuid()):
+        if state.st_uid not in owners(path, root):
             problem = f"belongs to uid {state.st_uid}: somebody else has put it there"
             raise DirectoryRefused(path, problem, f"Look at it, then remove it: rm -r {shlex.quote(path)}")
         mode = stat.S_IMODE(state.st_mode)
@@ -328,10 +328,10 @@ def _read_mark(top: Directory) -> str | None:
         return "others could write to it"
 
 
-def _judged(path: str, state: os.stat_result) -> Level:
+def _judged(path: str, root: str, state: os.stat_result) -> Level:
     mode = stat.S_IMODE(state.st_mode)
     shared = os.path.basename(path) in (*_SHARED, *FILES)
-    ours = state.st_uid in (*owners(path), *((0,) if shared else ()))
+    ours = state.st_uid in (*owners(path, root), *((0,) if shared else ()))
     if not ours:
         return Level(path, state.st_uid, mode, f"belongs to uid {state.st_uid}")
     if stat.S_ISLNK(state.st_mode):

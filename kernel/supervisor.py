@@ -39,13 +39,13 @@ from kernel.lifecycle import (
     TerminateGroup,
     step_stop,
 )
+from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.reaping import Reaper
 from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
 from kernel.spawn import (
     AGENT_ENVIRONMENT,
-    bound_log,
     close_unknown_descriptors,
     environment,
     memory_file,
@@ -104,6 +104,7 @@ class Supervisor:
         self._held_once = False
         self._parent_gone = False
         self._hurry = False
+        self._bounding: asyncio.Future[None] | None = None
         self._host_failures = 0  # starts of the tool host in a row that never became ready
         self._started_at = time.time()
         self._secret = secrets.token_bytes(SECRET_BYTES)
@@ -468,10 +469,10 @@ class Supervisor:
             self._agents.audit()
         self._look_for_life()
         self._reaper.sweep_soon()
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"{self._options.state_dir}/logs"):
-                if entry.name.endswith(".log"):
-                    bound_log(entry.path)
+        if self._bounding is None or self._bounding.done():
+            # Sorting lines by their sources takes some tenths of a second when there is something to do.
+            folder = f"{self._options.state_dir}/logs"
+            self._bounding = self._loop.run_in_executor(None, bound_logs, folder)
 
     def _look_for_life(self) -> None:
         """A broker that lives and says nothing hangs, and everybody with it."""

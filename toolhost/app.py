@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,8 @@ from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
-from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.jails.tenancy import WorkerNews
+from toolhost.logbook import Logbook, put
 from toolhost.policy.facts import home
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
@@ -65,6 +65,7 @@ class App:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._host: Host | None = None
+        self._logbook = Logbook()
         self._early: list[Frame] = []
         self._stop = asyncio.Event()
         if settings.status_fd is not None:
@@ -114,7 +115,7 @@ class App:
             spec,
             None,
             send=self._send,
-            on_log=_log,
+            on_log=self._logbook.write,
             on_worker=self._report,
             environment=self._settings.granted,
             announce=self._announce,
@@ -154,6 +155,7 @@ class App:
             await self._serve()
         finally:
             await host.close()
+            self._logbook.close()
             if self._shutdown is not None:
                 answer = Frame("shutdown_ack", to=self._shutdown.from_, in_reply_to=self._shutdown.id)
                 with suppress(GoondanError):
@@ -290,10 +292,6 @@ def _broken(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     _say("error", f"{context.get('message', 'unhandled error')}: {where}", code="E_INTERNAL")
 
 
-def _log(line: LogLine) -> None:
-    _write(msgspec.json.encode(line))
-
-
 class _Said(Struct, omit_defaults=True):
     level: str
     message: str
@@ -301,10 +299,4 @@ class _Said(Struct, omit_defaults=True):
 
 
 def _say(level: str, message: str, *, code: str | None = None) -> None:
-    _write(msgspec.json.encode(_Said(level, message, code)))
-
-
-def _write(line: bytes) -> None:
-    """One line on standard error, where the supervisor collects the log."""
-    with suppress(OSError):
-        os.write(sys.stderr.fileno(), line + b"\n")
+    put(msgspec.json.encode(_Said(level, message, code)))

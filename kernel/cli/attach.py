@@ -25,7 +25,8 @@ from kernel import lock, paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.cli.consent import started_when_trusted
 from kernel.cli.state import prepare, state_of
-from kernel.spawn import command, memory_file, open_log, start_program
+from kernel.log_bounds import open_log
+from kernel.spawn import command, memory_file, start_program
 from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel import lock, spawn
+from kernel import lock, log_bounds, spawn
 from kernel.premises import Premises
 from kernel.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from kernel.workers import Workers
@@ -33,7 +33,7 @@ def outcome(pid: int) -> str:
 
 
 def test_a_program_has_only_what_it_was_given(tmp_path: Path) -> None:
-    log = spawn.open_log(str(tmp_path / "log"))
+    log = log_bounds.open_log(str(tmp_path / "log"))
     read, write = os.pipe()
     stray = os.open("/dev/null", os.O_RDONLY)
     show = "import os; print(os.listdir('/proc/self/fd'), os.environ.get('SECRET'), os.getsid(0) == os.getpid())"
@@ -71,13 +71,13 @@ def test_how_processes_end() -> None:
 
 def test_logs_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
-    path.write_bytes(b"a" * (spawn.MAX_LOG_BYTES + 1))
-    os.close(spawn.open_log(str(path)))
+    path.write_bytes(b"a" * (log_bounds.MAX_LOG_BYTES + 1))
+    os.close(log_bounds.open_log(str(path)))
     assert path.stat().st_size == 0
     with path.open("ab") as writer:
-        writer.write(b"b" * (spawn.MAX_LOG_BYTES + 1))
+        writer.write(b"b" * (log_bounds.MAX_LOG_BYTES + 1))
         writer.flush()
-        spawn.bound_log(str(path))
+        log_bounds.bound_log(str(path))
         writer.write(b"after\n")
     assert path.read_bytes() == b"after\n"
     assert (tmp_path / "x.log.1").read_bytes()[:1] == b"b"

@@ -15,6 +15,7 @@ from toolhost.calls.denials import shown
 from toolhost.calls.taken import Call
 from toolhost.egress.messages import Denied, Failed
 from toolhost.jails.channel import Violation
+from toolhost.jails.pool import instance_of
 from toolhost.jails.tenancy import LogLine, Tenancy
 
 
@@ -28,19 +29,22 @@ def progress_frame(call: Call, progress: Progress) -> Frame:
 def log_line(tenancy: Tenancy, call: Call | None, log: Log) -> LogLine:
     """What a handler, or its module, has logged."""
     line = LogLine(time=time.time(), level=log.level, message=log.message[:16384], tool=tenancy.jail.name)
-    return _of(line, call)
+    return _of(line, call, tenancy)
 
 
-def printed_lines(tool: str, text: str, call: Call | None = None) -> list[LogLine]:
+def printed_lines(tenancy: Tenancy, text: str, call: Call | None = None) -> list[LogLine]:
     """What was written to a jail's standard output or error, past its worker."""
-    now = time.time()
+    now, tool = time.time(), tenancy.jail.name
     lines = [line for line in text.splitlines() if line.strip()]
-    return [_of(LogLine(time=now, level="info", message=line[:8192], tool=tool), call) for line in lines]
+    return [_of(LogLine(time=now, level="info", message=line[:8192], tool=tool), call, tenancy) for line in lines]
 
 
-def _of(line: LogLine, call: Call | None) -> LogLine:
+def _of(line: LogLine, call: Call | None, tenancy: Tenancy) -> LogLine:
+    """The line with whose it is: the call's, or that of the one instance that the jail is for."""
     if call is not None:
         line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
+    elif (whose := instance_of(tenancy.slot.key)) is not None:
+        line.agent, line.instance_key = whose
     return line
 
 
@@ -48,7 +52,7 @@ def network_line(tenancy: Tenancy, news: Denied | Failed) -> LogLine:
     """What the egress proxy has refused a jail, or could not get for it."""
     what = "was denied" if isinstance(news, Denied) else "could not be reached"
     message = f"{shown(news.host, news.port)} {what}: {news.reason}"
-    return LogLine(time=time.time(), level="warn", message=message, tool=tenancy.jail.name)
+    return _of(LogLine(time=time.time(), level="warn", message=message, tool=tenancy.jail.name), None, tenancy)
 
 
 def protocol_error(violation: Violation, what_then: str) -> ToolError:

@@ -71,7 +71,7 @@ class ForkedCalls:
 
     def cell_printed(self, cell: Cell, text: str) -> None:
         """Something came over the standard output or error of one call (cells.Owner)."""
-        for line in printed_lines(cell.jail.name, text, cell.call):
+        for line in printed_lines(cell.jail.tenant, text, cell.call):
             self._on_log(line)
 
     def cell_gone(self, cell: Cell, cause: str) -> None:

@@ -447,7 +447,7 @@ class Jails:
 
     def jail_printed(self, jail: Jail, text: str) -> None:
         """Something came over the jail's standard output or error (jail.Owner)."""
-        for line in printed_lines(jail.name, text):
+        for line in printed_lines(jail.tenant, text):
             self._on_log(line)
 
     def jail_gone(self, jail: Jail, cause: str) -> None:

@@ -35,6 +35,8 @@ MAX_PENDING_PER_JAIL: Final = 256
 
 #: (tool, generation, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
 Key = tuple[str, ...]
+#: Parts of a key that name an instance.
+_OF_INSTANCE: Final = 4
 
 
 class Slot:
@@ -99,6 +101,11 @@ def key_of(call: Call, *, forks: bool) -> Key:
         return (tool.name, call.generation)
     key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
     return (*key, call.id) if isolation == "call" and not forks else key
+
+
+def instance_of(key: Key) -> tuple[str, str] | None:
+    """The agent and the instance that a slot is for; None for one that is for several."""
+    return (key[2], key[3]) if len(key) >= _OF_INSTANCE else None
 
 
 def _agent(key: Key) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel import log_files, spawn
+from kernel import log_bounds, log_files
 from kernel.cli.logs import render
 from kernel.cli.terminal import Style
 from kernel.log_files import Log, last_lines
@@ -71,8 +71,26 @@ def test_logs_are_merged_by_time_and_each_keeps_its_order() -> None:
 
 
 def test_roles_and_their_files() -> None:
-    names = ("broker.log", "broker.log.1", "agent-a%2Fb.log", ".log", "x.txt", "broker.log.2", "broker.log.1.log")
-    assert [role_of(name) for name in names] == ["broker", "broker", "agent-a%2Fb", None, None, None, "broker.log.1"]
+    names = (
+        "broker.log",
+        "broker.log.1",
+        "agent-a%2Fb.log",
+        ".log",
+        "x.txt",
+        "broker.log.2",
+        "broker.log.3",
+        "broker.log.1.log",
+    )
+    assert [role_of(name) for name in names] == [
+        "broker",
+        "broker",
+        "agent-a%2Fb",
+        None,
+        None,
+        "broker",
+        None,
+        "broker.log.1",
+    ]
     assert is_wanted("agent-a", "agent")
     assert not is_wanted("toolhost", "agent")
     assert is_wanted("toolhost", None)
@@ -100,7 +118,7 @@ def test_the_last_lines_of_a_file(lines: list[bytes], count: int, ended: bool) -
 def test_a_reader_follows_a_log_through_everything_that_bounds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spawn, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(log_bounds, "MAX_LOG_BYTES", 10)
     path = tmp_path / "broker.log"
     log = Log("broker", str(path))
     assert log.tail(5) == []
@@ -112,11 +130,11 @@ def test_a_reader_follows_a_log_through_everything_that_bounds_it(
     os.write(other, b"o\n")
     assert texts(log.look()) == ["two"]
     os.write(writer, b"three, which makes it too large\n")
-    spawn.bound_log(str(path))  # copied and emptied while it is written
+    log_bounds.bound_log(str(path))  # copied and emptied while it is written
     os.write(other, b"four\n")
     assert texts(log.look()) == ["three, which makes it too large", "four"]
     os.write(writer, b"five, too large again\n")
-    os.close(spawn.open_log(str(path)))  # moved away by the next start
+    os.close(log_bounds.open_log(str(path)))  # moved away by the next start
     os.write(writer, b"last words\n")
     path.write_bytes(b"six\n")
     assert texts(log.look()) == ["five, too large again", "last words", "six"]

@@ -1,0 +1,114 @@
+"""Who may write how much to a log at once: a bucket for each source, and one for each group of sources (pure).
+
+A source that writes more than its bucket holds is told to stop until the bucket fills again; how many of its lines were
+suppressed stands in the log before its next one. Sources of one group share a bucket as well, so that an agent gets no
+more by having many instances; a source that has written little is let through nevertheless.
+
+Source: docs/decisions/043.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
+
+#: What a source may write at once (bytes), and from then on (bytes a second): a turn's worth of output, and more than
+#: anybody reads.
+SOURCE_BURST: Final = 1 << 20
+SOURCE_RATE: Final = 32 << 10
+#: The same for all sources of a group together.
+GROUP_BURST: Final = 4 << 20
+GROUP_RATE: Final = 128 << 10
+#: A source whose bucket is as full as this has written little.
+QUIET: Final = 0.75
+#: A source that was stopped goes on when its bucket is as full as this: so the log says seldom how much is missing.
+RESUMED: Final = 0.125
+#: Sources and groups that are remembered; the ones that wrote last. A forgotten one begins with a full bucket.
+MAX_KNOWN: Final = 4096
+
+
+class Suppressed(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """The line of a log that stands for others; `suppressed` of them, 0 where they were not counted. The rest is what
+    the tool host's lines have (seconds since 1970; whose they were).
+    """
+
+    time: float | None
+    level: str = "warn"
+    message: str
+    tool: str | None = None
+    agent: str | None = None
+    instance_key: str | None = None
+    suppressed: int = 0
+
+
+def suppressed_lines(
+    count: int,
+    time: float | None,
+    *,
+    tool: str | None = None,
+    agent: str | None = None,
+    instance_key: str | None = None,
+) -> Suppressed:
+    """The line that says how many lines of a source are not in the log."""
+    lines = "1 line" if count == 1 else f"{count} lines"
+    message = f"{lines} suppressed: too many at once"
+    return Suppressed(time=time, message=message, tool=tool, agent=agent, instance_key=instance_key, suppressed=count)
+
+
+S = TypeVar("S")
+
+
+class _Bucket(Struct):
+    level: float
+    at: float
+
+
+class Admission(Generic[S]):
+    """The buckets of one log. `S` is what names a source."""
+
+    def __init__(self) -> None:
+        self._sources: OrderedDict[S, _Bucket] = OrderedDict()
+        self._groups: OrderedDict[str, _Bucket] = OrderedDict()
+        self._suppressed: dict[S, int] = {}
+
+    def admit(self, group: str, source: S, size: int, now: float) -> bool:
+        """Whether a line of `size` bytes may be written at `now` (seconds); one that may not is counted."""
+        own = _filled(self._sources, source, now, SOURCE_BURST, SOURCE_RATE)
+        shared = _filled(self._groups, group, now, GROUP_BURST, GROUP_RATE)
+        quiet = own.level >= QUIET * SOURCE_BURST
+        waits = source in self._suppressed and own.level < RESUMED * SOURCE_BURST
+        if waits or own.level < size or (shared.level < size and not quiet):
+            if source in self._suppressed or len(self._suppressed) < MAX_KNOWN:
+                self._suppressed[source] = self._suppressed.get(source, 0) + 1
+            return False
+        own.level -= size
+        shared.level = max(0.0, shared.level - size)
+        return True
+
+    def take_suppressed(self, source: S) -> int:
+        """How many lines of a source were suppressed since this was asked last."""
+        return self._suppressed.pop(source, 0)
+
+    def take_all_suppressed(self) -> dict[S, int]:
+        """The same for every source that has any."""
+        found, self._suppressed = self._suppressed, {}
+        return found
+
+
+K = TypeVar("K")
+
+
+def _filled(buckets: OrderedDict[K, _Bucket], key: K, now: float, burst: int, rate: int) -> _Bucket:
+    """The bucket of `key`, filled up to `now`."""
+    bucket = buckets.get(key)
+    if bucket is None:
+        bucket = buckets[key] = _Bucket(burst, now)
+        if len(buckets) > MAX_KNOWN:
+            buckets.popitem(last=False)
+    else:
+        bucket.level = min(float(burst), bucket.level + max(0.0, now - bucket.at) * rate)
+        bucket.at = now
+        buckets.move_to_end(key)
+    return bucket
