@@ -29,7 +29,9 @@ from schemas.own_users import TOOLHOST_UID
 
 #: Its presence in the root says that others could write there. Its text says how.
 MARK: Final = "unconfirmed"
-#: What ends that.
+#: Its presence says that the root was open, and that not all that is in it has been looked at since.
+UNCHECKED: Final = "unchecked"
+#: What ends the first.
 CONFIRM: Final = "gdn trust --state-root"
 #: What makes a folder somebody's project: what lies below came with it.
 PROJECT_SIGNS: Final = (".git", paths.BUNDLE_FILE)
@@ -52,14 +54,13 @@ class StateRoot(Struct, frozen=True, kw_only=True):
     """A state root that may be used.
 
     `believable`: policies, accepted files and records of trust may be read from it; else `why` says in one sentence why
-    not and what helps. `mended` are lines that say what was closed just now. `made`: it was not there before.
+    not and what helps. `mended` are lines that say what was closed just now.
     """
 
     path: str
     believable: bool
     why: str | None = None
     mended: list[str] = []
-    made: bool = False
 
 
 class Level(NamedTuple):
@@ -81,12 +82,16 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
     Raises GoondanError E_STATE for what must not be used.
     """
     mending = _Mending(root)
-    made = make and not os.path.lexists(root)
     try:
         with mending.open(root, make=make) as top:
             if mending.mended:
                 mending.mended[0] += ", and so is what is in it"
+                _note(top, UNCHECKED, "")
+            if mending.exposed:
+                _note(top, MARK, mending.exposed[0])
+            if _has(top, UNCHECKED):  # also when an earlier look at it has met what it refused
                 _close_below(top, mending)
+                os.unlink(UNCHECKED, dir_fd=top.fd)
             for level in LEVELS:
                 mending.look(os.path.join(root, level))
             if workspace is not None and workspace != root:
@@ -96,7 +101,7 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
             for name in FILES:
                 _mend_file(top, name, mending)
             if mending.exposed:
-                _mark(top, mending.exposed[0])
+                _note(top, MARK, mending.exposed[0])
             why = judge(top.path, project=project_above(top.path), marked=_read_mark(top))
     except FileNotFoundError:
         return StateRoot(path=root, believable=project_above(root) is None, why=judge(root, project_above(root)))
@@ -104,7 +109,7 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
         _refuse(root, refused)
     except OSError as error:
         raise fail("E_STATE", f"{error.filename or root}: {error.strerror}") from None
-    return StateRoot(path=root, believable=why is None, why=why, mended=mending.mended, made=made)
+    return StateRoot(path=root, believable=why is None, why=why, mended=mending.mended)
 
 
 def doubt(root: str) -> str | None:
@@ -192,6 +197,22 @@ def look(root: str, workspace: str | None = None) -> Iterator[Level]:
         except OSError:
             continue
         yield _judged(path, root, state)
+
+
+def why_refused(root: str) -> GoondanError | None:
+    """Why a command would refuse the root, without changing anything; None when it would use it, perhaps mended."""
+    try:
+        open_directory(root).close()
+    except DirectoryRefused as refused:
+        with suppress(OSError):
+            state = os.lstat(refused.path)
+            mendable = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+            if mendable and refused.path == os.path.realpath(root):
+                return None
+        return refusal(root, refused, elsewhere(root))
+    except OSError:
+        return None  # whether it can be made is for others to say
+    return None
 
 
 def elsewhere(refused: str) -> str:
@@ -309,11 +330,20 @@ def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
         os.close(fd)
 
 
-def _mark(top: Directory, how: str) -> None:
+def _has(top: Directory, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=top.fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _note(top: Directory, name: str, text: str) -> None:
+    """Keep a note in the root; an earlier one stays."""
     with suppress(FileExistsError):
-        fd = os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top.fd)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top.fd)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as out:
-            out.write(how)
+            out.write(text)
 
 
 def _read_mark(top: Directory) -> str | None:

@@ -35,7 +35,7 @@ def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> S
     found = open_state_root(root, workspace=workspace, make=make)
     for line in found.mended:
         write(f"gdn: {line}", stream=sys.stderr)
-    if found.made and paths.is_homeless(root):
+    if make and paths.is_homeless(root):
         line = f"gdn: there is no home directory to write to; the state goes to GOONDAN_STATE_ROOT={root}"
         write(line, stream=sys.stderr)
     return found

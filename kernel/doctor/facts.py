@@ -110,6 +110,32 @@ class Folder(Struct, frozen=True, kw_only=True):
     filesystem: str = ""
 
 
+class StateLevel(Struct, frozen=True, kw_only=True):
+    """One folder or file of the state that is not in order. `mendable`: the next command mends it."""
+
+    path: str
+    problem: str
+    mendable: bool
+
+
+class StateLevels(Struct, frozen=True, kw_only=True):
+    """Whose the state root and its levels are. `refused` says why commands do not use it; `levels` are those that are
+    not in order, and `looked_at` how many were looked at; `doubt` says why policies and records of trust are not read
+    from it, None when they are. `homeless`: it was chosen for want of a home directory. `uid` and `mode` are the
+    root's, None as long as there is none.
+    """
+
+    root: str = ""
+    uid: int | None = None
+    mode: int | None = None
+    looked_at: int = 0
+    levels: list[StateLevel] = []
+    refused: str = ""
+    fix: str = ""
+    doubt: str | None = None
+    homeless: bool = False
+
+
 class RunDir(Struct, frozen=True, kw_only=True):
     """The runtime directory: that of the kernel that runs, else the one that the next kernel will take.
 
@@ -172,6 +198,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     limits: Limits
     variables: list[Variable]
     state: Folder
+    levels: StateLevels = StateLevels()
     run_dir: RunDir
     running: Running
     bundle: Bundle

@@ -26,6 +26,7 @@ from kernel.doctor.facts import (
     RunDir,
     Running,
     Sized,
+    StateLevels,
     Survey,
     Variable,
     Versions,
@@ -80,6 +81,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(_variable(variable) for variable in facts.variables),
         *_run_dir(facts.run_dir),
         *_state(facts.state),
+        *_levels(facts.levels),
         *_lock(facts.lock),
         _running(facts.running),
         *_bundle(facts.bundle),
@@ -341,6 +343,37 @@ def _lock(place: LockPlace) -> Iterator[Finding]:
         yield _problem("paths", "lock", f"the kernel's lock cannot be taken: {place.problem}", place.fix)
     elif place.path:
         yield _ok("paths", "lock", f"lock and record of the kernel in {place.path}")
+
+
+def _levels(levels: StateLevels) -> Iterator[Finding]:
+    """Whose the state is, level by level, and whether what decides about powers is read from it."""
+    if not levels.root:
+        return  # the finding about the state directory says why
+    if levels.refused:
+        yield _problem("paths", "stateRoot", levels.refused, levels.fix)
+        return
+    for level in levels.levels:
+        if level.mendable:
+            message = f"{level.path} {level.problem}; the next command closes it"
+            yield _warning("paths", "stateRoot", message, f"chmod go-rwx {shlex.quote(level.path)}")
+        else:
+            message = f"{level.path} {level.problem}; no command uses this state root"
+            yield _problem("paths", "stateRoot", message, f"rm -r {shlex.quote(level.path)}   # look at it first")
+    if not levels.levels:
+        where = f"the state root {levels.root}"
+        if levels.mode is None:
+            yield _ok("paths", "stateRoot", f"{where} is made by the first command, closed to others")
+        else:
+            which = f"owner {levels.uid}, mode {levels.mode:04o}; {levels.looked_at} levels looked at"
+            yield _ok("paths", "stateRoot", f"{where} is yours alone ({which})")
+    if levels.homeless:
+        message = f"there is no home directory to write to: {levels.root} is used"
+        yield _warning("paths", "stateHome", message, f"export GOONDAN_STATE_ROOT={shlex.quote(levels.root)}")
+    # What is still open says so itself.
+    if levels.doubt is not None and not levels.levels:
+        confirm = re.search(r"`([^`]+)`$", levels.doubt)
+        fix = confirm[1] if confirm else "export GOONDAN_STATE_ROOT=DIR   # a directory of yours outside of it"
+        yield _warning("paths", "stateBelieved", f"policies and records of trust are not read: {levels.doubt}", fix)
 
 
 def _space(state: Folder, free: int, elsewhere: str) -> Finding:

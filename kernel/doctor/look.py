@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from kernel import lock, paths, rundir
+from kernel import lock, paths, rundir, state_root
 from kernel.bundle.models import KEY_VARIABLE
 from kernel.bundle.problems import BundleError
 from kernel.bundle.variables import wanted_variables
@@ -41,6 +41,8 @@ from kernel.doctor.facts import (
     RunDir,
     Running,
     Sized,
+    StateLevel,
+    StateLevels,
     Survey,
     Variable,
     Versions,
@@ -69,6 +71,7 @@ def look(bundle: str | None) -> Facts:
             limits=_limits(),
             variables=_variables(named, os.environ),
             state=_state(found.path),
+            levels=_levels(found.path),
             run_dir=_run_dir(found.path),
             lock=_lock_place(found.path),
             running=_running(found.path),
@@ -253,6 +256,28 @@ def _lock_place(bundle: str) -> LockPlace:
     except GoondanError as error:
         return LockPlace(problem=error.info.message, fix=error.info.suggestion or "")
     return LockPlace(path=path)
+
+
+def _levels(bundle: str) -> StateLevels:
+    try:
+        workspace = paths.state_dir(bundle)
+    except GoondanError:
+        return StateLevels()
+    root = paths.root_of(workspace)
+    found = list(state_root.look(root, workspace))
+    refused = state_root.why_refused(root)
+    own = next((level for level in found if level.path == root), None)
+    return StateLevels(
+        root=root,
+        uid=None if own is None else own.uid,
+        mode=None if own is None else own.mode,
+        looked_at=len(found),
+        levels=[StateLevel(path=at.path, problem=at.problem, mendable=at.mendable) for at in found if at.problem],
+        refused="" if refused is None else refused.info.message,
+        fix="" if refused is None else refused.info.suggestion or "",
+        doubt=state_root.doubt(root),
+        homeless=paths.is_homeless(root),
+    )
 
 
 def _state(bundle: str) -> Folder:

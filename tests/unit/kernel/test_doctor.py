@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from kernel.doctor.facts import (
     RunDir,
     Running,
     Sized,
+    StateLevel,
+    StateLevels,
     Survey,
     Variable,
     Versions,
@@ -75,6 +78,13 @@ def with_versions(**changes: Any) -> Facts:
 
 def with_limits(**changes: Any) -> Facts:
     return replace(GOOD, limits=replace(GOOD.limits, **changes))
+
+
+OPEN_LEVEL = StateLevel(path="/s/logs", problem="is open to others (mode 0777)", mendable=True)
+
+
+def with_levels(**changes: Any) -> Facts:
+    return replace(GOOD, levels=replace(StateLevels(root="/s", uid=0, mode=0o700, looked_at=3), **changes))
 
 
 def with_state(**changes: Any) -> Facts:
@@ -168,6 +178,12 @@ NO_JAIL = Survey(tier=None, findings=[Lack("user namespaces", "bwrap: no", "sudo
         (with_state(free_bytes=5 << 20), "diskSpace", "problem", "GOONDAN_STATE_ROOT"),
         (with_state(free_bytes=500 << 20), "diskSpace", "warning", "du -xh"),
         (with_state(free_files=3), "inodes", "warning", "GOONDAN_STATE_ROOT"),
+        (with_levels(refused="belongs to uid 7", fix="export GOONDAN_STATE_ROOT=/x"), "stateRoot", "problem", "=/x"),
+        (with_levels(levels=[OPEN_LEVEL]), "stateRoot", "warning", "chmod go-rwx /s/logs"),
+        (with_levels(levels=[replace(OPEN_LEVEL, mendable=False)]), "stateRoot", "problem", "rm -r /s/logs"),
+        (with_levels(doubt="so do `gdn trust --state-root`"), "stateBelieved", "warning", "--state-root"),
+        (with_levels(doubt="it lies in /clone"), "stateBelieved", "warning", "GOONDAN_STATE_ROOT"),
+        (with_levels(homeless=True), "stateHome", "warning", "export GOONDAN_STATE_ROOT=/s"),
         (replace(GOOD, running=Running(status="hangs")), "running", "problem", "gdn stop"),
         (replace(GOOD, running=Running(status="left")), "running", "warning", "gdn stop"),
         (replace(GOOD, bundle=Bundle(refused=error_payload("E_CONFIG_NOT_FOUND", "no"))), "bundle", "problem", "Name"),
@@ -296,3 +312,32 @@ def test_it_names_the_numbers_of_roots_jails(host: dict[str, Any], level: str, w
     assert (found.level, words in found.message) == (level, True)
     assert level == "ok" or "export GOONDAN_JAIL_UIDS=" in (found.fix or "")
     assert not [finding for finding in judge(with_host(**host)) if finding.check == "user numbers"], "only root's"
+
+
+def test_the_levels_of_a_state_are_looked_at_and_left_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "state"
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
+    assert look._levels("/b").mode is None
+    (root / "workspaces").mkdir(parents=True)
+    for path in (root, root / "workspaces"):
+        path.chmod(0o777)
+    found = look._levels("/b")
+    assert (found.uid, found.mode, found.looked_at, found.refused) == (os.geteuid(), 0o777, 2, "")
+    assert [(level.path, level.mendable) for level in found.levels] == [(str(root), True), (f"{root}/workspaces", True)]
+    assert root.stat().st_mode & 0o777 == 0o777
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_a_state_root_of_somebody_else_is_a_problem_with_the_line_to_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "state"
+    root.mkdir(mode=0o700)
+    os.chown(root, 40_001, 40_001)
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
+    (finding,) = [one for one in judge(replace(GOOD, levels=look._levels("/b"))) if one.level != "ok"]
+    assert (finding.check, finding.level) == ("stateRoot", "problem")
+    assert "belongs to uid 40001" in finding.message
+    assert "export GOONDAN_STATE_ROOT=/" in str(finding.fix)
