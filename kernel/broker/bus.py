@@ -91,6 +91,9 @@ class Bus:
 
     def instance(self, agent: str, key: str, now: float) -> Instance:
         """The instance of that name, made if it is new."""
+        found = self.mailbox.instances.get((agent, key))
+        if found is not None:
+            return found
         return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, agent, key), now)
 
     def send(self, connection: Connection, frame: Frame) -> None:

@@ -156,9 +156,13 @@ class Events:
         mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
         if len(instance.queue) >= MAX_QUEUED:
             return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
-        operator = event.by_operator
+        operator, session = event.by_operator, event.session
+        if mailbox.open.may_take(session, root, 1, operator=operator) and mailbox.held.may_take(
+            session, root, size, operator=operator
+        ):
+            return None
         for pool, amount, what in ((mailbox.open, 1, "open messages"), (mailbox.held, size, "bytes of messages")):
-            shortage = pool.shortage(event.session, root, amount, operator=operator)
+            shortage = pool.shortage(session, root, amount, operator=operator)
             if shortage is None or (size <= MAX_NESTED_BYTES and _is_first(actor, event)):
                 continue
             self._bus.note_refusal(root, shortage.quota, what)

@@ -149,8 +149,9 @@ class Places(Generic[Key]):
             self._loans.lend(key, claim.lender or "", claim.root, claim.depth)
             return
         self.pool.take(claim.session, claim.root, 1)
-        self._common.served(claim.session, claim.root)
-        self._operators.served(claim.session, claim.root)
+        if self._claims:
+            self._common.served(claim.session, claim.root)
+            self._operators.served(claim.session, claim.root)
 
     def release(self, key: Key) -> None:
         """It has none any more."""
@@ -162,8 +163,9 @@ class Places(Generic[Key]):
             return
         claim = grant.claim
         self.pool.give(claim.session, claim.root, 1)
-        self._common.lighter(claim.session, claim.root)
-        self._operators.lighter(claim.session, claim.root)
+        if self._claims:
+            self._common.lighter(claim.session, claim.root)
+            self._operators.lighter(claim.session, claim.root)
 
     def over(self, event_id: str) -> None:
         """The turn of this event has ended: it lends its place to nobody any more."""

@@ -69,6 +69,7 @@ class Connection:
         "last_seen",
         "pid",
         "refused",
+        "session",
         "started_ms",
     )
 
@@ -78,6 +79,8 @@ class Connection:
         self.address = address
         self.claims = claims
         self.incarnation = hello.incarnation
+        #: What this peer sets going is counted under this name: a client keeps it over its reconnects.
+        self.session = f"client/{self.incarnation[:MAX_INCARNATION]}" if cls == CLIENTS else address
         self.started_ms = hello.started_ms or 0
         self.pid = hello.pid
         self.last_seen = now
@@ -97,11 +100,6 @@ class Connection:
         if self.cls == CLIENTS:
             return "client"
         return self.address
-
-    @property
-    def session(self) -> str:
-        """What this peer sets going is counted under this name: a client keeps it over its reconnects."""
-        return f"client/{self.incarnation[:MAX_INCARNATION]}" if self.cls == CLIENTS else self.address
 
     def refuse(self, target: tuple[str, str], event_id: str, now: float, retry_ms: int) -> int:
         """An event for `target` was refused. Returns when it is to be sent again (milliseconds): the later, the more

@@ -158,14 +158,19 @@ class Processes:
             del self._delayed[instance]
             self._processes.add(instance)
             self._bus.tell_supervisor(Wanted([principal_of(instance)]))
+        kept: list[Instance] = []
         while self._idle and len(self._delayed) > len(self._leaving):
             instance = next(iter(self._idle))
             del self._idle[instance]
             connection = instance.conn
-            if connection is None or instance.leased or instance.answers or self._places.holds(instance):
+            if connection is None or instance.leased or self._places.holds(instance):
+                continue
+            if instance.answers:  # it is about to acknowledge them
+                kept.append(instance)
                 continue
             self._bus.send(connection, Frame("shutdown", payload=to_raw(Shutdown(LEAVE_MS, "idle"))))
             self.leave(instance, connection, now)
+        self._idle.update(dict.fromkeys(kept))
 
     def wanted(self) -> Wanted:
         """The whole set, for a supervisor that has just connected."""

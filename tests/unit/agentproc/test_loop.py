@@ -355,11 +355,11 @@ async def test_a_running_turn_renews_its_lease(make: Make, monkeypatch: pytest.M
     monkeypatch.setattr(run_module, "RENEW_S", 0.01)
     link = FakeLink(lambda *_: None)
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("")))
-    task = asyncio.create_task(runner.run(event_frame("e1", "go", epoch=4)))
+    task = asyncio.create_task(runner.run(event_frame("e1", "go", epoch=4, root_event="e0")))
     await until(lambda: sum(frame.stage == "renew" for frame in link.posted) >= 3)
     renew = next(frame for frame in link.posted if frame.stage == "renew")
     assert (renew.event_id, renew.epoch) == ("e1", 4)
-    assert [lease.event_id for lease in runner.leases()] == ["e1"]
+    assert [(lease.event_id, lease.root_event) for lease in runner.leases()] == [("e1", "e0")]
     link.finish(link.open_calls()[0], ok(1))
     await task
     assert runner.leases() == []

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
+from schemas.frames import Frame
+from schemas.launch import ExportSpec, ToolSpec
+from toolhost.calls.completions import Completions
 from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
 from toolhost.calls.promises import PromiseFile
+from toolhost.calls.taken import Call
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:
@@ -127,3 +131,27 @@ def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_p
     for unusable in (PromiseFile("/proc/no/such/place"), PromiseFile(None)):
         unusable.write([promise("h")])
         assert unusable.read() == []
+
+
+async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_next_tool_host(tmp_path: Path) -> None:
+    sent: list[Frame] = []
+    file = PromiseFile(str(tmp_path / "pending.json"))
+
+    def completions() -> Completions:
+        return Completions(
+            finish=lambda call, payload: None, announce=lambda event, told: sent.append(event), remember=file.write
+        )
+
+    export = ExportSpec(name="f")
+    tool = ToolSpec(name="t", entry="/t.py", root="/t.py", exports=[export])
+    call = Call(
+        id="t1/a", agent="coder", instance_key="k", tool=tool, export=export, args=Raw(b"\x80"), turn_id="t1",
+        tool_call_id="a", message_id=None, workdir=None, deadline=None, root_event="e-0",
+    )  # fmt: skip
+    first = completions()
+    work = first.begin(call, "h")
+    assert isinstance(work, Work)
+    promises = file.read()
+    first.end(work, Raw(b"\x80"))
+    completions().give_up(promises)
+    assert [(event.event_id, event.root_event) for event in sent] == [("t1/a~completed", "e-0")] * 2
