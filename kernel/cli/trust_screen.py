@@ -54,9 +54,12 @@ def screen(judgement: Judgement, bundle: str, style: Style | None = None) -> lis
     """What a person should know before agreeing: everything the first time, then only what is new."""
     paint = style or Style()
     shown = _row(bundle)
-    if not judgement.known:
-        lines = ["", paint.bold("You have not run this bundle before:"), f"  {shown}", ""]
+    if judgement.trusted:
+        lines = ["", paint.bold("This bundle asks for:"), f"  {shown}", ""]
         powers: Sequence[Power] = judgement.powers
+    elif not judgement.known:
+        lines = ["", paint.bold("You have not run this bundle before:"), f"  {shown}", ""]
+        powers = judgement.powers
     else:
         lines = ["", paint.bold("This bundle asks for more than you have agreed to:"), f"  {shown}", ""]
         powers = judgement.missing

@@ -113,6 +113,9 @@ def test_agreeing_listing_and_revoking() -> None:
         assert (shown["trusted"], [power["type"] for power in shown["new"]]) == (False, ["module"])
         assert kernel.gdn("trust", "--list", "--json").json == []
         assert "ext/spy.py (Extension/spy)" in kernel.gdn("trust").out
+        shown = kernel.gdn("trust", "--show").out
+        assert "ext/spy.py (Extension/spy)" in shown
+        assert "trusted: yes" in shown
         (listed,) = kernel.gdn("trust", "--list", "--json").json
         assert (listed["bundle"], listed["how"]) == (str(folder(kernel)), "command")
         assert say(kernel).status == 0
