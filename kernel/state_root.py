@@ -87,24 +87,14 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
             if mending.mended:
                 mending.mended[0] += ", and so is what is in it"
                 _note(top, UNCHECKED, "")
-            if mending.exposed:
-                _note(top, MARK, mending.exposed[0])
-            if _has(top, UNCHECKED):  # also when an earlier look at it has met what it refused
-                _close_below(top, mending)
-                os.unlink(UNCHECKED, dir_fd=top.fd)
-            for level in LEVELS:
-                mending.look(os.path.join(root, level))
-            if workspace is not None and workspace != root:
-                mending.look(workspace, make=make)
-                for level in WORKSPACE_LEVELS:
-                    mending.look(os.path.join(workspace, level))
-            for name in FILES:
-                _mend_file(top, name, mending)
-            if mending.exposed:
-                _note(top, MARK, mending.exposed[0])
+            try:
+                _look_through(top, root, workspace, mending, make=make)
+            finally:  # also when something is refused: by the next command it may be gone
+                if mending.exposed:
+                    _note(top, MARK, mending.exposed[0])
             why = judge(top.path, project=project_above(top.path), marked=_read_mark(top))
     except FileNotFoundError:
-        return StateRoot(path=root, believable=project_above(root) is None, why=judge(root, project_above(root)))
+        why = doubt(root)
     except DirectoryRefused as refused:
         _refuse(root, refused)
     except OSError as error:
@@ -273,6 +263,22 @@ def owners(path: str, root: str) -> tuple[int, ...]:
     user = os.geteuid()
     handed = not _TOOLHOSTS.isdisjoint(os.path.relpath(path, root).split("/"))
     return (user, TOOLHOST_UID) if user == 0 and handed else (user,)
+
+
+def _look_through(top: Directory, root: str, workspace: str | None, mending: _Mending, *, make: bool) -> None:
+    """Everything below a root that is closed by now. Raises DirectoryRefused, OSError."""
+    if _has(top, UNCHECKED):  # also when an earlier look at it has met what it refused
+        _close_below(top, mending)
+        with suppress(FileNotFoundError):  # another command was as fast
+            os.unlink(UNCHECKED, dir_fd=top.fd)
+    for level in LEVELS:
+        mending.look(os.path.join(root, level))
+    if workspace is not None and workspace != root:
+        mending.look(workspace, make=make)
+        for level in WORKSPACE_LEVELS:
+            mending.look(os.path.join(workspace, level))
+    for name in FILES:
+        _mend_file(top, name, mending)
 
 
 def _close_below(top: Directory, mending: _Mending) -> None:

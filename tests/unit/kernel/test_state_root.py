@@ -204,6 +204,20 @@ def test_what_a_stranger_has_put_into_an_open_one_is_refused_and_named(tmp_path:
 
 
 @as_root
+def test_what_others_could_write_is_remembered_although_something_was_refused(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    workspace = grown(root, 0o700)
+    root.chmod(0o755)
+    (root / "workspaces").chmod(0o777)
+    planted = root / "workspaces" / "planted"
+    planted.touch()
+    os.chown(planted, STRANGER, STRANGER)
+    refusal(root, workspace)
+    planted.unlink()
+    assert not open_state_root(str(root), workspace=str(workspace)).believable
+
+
+@as_root
 def test_a_link_of_a_stranger_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
     (tmp_path / "state").symlink_to(tmp_path / "mine")
