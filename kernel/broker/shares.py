@@ -29,7 +29,7 @@ Quota = Literal["root", "session", "whole"]
 
 
 class Shortage(Struct, frozen=True):
-    """Why something is refused: which quota, how much its holder has of it, and how much it may have now."""
+    """Why something is refused: which quota, how much its holder has of it, and with how much it would get more now."""
 
     quota: Quota
     held: int
@@ -108,8 +108,12 @@ def kept_of(amount: int) -> int:
 
 def describe_shortage(shortage: Shortage, root: str, what: str, amount: int, capacity: int) -> str:
     """A shortage in words: which quota, with the numbers; `what` is counted."""
-    whose = {"root": "this root", "session": "its session", "whole": "all together"}[shortage.quota]
+    refused = f"no room for {amount:,} {what} of root {root[:100]!r} now"
+    if shortage.quota == "whole":
+        return f"{refused}: all together hold {shortage.held:,} of {shortage.limit:,} (quota: whole)"
+    whose = "this root" if shortage.quota == "root" else "its session"
+    limit = max(0, shortage.limit)
     return (
-        f"no room for {amount:,} {what} of root {root[:100]!r} now: {whose} holds {shortage.held:,}, and may hold "
-        f"{max(0, shortage.limit):,} of {capacity:,} (quota: {shortage.quota})"
+        f"{refused}: {whose} holds {shortage.held:,}, and gets more once that is at most {limit:,}; "
+        f"there are {capacity:,} in all (quota: {shortage.quota})"
     )

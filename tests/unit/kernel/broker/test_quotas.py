@@ -218,7 +218,7 @@ def test_seventeen_large_requests_of_one_root_leave_room_for_others() -> None:
     last = refused[-1]
     assert last is not None
     assert (last.code, last.retry_after_ms) == ("E_OVERLOADED", RETRY_AFTER_MS)
-    assert "root 'c0e0'" in last.message and "(quota: root)" in last.message and "of 268,435,456" in last.message
+    assert "root 'c0e0'" in last.message and "(quota: root)" in last.message and "268,435,456 in all" in last.message
     assert world.router.bus.refusals["c0e0", "root", "bytes of messages"] == 17 - taken
     assert error(tell(world, client(world, operator=False), event("other", size=16 * MIB))) is None
 

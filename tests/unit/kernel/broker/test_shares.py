@@ -94,7 +94,7 @@ def test_a_refusal_names_the_quota_the_root_and_the_numbers() -> None:
     shortage = pool.shortage("s", "r", 1, operator=False)
     assert shortage is not None
     text = describe_shortage(shortage, "r\x1b[31m", "open messages", 1, pool.capacity)
-    assert "(quota: root)" in text and "holds 75" in text and "of 160" in text and "\x1b" not in text
+    assert "(quota: root)" in text and "holds 75" in text and "160 in all" in text and "\x1b" not in text
     for number in range(200):
         if pool.may_take("s", f"r{number}", 1, operator=False):
             pool.take("s", f"r{number}", 1)
