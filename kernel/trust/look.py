@@ -40,7 +40,6 @@ def look(
     """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's."""
     powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env)
     powers += others_who_can_write(_files(loaded, checked))
-    # Records are read also when they are not needed: what a command does not trust for ever, it must not forget.
     reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
     record = records.read(state_root, bundle) if state_root is not None and reason is None else None
     entries = {extension.entry for agent in checked.agents.values() for extension in agent.extensions}
