@@ -175,7 +175,10 @@ class TurnRunner:
         """The frame that ends the event for us, or None when the event is no longer ours."""
         turn = turn_id(self.spec.name, self.instance_key, event_id)
         try:
-            self.store.adopt(epoch)
+            seen = self.store.adopt(epoch)
+            if seen > epoch:
+                log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
+                return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
             row = self.store.find_turn(event_id)
             if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
                 return done_frame(event_id, epoch, row.status, row.answer)

@@ -141,8 +141,8 @@ class ConversationStore:
 
     # --- transactions
 
-    def adopt(self, epoch: int) -> None:
-        """Work under `epoch` from now on. Raises E_LEASE_LOST when the file has seen a later one."""
+    def adopt(self, epoch: int) -> int:
+        """Work under `epoch` from now on, unless the file has seen a later one: that is returned then, else `epoch`."""
         with self._errors():
             db = self._open()
             stored = self._stored_epoch(db)
@@ -153,9 +153,9 @@ class ConversationStore:
                     db.execute("UPDATE meta SET value = ? WHERE name = 'epoch'", (epoch,))
                     stored = epoch
                 db.execute("COMMIT")
-            if stored > epoch:
-                raise _stale(stored, epoch)
-            self._epoch = epoch
+            if stored <= epoch:
+                self._epoch = epoch
+            return stored
 
     @contextmanager
     def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:

@@ -140,6 +140,7 @@ class TurnRun:
         self._shown_message = ""
         self._first_sent: dict[str, int] = {}
         self._renewing: Frame | None = None
+        self._position: int | None = None  # of the last message that this incarnation has stored
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         if deadline is not None:
             self._timers.append(self._loop.call_at(deadline, self._out_of_time))
@@ -291,6 +292,10 @@ class TurnRun:
                     )
                 self._notes.actions(actions, at, self._catalog)
         runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
+        if stores and end is None:
+            first, self._position = self._position is None, stores[-1].position
+            if first:
+                self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
         self._live.tell(actions)
         for action in actions:
             if isinstance(action, RunTool):
@@ -503,10 +508,12 @@ class TurnRun:
 
     def _renew(self) -> None:
         """Say that the turn is alive, and hear of it if the lease is gone."""
+        self._timers[0].cancel()
         self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
         if self._renewing is not None:
             self._runner.link.forget(self._renewing.id)
         frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
+        frame.position = self._position
         try:
             self._runner.link.post(frame).add_done_callback(self._renewed)
         except GoondanError as error:

@@ -55,8 +55,7 @@ from kernel.supervisor_client import ProcessInfo, rfc3339
 from kernel.supervisor_options import Options, load_plan, parse
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
-from schemas.address import blobs_dir, path_segment
-from schemas.blob_files import BlobFolder
+from schemas.address import path_segment
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
@@ -219,8 +218,6 @@ class Supervisor:
             os.makedirs(f"{options.state_dir}/logs", 0o700, exist_ok=True)
         except OSError as error:
             raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
-        # Nobody is left who could ask for them, and no journal yet that outlives a kernel and refers to them.
-        BlobFolder(blobs_dir(options.state_dir)).sweep(frozenset(), 0)
 
     async def _listen(self, premises: Premises) -> None:
         try:
@@ -336,6 +333,10 @@ class Supervisor:
             plan_fd = memory_file("plan", msgspec.msgpack.encode(plan))
             secret_fd = memory_file("secret", self._secret)
             arguments = ["--run-dir", premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
+            if run == 1:
+                arguments.append("--new-kernel")
+                if self._options.accept_loss:  # what a later broker would lose, nobody has agreed to
+                    arguments.append("--accept-loss")
             env = environment(os.environ)
             return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
         if role == "toolhost":

@@ -32,6 +32,7 @@ class Options(msgspec.Struct, kw_only=True):
     trust: bool = False
     agreed_fd: int | None = None
     umask: int = 0o022
+    accept_loss: bool = False
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -48,6 +49,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
     parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
     parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
+    parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
     given = parser.parse_args(arguments)
     bundle = paths.find_bundle(given.bundle)
     return Options(
@@ -61,6 +63,7 @@ def parse(arguments: list[str] | None) -> Options:
         policy=os.path.abspath(given.policy) if given.policy else None,
         trust=given.trust,
         agreed_fd=given.agreed_fd,
+        accept_loss=given.accept_loss,
     )
 
 

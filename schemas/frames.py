@@ -99,7 +99,10 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     repeat of a call that is older than both the broker and the tool host has an unknown outcome, any other may run.
     `live` (`event` only): the asker wants to hear of the turn while it runs. `blob` stands for a payload that is too
     large for a frame; `payload` is nil then. `root_event` is the id of the event that all this began with; the broker
-    sets it, on everything that agents and tools ask and send because of that event.
+    sets it, on everything that agents and tools ask and send because of that event. `digest` (`event` only) is what its
+    sender says of its content: another event under a known id is refused when it differs. `position` (`tool.call` and
+    `ack` of stage `renew`): how many messages of the turn are stored. `seen_epoch` (`ack` of stage `release`): a higher
+    epoch that the instance's file holds.
     """
 
     type: str
@@ -129,6 +132,9 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     live: bool = False
     blob: Blob | None = None
     root_event: str | None = field(default=None, name="rootEvent")
+    digest: str | None = None
+    position: int | None = None
+    seen_epoch: int | None = field(default=None, name="seenEpoch")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

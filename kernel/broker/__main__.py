@@ -11,18 +11,16 @@ import argparse
 import os
 import secrets
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 
-from kernel.broker.bus import Bus
-from kernel.broker.journal import MemoryJournal
+from kernel.broker.assemble import assemble
+from kernel.broker.journal.interface import DiskFull, JournalFailed
+from kernel.broker.journal.opening import boot_id, open_store, start
 from kernel.broker.loop import BrokerLoop, clock
-from kernel.broker.router import Router
-from kernel.broker.spawn_file import SpawnFile
 from schemas.address import blobs_dir
-from schemas.blob_files import make_folder
+from schemas.blob_files import BlobFolder, make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
 from schemas.secrecy import close_memory
@@ -58,25 +56,25 @@ def main(arguments: list[str] | None = None) -> int:
             run_dir = Path(premises.run_dir)
         else:
             plan, secret, run_dir = _from_descriptors(options)
-        broker_id = secrets.token_hex(4)
         blobs = blobs_dir(plan.state_dir)
         make_folder(blobs)
         admit_toolhost(blobs)
-        bus = Bus(
-            plan,
-            secret,
-            broker_id=broker_id,
-            started_ms=int(clock() * 1000),
-            # Epochs must be higher than any that an instance has seen, and no journal remembers them yet.
-            first_epoch=int(time.time() * 1000),
-            booted_at=time.time() - clock(),
-            blobs=blobs,
+        store = open_store(plan.state_dir, plan.durability, accept_loss=options.accept_loss)
+        for loss in store.losses:
+            print(f"E_JOURNAL_CORRUPT accepted: {loss}", file=sys.stderr)
+        router = assemble(
+            plan, secret, store, boot_id=boot_id(), broker_id=secrets.token_hex(4), now=clock(), blobs=blobs
         )
-        remembered = SpawnFile(plan.state_dir)
-        loop = BrokerLoop(Router(bus, remembered.read()), MemoryJournal(), run_dir, remembered)
+        if options.new_kernel:  # nobody is left who could ask for what the journal does not name
+            BlobFolder(blobs).sweep(router.bus.mailbox.blobs.referenced() | store.files(), 0)
+        loop = BrokerLoop(router, start(store, plan.state_dir), run_dir)
         loop.bind()
     except GoondanError as error:
         return _failed(error, options.ready_fd)
+    except DiskFull:
+        return _failed(fail("E_DISK_FULL", "there is no room on the disk to open the journal"), options.ready_fd)
+    except JournalFailed as error:
+        return _failed(fail("E_STATE", f"the journal cannot be written: {error}"), options.ready_fd)
     except OSError as error:
         return _failed(fail("E_RUN_DIR", f"the broker cannot listen: {error}"), options.ready_fd)
     report_ready(options.ready_fd)
@@ -84,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(visible_line(f"broker ready in {run_dir}"), file=sys.stderr)
     try:
         loop.run()
+    except JournalFailed as error:
+        print(f"E_STATE: the journal cannot be written: {error}; the broker ends", file=sys.stderr)
+        return 1
     finally:
         loop.close()
     return 0
@@ -97,6 +98,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--secret-fd", type=int, help="descriptor of the kernel's secret")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets a newline when the sockets are bound")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
+    parser.add_argument("--new-kernel", action="store_true", help="no process of an earlier kernel is left")
     options = parser.parse_args(arguments)
     if options.bundle is None and None in (options.run_dir, options.plan_fd, options.secret_fd):
         parser.error("give --bundle, or all of --run-dir, --plan-fd and --secret-fd")

@@ -54,33 +54,48 @@ class HeldBlobs:
             del self._holders[blob.file]
             self.removable.append(blob.file)
 
+    def leave(self, blob: Blob | None) -> None:
+        """From now on only the journal refers to this payload: a sweep deletes it when the journal has forgotten it."""
+        if blob is not None:
+            self._holders[blob.file] -= 1
+            if self._holders[blob.file] <= 0:
+                del self._holders[blob.file]
+
     def sent(self, answer_id: str, blob: Blob | None, *, to_agent: bool) -> None:
         """An answer is on its way, perhaps once more."""
         if blob is None:
             return
         self.hold(blob)
-        self.arrived(answer_id, to_agent=to_agent)
+        if to_agent:
+            self.release(self._lanes.pop(answer_id, None))
+        else:
+            self.leave(self._unsent(answer_id))
         if to_agent:
             self._lanes[answer_id] = blob
             return
         self._sent[answer_id] = (blob, self._sweeps)
         self._sent_bytes += blob.size
         while self._sent_bytes > MAX_SENT_BYTES:
-            self.arrived(next(iter(self._sent)), to_agent=False)
+            self.leave(self._unsent(next(iter(self._sent))))
 
-    def arrived(self, answer_id: str, *, to_agent: bool) -> None:
-        """Its receiver has acknowledged an answer, or is given up."""
+    def arrived(self, answer_id: str, *, to_agent: bool) -> bool:
+        """Its receiver has acknowledged an answer; True when that was a client, and the answer is large."""
         if to_agent:
             self.release(self._lanes.pop(answer_id, None))
-        elif answer_id in self._sent:
-            blob, _ = self._sent.pop(answer_id)
-            self._sent_bytes -= blob.size
-            self.release(blob)
+            return False
+        blob = self._unsent(answer_id)
+        self.release(blob)
+        return blob is not None
+
+    def _unsent(self, answer_id: str) -> Blob | None:
+        blob, _ = self._sent.pop(answer_id, (None, 0))
+        self._sent_bytes -= size_of(blob)
+        return blob
 
     def referenced(self) -> frozenset[str]:
         """What must not be swept. Answers that were sent two sweeps ago and never acknowledged are given up."""
         for answer_id in [name for name, (_, sweep) in self._sent.items() if sweep < self._sweeps]:
-            self.arrived(answer_id, to_agent=False)
+            self.leave(self._unsent(answer_id))
         self._sweeps += 1
         return frozenset(self._holders)
 

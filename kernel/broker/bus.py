@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from kernel.broker.calls import Calls
-from kernel.broker.mailbox import Event, Instance, Mailbox, Quotas, SpawnRecord, Staged
+from kernel.broker.epochs import Epochs
+from kernel.broker.journal.interface import Archive
+from kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from kernel.broker.mailbox import Event, Instance, Mailbox, Quotas, Staged
 from kernel.broker.presence import Connection, Presence
 from kernel.broker.shares import kept_of
 from schemas.address import instance_workdir
@@ -49,11 +52,15 @@ class Bus:
         *,
         broker_id: str,
         started_ms: int,
-        first_epoch: int,
+        epochs: Epochs,
+        archive: Archive,
+        ledger: Ledger,
         booted_at: float = 0.0,
         blobs: str | None = None,
     ) -> None:
-        """`blobs` is the folder of large payloads; without one, no payload is larger than a frame."""
+        """`blobs` is the folder of large payloads; without one, no payload is larger than a frame. `archive` knows the
+        events that have ended.
+        """
         self.plan = plan
         self.blobs = blobs
         self.broker_id = broker_id
@@ -61,8 +68,10 @@ class Bus:
         self.booted_at = booted_at
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
-        #: Spawned instances to be remembered; the loop writes them down before it sends anything.
-        self.spawned: list[SpawnRecord] = []
+        self.archive = archive
+        self.ledger = ledger
+        #: The broker's clock in the moment of the frame, the tick or the answer of the journal that is looked at.
+        self.now = started_ms / 1000
         #: Bugs of ours that were survived; the loop writes them to the log.
         self.faults: list[Exception] = []
         self.counters: Counter[str] = Counter()
@@ -71,13 +80,19 @@ class Bus:
         self.presence = Presence(secret)
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
-        self.mailbox = Mailbox(first_epoch, quotas)
+        self.mailbox = Mailbox(epochs, quotas)
         self.calls = Calls()
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
         #: The kernel is stopping: nothing new is taken or handed out.
         self.closing = False
         self._last_id = 0
+
+    def reserve_epochs(self) -> None:
+        """Have the journal reserve more epochs before there are few."""
+        top = self.mailbox.epochs.to_reserve(EPOCH_BLOCK)
+        if top is not None:
+            self.staged.append(Staged("note", self.ledger.epochs(top)))
 
     def next_id(self) -> str:
         """A frame id of the broker's own."""

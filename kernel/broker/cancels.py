@@ -1,7 +1,8 @@
 """Cancelling events: who may, what happens to an event that waits or is worked on, and who is told of its end. Pure.
 
 Rules.
-- A queued event ends as cancelled through the journal, like any other end; until that is down it is not handed out.
+- The wish is journaled. A queued event ends as cancelled through the journal, like any other end; until that is down
+  it is not handed out.
 - A leased one is its holder's to end: the holder is told (`tool.cancel` with the event's id and epoch), again at its
   next hello, and answers `failed`. If it is lost or gives the event back instead, the event ends as a queued one does.
 - What the turn has asked other agents for, and waits for, is cancelled with it. What it sent without waiting is not.
@@ -19,6 +20,7 @@ from typing import Any, Final
 
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.journal.records import event_subject
 from kernel.broker.mailbox import Event, Instance, Staged
 from kernel.broker.presence import Connection
 from schemas.codec import to_raw
@@ -47,13 +49,17 @@ class Cancels:
         if not isinstance(event_id, str):
             raise GoondanError(error_payload("E_FRAME_INVALID", "admin cancel needs an eventId"))
         event = self._mailbox.events.get(event_id)
+        ended = self._bus.archive.find_ended(event_subject(event_id)) if event is None else None
+        if ended is not None:
+            self._reply(connection, frame.id, event_id, ended.state)
+            return
         if event is None or (event.state == "accepted" and event.instance.conn is None):
             self._expect_more(now)
         if event is None or not _may_cancel(connection, event):
             message = f"no event {event_id[:100]!r} waits or is worked on"
             raise GoondanError(error_payload("E_EVENT_NOT_FOUND", message))
         if event.finished:
-            self._reply(connection, frame.id, event)
+            self._reply(connection, frame.id, event.id, event.state)
             return
         waiting = self._asked.setdefault(event, [])
         for at, (_, frame_id) in enumerate(waiting):
@@ -88,6 +94,8 @@ class Cancels:
     # --- what becomes of events
 
     def _cancel(self, event: Event) -> None:
+        if not event.ending and not event.cancelled:
+            self._bus.staged.append(Staged("note", self._bus.ledger.cancel_wished(event)))
         event.cancelled = True
         if event.instance.leased is event:
             self._tell_holder(event.instance)
@@ -98,9 +106,11 @@ class Cancels:
     def end_queued(self, event: Event) -> None:
         """A cancelled event that nobody holds ends as soon as the journal has it."""
         if not event.ending:
-            event.ending = True
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
-            self._bus.staged.append(Staged("finish", event, answer=failure_answer(event, error), state="failed"))
+            answer = failure_answer(event, error)
+            item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now)
+            event.end = "cancelled"
+            self._bus.staged.append(Staged("finish", item, event, answer=answer, state="cancelled"))
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
         """An agent said hello with what it holds: it may not have heard."""
@@ -116,18 +126,18 @@ class Cancels:
 
     def call_ended(self, event: Event, call_id: str) -> None:
         """A call of this turn has ended: what its handler has not heard of is not wanted any more."""
-        for request in event.requests:
-            if request.call_id == call_id and not request.cancelled and not request.finished:
+        for request in list(event.requests):
+            if request.call_id == call_id and not request.cancelled:
                 self._cancel(request)
 
     def ended(self, event: Event) -> None:
         """The event has ended: whoever asked is told."""
         for connection, frame_id in self._asked.pop(event, ()):
-            self._reply(connection, frame_id, event)
+            self._reply(connection, frame_id, event.id, event.state)
 
     def _cancel_requests(self, event: Event) -> None:
-        for request in event.requests:
-            if not request.cancelled and not request.finished:
+        for request in list(event.requests):
+            if not request.cancelled:
                 self._cancel(request)
 
     def _tell_holder(self, instance: Instance) -> None:
@@ -135,8 +145,8 @@ class Cancels:
         if event is not None and instance.conn is not None:
             self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
 
-    def _reply(self, connection: Connection, frame_id: str, event: Event) -> None:
-        body = {"eventId": event.id, "state": event.state}
+    def _reply(self, connection: Connection, frame_id: str, event_id: str, state: str) -> None:
+        body = {"eventId": event_id, "state": state}
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord
+from kernel.broker.journal.interface import Item
+from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
 from schemas.address import is_instance_key
@@ -149,10 +150,11 @@ class Directory:
         record = instance.spawned
         if record is None:
             instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
-            since = self._bus.booted_at + now
-            self._bus.spawned.append(SpawnRecord(target, key, me.agent, me.key, since, cwd))
+            written = SpawnRecord(target, key, me.agent, me.key, self._bus.booted_at + now, cwd)
+            item = self._bus.ledger.spawned(written)
         else:
             instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
+            item = Item(())
         self._spawned[instance] = None
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
@@ -160,7 +162,12 @@ class Directory:
         lender, depth = (None, 0) if turn is None else (turn.id, 1 + len(turn.chain or ()))  # it waits for the process
         claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
         instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
-        self.processes.want(instance, now)
+        self._bus.staged.append(Staged("spawn", item, instance=instance))
+
+    def settled(self, instance: Instance, now: float) -> None:
+        """The journal knows who spawned this instance: its process may be started."""
+        if instance.spawns:
+            self.processes.want(instance, now)
 
     # --- what comes of it
 
@@ -197,7 +204,8 @@ class Directory:
                 raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
             del self._spawned[idle]
             idle.spawned = None
-            self._bus.spawned.append(SpawnRecord(idle.agent, idle.key, gone=True))
+            gone = self._bus.ledger.spawned(SpawnRecord(idle.agent, idle.key, gone=True))
+            self._bus.staged.append(Staged("note", gone))
             self._bus.mailbox.forget_idle(idle)
 
     def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:

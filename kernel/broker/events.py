@@ -1,7 +1,8 @@
 """Events: accepted, handed over under a lease, answered. Pure.
 
 Rules.
-- Accepted means journaled: the ack and the first delivery come from `settled`, never from `event`.
+- Accepted means journaled: the ack and the first delivery come from `settled`, never from `event`. So does every end:
+  whoever asked is told when the journal has it.
 - A repeat of an event id is acknowledged again, and answered again if its answer is there; it is never a second event.
 - `done` carries the turn's answer: the event's end and its answer are one journal record.
 - Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits; those to
@@ -21,14 +22,17 @@ from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
-from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged
+from kernel.broker.journal.interface import Ended, Item
+from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
+from kernel.broker.journal.records import decode as decode_record
+from kernel.broker.mailbox import ANSWER_SUFFIX, LEASE_S, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame, Hello, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Blob, Frame, Hello, ReplyTo, Source
 
 if TYPE_CHECKING:
     from kernel.broker.processes import Processes
@@ -53,6 +57,7 @@ class Events:
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
         self._actors = actors
+        self._ledger = bus.ledger
         self.cancels = tool_calls.cancels = Cancels(bus)
 
     # --- in
@@ -61,25 +66,18 @@ class Events:
         """`event` from a client, an agent, or a tool host (its own, or a handler's): a new one, or a repeat."""
         actor = self._actors.of(connection, frame)
         instance = self._target(connection, frame, now)
-        try:
-            self._event(connection, actor, instance, frame, now)
-        finally:
-            if not instance.open:
-                self._mailbox.forget_idle(instance)  # it may have been made for an event that was not taken
-
-    def _event(self, connection: Connection, actor: Actor, instance: Instance, frame: Frame, now: float) -> None:
         event_id = frame.event_id
         if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
-        known = self._mailbox.events.get(event_id)
+        digest = event_digest(instance.agent, instance.key, frame.digest)
+        known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
         if known is not None:
-            self._repeat(known, actor, connection, frame, instance)
+            self._repeat(known, actor, connection, frame, digest)
             return
-        if self._mailbox.was_answered(actor.sender, instance, event_id):
-            self._late_repeat(
-                Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD), connection, frame
-            )
+        ended = self._bus.archive.find_ended(event_subject(event_id))
+        if ended is not None:
+            self._late_repeat(event_id, instance, ended, actor, connection, frame, digest)
             return
         chain = self._chain(actor, frame, instance)
         event = Event(
@@ -88,6 +86,7 @@ class Events:
             sender=actor.sender,
             from_=actor.name,
             payload=frame.payload,
+            digest=digest,
             source=actor.source,
             reply_to=_reply_to(actor, frame),
             chain=chain,
@@ -99,16 +98,20 @@ class Events:
             blob=frame.blob,
             root=actor.root,
             session=actor.session,
-            parent=None if chain is None or actor.turn is None else actor.turn.id,
+            asking=None if chain is None else actor.turn,
         )
-        self._admit(connection, actor, event, now)
-        if chain is not None:
-            _note(actor, event)
+        try:
+            self._admit(connection, actor, event, now)
+        except GoondanError:
+            self._mailbox.forget_idle(instance)  # it may have been made for this event
+            raise
+        if event.asking is not None:
+            event.asking.requests[event] = None
         event.asker = connection
         event.live = _wants_live(connection, frame)
         event.waiting_acks.append((connection, frame.id))
         self._mailbox.stage(event)
-        self._bus.staged.append(Staged("accept", event))
+        self._bus.staged.append(Staged("accept", self._ledger.accepted(event, now), event))
         self._bus.counters["events"] += 1
 
     def _target(self, connection: Connection, frame: Frame, now: float) -> Instance:
@@ -160,7 +163,6 @@ class Events:
         if len(instance.queue) >= MAX_QUEUED:
             return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
         operator, session = event.by_operator, event.session
-        # The usual case first: it costs a third of the way to a refusal.
         if mailbox.open.may_take(session, root, 1, operator=operator) and mailbox.held.may_take(
             session, root, size, operator=operator
         ):
@@ -173,14 +175,9 @@ class Events:
             return describe_shortage(shortage, root, what, amount, pool.capacity)
         return None
 
-    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, instance: Instance) -> None:
-        # By name: an instance that had nothing to do may have been forgotten and made anew.
-        same_target = event.instance.address == instance.address
-        if event.adopted and same_target:
-            self._complete(event, actor, connection, frame)
-        if event.sender != actor.sender or not same_target:
-            message = "the event id is in use for another sender or another instance"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+        if event.sender != actor.sender or event.digest != digest:
+            raise _id_in_use()
         self._mailbox.blobs.discard(frame.blob)
         event.asker = connection
         event.live = _wants_live(connection, frame)
@@ -193,30 +190,31 @@ class Events:
         if event.finished:
             self._send_answer(event)
 
-    def _late_repeat(self, event: Event, connection: Connection, frame: Frame) -> None:
-        """Of an event that finished long ago: nothing is done twice; who wants its answer is told so."""
+    def _late_repeat(
+        self,
+        event_id: str,
+        instance: Instance,
+        ended: Ended,
+        actor: Actor,
+        connection: Connection,
+        frame: Frame,
+        digest: bytes,
+    ) -> None:
+        """Of an event that has ended and is forgotten here: nothing is done twice; its answer may still be kept."""
+        if ended.digest != digest:
+            raise _id_in_use()
+        self._mailbox.blobs.discard(frame.blob)
+        event = Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD, call_id=actor.call_id)
+        event.reply_to, event.asker, event.trace_id = _reply_to(actor, frame), connection, frame.trace_id
         if frame.reply_to is not None:
-            message = f"event {event.id[:100]!r} was answered, and its answer is no longer kept"
-            raise GoondanError(error_payload("E_ANSWER_GONE", message))
+            kept = self._bus.archive.find_answer(event_subject(event_id))
+            record = None if kept is None else decode_record(kept)
+            if not isinstance(record, Finished):
+                message = f"event {event_id[:100]!r} was answered, and its answer is no longer kept"
+                raise GoondanError(error_payload("E_ANSWER_GONE", message))
+            event.answer, event.answer_blob = record.answer, record.blob
         self._bus.ack(connection, frame.id, event)
-
-    def _complete(self, event: Event, actor: Actor, connection: Connection, frame: Frame) -> None:
-        """The sender of an event that was known from its holder only has come back with its content."""
-        event.adopted = False
-        event.sender = actor.sender
-        event.call_id = actor.call_id
-        if event.finished:
-            return
-        event.source = actor.source
-        self._mailbox.complete(event, frame.payload, frame.blob, actor.root or event.id, actor.session)
-        event.from_ = actor.name
-        event.workdir = frame.workdir
-        event.auth = _auth(actor, connection, frame)
-        if frame.reply_to is not None and actor.instance is not None:
-            # It was let in once, and its holder works on it: whatever it closes now is too late to refuse.
-            event.chain = _longer(actor.turn, actor.instance)
-            event.parent = None if actor.turn is None else actor.turn.id
-            _note(actor, event)
+        self._send_answer(event)
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
         """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
@@ -252,26 +250,46 @@ class Events:
     def settled(self, item: Staged, now: float) -> None:
         """The journal has it."""
         event = item.event
+        if event is None:
+            return
         if item.kind == "accept":
             if event.state == "staged":
                 self._mailbox.accept(event)
             for connection, frame_id in event.waiting_acks:
                 self._bus.ack(connection, frame_id, event)
             event.waiting_acks.clear()
-        else:
-            if not event.finished:
-                self._tool_calls.drop(event)
-                self.cancels.ending(event)
-                cancelled = event.cancelled and item.state == "failed"
-                self._mailbox.finish(event, "cancelled" if cancelled else item.state, item.answer, item.blob)
-                self._bus.counters["answers"] += 1
-                self._send_answer(event)
-                self.cancels.ended(event)
-            elif item.answer is not None:
-                self._mailbox.blobs.discard(item.blob)
-            if isinstance(item.conn, Connection):
+        elif item.kind == "finish":
+            if not event.finished:  # else it is a second word about the same end
+                self._end(event, item)
+            if item.conn is not None:
                 self._bus.ack(item.conn, item.frame_id, event)
         self.dispatch(event.instance, now)
+
+    def _end(self, event: Event, item: Staged) -> None:
+        self._tool_calls.drop(event)
+        self.cancels.ending(event)
+        self._mailbox.finish(event, item.state, item.answer, item.blob)
+        self._bus.counters["answers"] += 1
+        if item.state in ("expired", "dead"):
+            self._bus.counters[f"events_{item.state}"] += 1
+        self._send_answer(event)
+        self.cancels.ended(event)
+
+    def refused(self, item: Staged) -> None:
+        """The disk has no room for a new event: its senders are told, and nothing of it stays."""
+        event = item.event
+        if event is None or event.state != "staged":
+            return
+        if event.asking is not None:
+            event.asking.requests.pop(event, None)
+        self._mailbox.unstage(event)
+        event.state = event.end = "cancelled"
+        self._mailbox.forget_idle(event.instance)  # it may have been made for this event
+        self._bus.counters["disk_full"] += 1
+        info = error_payload("E_DISK_FULL", "the disk of the state directory is full; new events are not accepted")
+        for connection, frame_id in event.waiting_acks:
+            asked = Frame("event", id=frame_id)
+            self._bus.error(connection.cls, connection.ident, info, asked)
 
     # --- leases
 
@@ -279,11 +297,14 @@ class Events:
         """Hand the next event over, or have a process started that it can be handed to."""
         if instance.leased is not None or self._bus.closing:
             return
-        while instance.queue and (deadline := instance.queue[0].deadline) is not None and deadline <= now:
-            self._expire(instance.queue[0])
+        first = instance.queue[0] if instance.queue else None
+        if first is not None and first.deadline is not None and first.deadline <= now:
+            self._expire(first)
         if not instance.queue:
             self.processes.rests(instance, now)
             return
+        if instance.queue[0].ending:
+            return  # its end is on the way to the journal
         if instance.queue[0].cancelled:
             self.cancels.end_queued(instance.queue[0])
             return
@@ -319,28 +340,19 @@ class Events:
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
         """Bring the lease that a process says it holds together with the one that is known here.
 
-        After a restart of a broker without a durable journal none is known: the process is believed then, since its
-        token names the instance and no other process can hold it. A lease known here that the process does not name
-        was never delivered.
+        After a restart none is known: the process is believed, since its token names the instance and no other process
+        can hold it. A lease known here that the process does not name was never delivered. A process that names an
+        event which is not waiting here hears so when it speaks about it.
         """
         held = {lease.event_id: lease for lease in hello.leases}
         if instance.leased is not None and instance.leased.id not in held:
             self._mailbox.give_back(instance)
         for event_id, lease in held.items():
             event = self._mailbox.events.get(event_id)
-            if event is None:
-                root = (lease.root_event or event_id)[:MAX_ID]
-                session = self._mailbox.session_of(root)
-                event = Event(
-                    event_id, instance, sender=None, from_=None, payload=NO_PAYLOAD, root=root, session=session
-                )
-                event.adopted = True
-                self._mailbox.stage(event)
-                self._mailbox.accept(event)
-            if event.instance is not instance or event.finished or instance.leased is not None:
+            if event is None or event.instance is not instance or event.state != "accepted":
                 continue
-            if event.state == "staged":  # its sender was quicker than the holder; the journal follows
-                self._mailbox.accept(event)
+            if instance.leased is not None:
+                continue
             instance.queue.remove(event)
             instance.queue.appendleft(event)
             self._mailbox.lease(event, now)
@@ -356,33 +368,50 @@ class Events:
             return
         if frame.stage == "done" and frame.event_id in instance.answers:
             del instance.answers[frame.event_id]
-            self._mailbox.answered(frame.event_id, by_agent=True)
+            self._mailbox.arrived(frame.event_id, by_agent=True)
             return
         event = self._mailbox.events.get(frame.event_id or "")
-        if frame.stage != "renew" and event is not None and event.instance is instance and event.finished:
-            self._mailbox.blobs.discard(frame.blob)
-            self._bus.ack(connection, frame.id, event)  # a repeat: it was heard the first time
+        if frame.stage != "renew" and self._has_ended(frame.event_id or "", instance):
+            # A repeat: it was heard the first time. Its payload may be the very file that is kept; a sweep decides.
+            self._bus.send(connection, Frame("ack", in_reply_to=frame.id, event_id=frame.event_id, stage="accepted"))
             return
         if event is None or instance.leased is not event or frame.epoch != instance.epoch:
             message = f"event {(frame.event_id or '')[:100]!r} is not held under epoch {frame.epoch}"
             raise GoondanError(error_payload("E_LEASE_LOST", message))
         if frame.stage == "renew":
             event.lease_until = now + LEASE_S
-        elif frame.stage == "done":
-            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "done", frame.blob))
-        elif frame.stage == "failed":
-            self._bus.staged.append(Staged("finish", event, connection, frame.id, frame.payload, "failed", frame.blob))
+            event.moved(frame.position)
+        elif frame.stage == "done" or frame.stage == "failed":
+            state: State = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
+            self._stage_end(event, state, frame.payload, frame.blob, conn=connection, frame_id=frame.id)
         elif frame.stage == "release":
+            if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it
+                self._mailbox.epochs.raise_above(frame.seen_epoch)
+                self._bus.reserve_epochs()
+                instance.epoch = self._mailbox.epochs.next()
             self._mailbox.give_back(instance)
             self._bus.ack(connection, frame.id, event)
+            if frame.seen_epoch is not None:
+                self.dispatch(instance, now)
             self.processes.serve(now)
         else:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
 
+    def _has_ended(self, event_id: str, instance: Instance) -> bool:
+        event = self._mailbox.events.get(event_id)
+        if event is not None:
+            return event.instance is instance and event.finished
+        ended = self._bus.archive.find_ended(event_subject(event_id))
+        return ended is not None and ended.digest[:INSTANCE_DIGEST_BYTES] == instance_digest(
+            instance.agent, instance.key
+        )
+
     def answer_ack(self, connection: Connection, frame: Frame, now: float) -> None:
         """`ack` from a client or a tool host: it has an answer, whose payload need not be kept for it any longer."""
-        if frame.stage == "done" and frame.event_id is not None:
-            self._mailbox.answered(frame.event_id, by_agent=False)
+        answer_id = frame.event_id
+        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, by_agent=False):
+            item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
+            self._bus.staged.append(Staged("note", item))
 
     # --- out
 
@@ -423,21 +452,37 @@ class Events:
 
     def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event in its agent's place: the sender gets an answer all the same."""
-        answer: Raw = failure_answer(event, error_payload(code, message))
-        self._tool_calls.drop(event)
-        self.cancels.ending(event)
-        self._mailbox.finish(event, state, answer)
-        self._bus.counters[f"events_{state}"] += 1
-        self._send_answer(event)
-        self.cancels.ended(event)
+        if not event.ending:
+            answer = failure_answer(event, error_payload(code, message))
+            self._stage_end(event, state, answer, None, cause=f"{code}: {message}")
+
+    def _stage_end(
+        self,
+        event: Event,
+        state: State,
+        answer: Raw,
+        blob: Blob | None,
+        *,
+        cause: str = "",
+        conn: Connection | None = None,
+        frame_id: str = "",
+    ) -> None:
+        """Have the journal write an end; a second word about it waits for the first and changes nothing."""
+        item = Item(())
+        if not event.ending:
+            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now)
+            event.end = state
+        staged = Staged("finish", item, event, conn=conn, frame_id=frame_id, answer=answer, blob=blob, state=state)
+        self._bus.staged.append(staged)
 
     def _expire(self, event: Event) -> None:
         self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
 
     def tick(self, instance: Instance, now: float) -> None:
         """Queued events end at their deadline."""
-        for event in [e for e in instance.queue if e.deadline is not None and e.deadline <= now]:
-            self._expire(event)
+        for event in instance.queue:
+            if event.deadline is not None and event.deadline <= now:
+                self._expire(event)
 
 
 def _is_first(actor: Actor, event: Event) -> bool:
@@ -457,11 +502,9 @@ def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
     return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
 
 
-def _note(actor: Actor, event: Event) -> None:
-    """The actor's turn waits for `event`; what has ended meanwhile need not be remembered."""
-    if actor.turn is not None:
-        actor.turn.requests = [asked for asked in actor.turn.requests if not asked.finished]
-        actor.turn.requests.append(event)
+def _id_in_use() -> GoondanError:
+    message = "the event id is in use for another sender, another instance or another content"
+    return GoondanError(error_payload("E_FRAME_INVALID", message))
 
 
 def _longer(turn: Event | None, instance: Instance) -> list[str]:

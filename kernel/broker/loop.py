@@ -35,12 +35,11 @@ import zmq.backend
 
 from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
 from kernel.broker.bus import Lossy
-from kernel.broker.journal import Journal
+from kernel.broker.journal.interface import Journal
 from kernel.broker.mailbox import Staged
 from kernel.broker.peer_users import admit_only, users_of
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
-from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import MAX_FRAME_BYTES
 from schemas.startup import admit_toolhost
 from schemas.tokens import SOCKETS
@@ -85,9 +84,8 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 class BrokerLoop:
     """Owns the four ROUTER sockets. Use from the thread that made it."""
 
-    def __init__(self, router: Router, journal: Journal, run_dir: Path, remembered: SpawnFile) -> None:
+    def __init__(self, router: Router, journal: Journal, run_dir: Path) -> None:
         self._router = router
-        self._remembered = remembered
         self._bus = router.bus
         self._known = router.bus.presence.connections
         self._journal = journal
@@ -99,9 +97,10 @@ class BrokerLoop:
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._blocked_bytes = 0
         self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
-        self._next_sweep = clock() + SWEEP_S
+        self._next_sweep = clock()  # the first one finds what an earlier kernel left
         self._next_report = 0.0
-        self._unsettled: deque[tuple[int, list[Staged]]] = deque()
+        #: Batches that the journal has and has not settled, in order.
+        self._unsettled: deque[list[Staged]] = deque()
         #: By class: why its socket must be looked at before the loop may sleep, or 0.
         self._due = [_SIGNALLED] * len(CLASSES)
         self._stop = False
@@ -241,11 +240,11 @@ class BrokerLoop:
         bus = self._bus
         if bus.staged:
             batch, bus.staged = bus.staged, []
-            self._unsettled.append((self._journal.append(batch), batch))
+            self._journal.append([staged.item for staged in batch])
+            self._unsettled.append(batch)
         if self._unsettled:
-            durable = self._journal.durable()
-            while self._unsettled and self._unsettled[0][0] <= durable:
-                self._router.settle(self._unsettled.popleft()[1], now)
+            for settled in self._journal.settled():
+                self._router.settle(self._unsettled.popleft(), now, settled.refused)
             self._flush(now)
 
     def _tidy(self, keeper: BlobKeeper, now: float) -> None:
@@ -253,7 +252,7 @@ class BrokerLoop:
         blobs = self._bus.mailbox.blobs
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
-            keeper.sweep(blobs.referenced())
+            keeper.sweep(blobs.referenced() | self._journal.files())
         if blobs.removable:
             files, blobs.removable = blobs.removable, []
             keeper.remove(files)
@@ -277,9 +276,6 @@ class BrokerLoop:
     # --- sending
 
     def _flush(self, now: float) -> None:
-        if self._bus.spawned:
-            self._remembered.append(self._bus.spawned)
-            self._bus.spawned.clear()
         out = self._bus.out
         senders, blocked, due = self._senders, self._blocked, self._due
         for cls, ident, data in out:

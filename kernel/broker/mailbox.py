@@ -6,11 +6,10 @@ the first three `expired` (deadline passed before it was handed over), `dead` (g
 Rules.
 - First in, first out per instance, one lease at a time; an event that comes back goes to the front.
 - The epoch of an instance grows whenever a holder is lost, so that what the old holder still says is recognised.
-- An attempt counts only if the holder died without having made a new tool call since it was handed the event.
-- A finished event is kept with its answer until MAX_FINISHED others have finished; its id is known for longer, so that
-  a late repeat is told that it was answered and is not worked on again.
-- Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it. An
-  event's own is held until its answer has arrived: until then its sender may send it again, to a broker without memory.
+- An attempt counts only if the holder died without having stored a message since it was handed the event.
+- A finished event that a turn has asked for is kept with its answer until the event of that turn has ended: the turn
+  may run again in another process, and asks again then. Every other finished event is in the journal only.
+- Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it.
 
 Source: delivery.md section 3; design section 3.
 """
@@ -23,10 +22,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, Struct
 
 from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.epochs import Epochs
+from kernel.broker.journal.interface import Item
 from kernel.broker.places import Claim, Places
-from kernel.broker.seen import Seen
 from kernel.broker.shares import Pool, kept_of
-from schemas.frames import Blob, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, Blob, ReplyTo, Source
 
 if TYPE_CHECKING:
     from kernel.broker.presence import Connection
@@ -40,12 +40,6 @@ MAX_ATTEMPTS: Final = 5
 LEASE_S: Final = 60.0
 #: Events that may wait for one instance; more are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
-#: Finished events whose answers are kept for repeats, by number, by bytes in memory, and by bytes with large payloads,
-#: which lie elsewhere. A sender repeats until it has its answer, so most of these are never asked for; beyond them only
-#: ids are known (seen.py).
-MAX_FINISHED: Final = 1_000
-MAX_FINISHED_INLINE: Final = 4 << 20
-MAX_FINISHED_BYTES: Final = 64 << 20
 #: An answer is named after its event.
 ANSWER_SUFFIX: Final = ":answer"
 
@@ -54,28 +48,32 @@ class Event:
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
 
     __slots__ = (
-        "adopted",
         "answer",
         "answer_blob",
         "answer_id",
+        "answered",
         "asker",
+        "asking",
         "attempts",
         "auth",
         "blob",
         "call_id",
         "calls",
         "cancelled",
+        "cause",
         "chain",
         "deadline",
-        "ending",
+        "digest",
+        "end",
+        "ended_ms",
         "from_",
         "id",
         "instance",
         "lease_until",
         "live",
         "open_calls",
-        "parent",
         "payload",
+        "position",
         "progressed",
         "reply_to",
         "requests",
@@ -94,9 +92,10 @@ class Event:
         event_id: str,
         instance: Instance,
         *,
-        sender: str | None,
+        sender: str,
         from_: str | None,
         payload: Raw,
+        digest: bytes = b"",
         source: Source | None = None,
         reply_to: ReplyTo | None = None,
         chain: list[str] | None = None,
@@ -108,7 +107,7 @@ class Event:
         blob: Blob | None = None,
         root: str | None = None,
         session: str | None = None,
-        parent: str | None = None,
+        asking: Event | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -117,10 +116,10 @@ class Event:
         #: Whose work the root is: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
         #: or `root/<id>` where that is not known.
         self.session = session or unknown_session(self.root)
-        #: The event whose turn waits for it.
-        self.parent = parent
-        #: The principal that may repeat it; None after a restart until somebody does.
+        #: The principal that may repeat it.
         self.sender = sender
+        #: Tells it from another event with the same id (journal/records.py).
+        self.digest = digest
         self.from_ = from_
         self.payload = payload
         #: What stands for the payload, and for the answer's, if that is large.
@@ -135,11 +134,16 @@ class Event:
         self.deadline = deadline
         #: The tool call whose handler asked for it; None when an agent or a client did.
         self.call_id = call_id
-        #: What its own turn has asked of other instances, and waits for.
-        self.requests: list[Event] = []
+        #: The event whose turn asked for it and waits; None when nobody's turn does.
+        self.asking = asking
+        #: What its own turn has asked of other instances and waits for, and what of that has ended: order of asking.
+        self.requests: dict[Event, None] = {}
+        self.answered: dict[Event, None] = {}
         self.state: State = "staged"
         self.attempts = 0
         self.progressed = False
+        #: How many messages its turn has stored, as its holder said last.
+        self.position = 0
         #: Every callId it has made, with the incarnation of the tool host that had it; and how many are open.
         self.calls: dict[str, str | None] = {}
         self.open_calls = 0
@@ -150,18 +154,36 @@ class Event:
         self.asker: Connection | None = None
         #: That connection wants to hear of the turn while it runs.
         self.live = False
-        #: Known from its holder only, after a restart: its content is missing until its sender repeats it.
-        self.adopted = False
         #: Frames to acknowledge once the event is journaled: (connection, frame id).
         self.waiting_acks: list[tuple[Connection, str]] = []
-        #: It is to end: nobody is handed it any more; and its end, of our own, is on the way to the journal.
+        #: Somebody wishes it to end: nobody is handed it any more.
         self.cancelled = False
-        self.ending = False
+        #: How it ends, from the moment in which that is decided; of dead letters also why, and when (milliseconds since
+        #: 1970).
+        self.end: State | None = None
+        self.cause = ""
+        self.ended_ms = 0
 
     @property
     def finished(self) -> bool:
         """Whether it will never be handed over again."""
         return self.state in FINISHED
+
+    def moved(self, position: int | None) -> None:
+        """Its holder has stored so many messages of the turn."""
+        if position is not None and position > self.position:
+            self.position = position
+            self.progressed = True
+
+    @property
+    def ending(self) -> bool:
+        """Whether it has ended, or its end is on the way to the journal."""
+        return self.end is not None
+
+    @property
+    def parent(self) -> str | None:
+        """The event whose turn waits for it."""
+        return None if self.asking is None else self.asking.id
 
     @property
     def by_operator(self) -> bool:
@@ -237,7 +259,12 @@ class Instance:
     @property
     def wanted(self) -> bool:
         """Whether a process must run for it."""
-        return bool(self.queue or self.leased or self.answers or self.spawns)
+        return bool(self.leased or self.answers or self.spawns or self.has_queued)
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether an event waits that is not just about to end."""
+        return any(not event.ending for event in self.queue)
 
     @property
     def address(self) -> str:
@@ -282,15 +309,24 @@ class PendingSpawn(Struct):
 
 
 class Staged(Struct, frozen=True):
-    """A decision that takes effect when the journal has it: an accepted event, or a finished one with its answer."""
+    """A decision that takes effect when the journal has `item`.
 
-    kind: Literal["accept", "finish"]
-    event: Event
-    conn: object = None
+    `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
+    `spawn`: the process of the instance may be started. `note`: nothing waits for it.
+    """
+
+    kind: Literal["accept", "finish", "spawn", "note"]
+    item: Item
+    #: What it is about; None for `spawn` and some notes.
+    event: Event | None = None
+    #: The instance of a `spawn`.
+    instance: Instance | None = None
+    #: Who is told of a `finish`, and the frame that is acknowledged with it.
+    conn: Connection | None = None
     frame_id: str = ""
-    answer: Raw | None = None
-    state: Literal["done", "failed"] = "done"
+    answer: Raw = NO_PAYLOAD
     blob: Blob | None = None
+    state: State = "done"
 
 
 class Quotas(Struct, frozen=True):
@@ -305,19 +341,18 @@ class Quotas(Struct, frozen=True):
 class Mailbox:
     """All instances and events, with the budgets."""
 
-    def __init__(self, first_epoch: int, quotas: Quotas) -> None:
+    def __init__(self, epochs: Epochs, quotas: Quotas) -> None:
         self.instances: dict[tuple[str, str], Instance] = {}
+        #: Unfinished events, and finished ones whose answer a turn may ask for again.
         self.events: dict[str, Event] = {}
+        #: Events that were given up; a person decides about them.
+        self.dead: dict[str, Event] = {}
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
         self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
         self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
-        self._first_epoch = first_epoch
-        self._finished: deque[Event] = deque()
-        self._finished_bytes = 0
-        self._finished_inline = 0
-        self._answered = Seen()
+        self.epochs = epochs
         #: Of roots with unfinished events: whose they are, and how many events.
         self._roots: dict[str, tuple[str, int]] = {}
 
@@ -325,7 +360,7 @@ class Mailbox:
         """The instance of that name, made if it is new. `workdir` is used then."""
         found = self.instances.get((agent, key))
         if found is None:
-            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self._first_epoch, now)
+            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self.epochs.next(), now)
         return found
 
     @property
@@ -344,13 +379,11 @@ class Mailbox:
         self._opened(event)
         self.blobs.hold(event.blob)
 
-    def complete(self, event: Event, payload: Raw, blob: Blob | None, root: str, session: str) -> None:
-        """The content of an event that was known from its holder only, and what it belongs to."""
+    def unstage(self, event: Event) -> None:
+        """The journal has no room for it."""
+        del self.events[event.id]
         self._closed(event)
-        event.payload, event.blob = payload, blob
-        event.root, event.session = root, session
-        self.blobs.hold(blob)
-        self._opened(event)
+        self.blobs.release(event.blob)
 
     def _opened(self, event: Event) -> None:
         """An unfinished event is counted where it belongs."""
@@ -361,7 +394,7 @@ class Mailbox:
         self._roots[event.root] = (event.session if event.id == event.root else session, count + 1)
 
     def _closed(self, event: Event) -> None:
-        """It is finished, or forgotten, or belongs elsewhere."""
+        """It is finished, or the journal has no room for it."""
         event.instance.open -= 1
         self.open.give(event.session, event.root, 1)
         self.held.give(event.session, event.root, event.size)
@@ -391,28 +424,24 @@ class Mailbox:
             return
         instance.leased = None
         self.places.release(instance)
-        if event.adopted and not event.cancelled:
-            # Nothing of it to hand over: its sender, or its next holder, brings it back.
-            self._closed(event)
-            self.blobs.release(event.blob)
-            del self.events[event.id]
-            return
         event.state = "accepted"
         instance.queue.appendleft(event)
 
     def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
-        """The holder is gone: new epoch, event to the front. Returns the event if its attempts are used up."""
-        instance.epoch += 1
+        """The holder is gone: new epoch, event to the front. Returns the event if that was an attempt that counts."""
+        instance.epoch = self.epochs.next()
         event = instance.leased
         self.give_back(instance)
-        if event is None or event.state != "accepted" or event.cancelled:
+        if event is None or event.cancelled or event.progressed or not counts:
             return None
-        if counts and not event.progressed:
-            event.attempts += 1
-        return event if event.attempts >= MAX_ATTEMPTS else None
+        event.attempts += 1
+        return event
 
-    def finish(self, event: Event, state: State, answer: Raw | None, blob: Blob | None = None) -> None:
-        """End an event, whatever its state was; keep it, with its answer (`blob` if that is large), for repeats."""
+    def finish(self, event: Event, state: State, answer: Raw, blob: Blob | None = None) -> None:
+        """End an event, whatever its state was; keep it, with its answer (`blob` if that is large), where it is needed.
+
+        What its own turn had asked for is forgotten: nobody asks for that again.
+        """
         instance = event.instance
         if instance.leased is event:
             instance.leased = None
@@ -424,47 +453,46 @@ class Mailbox:
         event.state = state
         event.answer = answer
         event.answer_blob = blob
-        event.payload = Raw(b"\xc0")  # nobody reads it again
-        self.blobs.hold(blob)
-        if event.reply_to is None:
-            self._drop_payload(event)
+        event.payload = NO_PAYLOAD  # nobody reads it again
         event.calls.clear()
+        for asked in event.answered:
+            self._forget(asked)
+        for asked in event.requests:
+            asked.asking = None  # it goes on, and nobody waits for it
+        event.answered.clear()
         event.requests.clear()
-        self._finished.append(event)
-        self._finished_bytes += event.size
-        self._finished_inline += event.inline
-        while self._finished and (
-            len(self._finished) > MAX_FINISHED
-            or self._finished_bytes > MAX_FINISHED_BYTES
-            or self._finished_inline > MAX_FINISHED_INLINE
-        ):
-            old = self._finished.popleft()
-            self._finished_bytes -= old.size
-            self._finished_inline -= old.inline
-            self.blobs.release(old.blob)
-            self.blobs.release(old.answer_blob)
-            self.events.pop(old.id, None)
-            self._answered.add(old.sender or "", old.instance.address, old.id)
+        self.blobs.hold(blob)
+        if state == "dead":
+            self.dead[event.id] = event
+        else:
+            self.blobs.release(event.blob)
+            event.blob = None
+        if event.asking is None:
+            self._forget(event)
+        else:
+            event.asking.requests.pop(event, None)
+            event.asking.answered[event] = None
 
-    def was_answered(self, sender: str, instance: Instance, event_id: str) -> bool:
-        """Whether this event has finished too long ago for its answer to be kept."""
-        return (sender, instance.address, event_id) in self._answered
+    def _forget(self, event: Event) -> None:
+        """The journal knows all that is still needed of a finished event."""
+        self.events.pop(event.id, None)
+        if event.reply_to is not None and event.asking is None:
+            self.blobs.leave(event.answer_blob)
+        else:
+            self.blobs.release(event.answer_blob)
 
-    def answered(self, answer_id: str, *, by_agent: bool) -> None:
-        """The answer has arrived where it was wanted: nobody will send the event again, or ask for the answer."""
-        self.blobs.arrived(answer_id, to_agent=by_agent)
-        event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
-        if event is not None and event.finished and event.blob is not None:
-            self._finished_bytes -= event.blob.size
-            self._drop_payload(event)
-
-    def _drop_payload(self, event: Event) -> None:
+    def drop_dead(self, event: Event) -> None:
+        """A person has dealt with a dead letter."""
+        del self.dead[event.id]
         self.blobs.release(event.blob)
         event.blob = None
 
+    def arrived(self, answer_id: str, *, by_agent: bool) -> bool:
+        """An answer has arrived where it was wanted; True when its kept copy takes a file that can go now."""
+        return self.blobs.arrived(answer_id, to_agent=by_agent)
+
     def forget_idle(self, instance: Instance) -> None:
-        """Drop an instance that has nothing here and no process. Its epoch may start again: epochs only must grow."""
+        """Drop an instance that has nothing here and no process."""
         busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving
         if not busy and instance.spawned is None:
             self.instances.pop((instance.agent, instance.key), None)
-            self._first_epoch = max(self._first_epoch, instance.epoch + 1)

@@ -23,7 +23,7 @@ import msgspec
 from kernel.broker.bus import Bus, principal_of
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
-from kernel.broker.mailbox import Instance
+from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
 from kernel.broker.tool_calls import ToolCalls
@@ -267,10 +267,7 @@ class Processes:
 
     def lost(self, instance: Instance, cause: str, *, counts: bool, now: float) -> None:
         """The process of an instance is gone for certain: new epoch, and its event to the next one."""
-        given_up = self._bus.mailbox.lose_holder(instance, counts=counts)
-        if given_up is not None:
-            message = f"the agent ended {given_up.attempts} times on this event without progress, last: {cause}"
-            self._events.end(given_up, "dead", "E_AGENT_FAILED", message)
+        self.count_attempt(self._bus.mailbox.lose_holder(instance, counts=counts), cause)
         if instance.conn is None:
             self._forget(instance)
             if not instance.wanted:
@@ -281,6 +278,15 @@ class Processes:
             self.want(instance, now)
         self._fill(now)
         self.serve(now)
+
+    def count_attempt(self, event: Event | None, cause: str) -> None:
+        """A delivery of `event` came to nothing: it is remembered, and after some of them the event is given up."""
+        if event is None:
+            return
+        self._bus.staged.append(Staged("note", self._bus.ledger.attempt(event)))
+        if event.attempts >= MAX_ATTEMPTS:
+            message = f"the agent ended {event.attempts} times on this event without progress, last: {cause}"
+            self._events.end(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """libzmq has no such peer any more. With a supervisor its word counts, without one this is all there is."""

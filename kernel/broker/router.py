@@ -9,13 +9,14 @@ Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
 from kernel.broker.bus import CREDIT, Bus
+from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.live import Live
@@ -55,6 +56,13 @@ class Router:
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
         directory.restore(spawned)
+        dead = DeadLetters(bus)
+        self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
+            "dead.list": dead.list,
+            "dead.show": dead.show,
+            "dead.requeue": dead.requeue,
+            "dead.drop": dead.drop,
+        }
         self._connections = bus.presence.connections
         self._specs = {name: to_raw(spec) for name, spec in bus.plan.agents.items()}
         self._host_spec = to_raw(bus.plan.toolhost)
@@ -106,7 +114,7 @@ class Router:
         if handler is None:
             self._unexpected(connection, frame, now)
             return
-        connection.last_seen = now
+        connection.last_seen = self.bus.now = now
         try:
             if frame.blob is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS)
@@ -122,6 +130,7 @@ class Router:
 
     def stranger(self, cls: int, ident: bytes, data: bytes, now: float) -> None:
         """One message part from a connection that has not said hello: it may say it, or is asked to."""
+        self.bus.now = now
         try:
             frame = decode(data) if data else None
         except FrameError as error:
@@ -141,13 +150,20 @@ class Router:
             self.bus.counters["hello_refused"] += 1
             self.bus.error(cls, ident, error.info, frame)
 
-    def settle(self, staged: list[Staged], now: float) -> None:
-        """The journal has these decisions: act on them, in order."""
-        for item in staged:
-            self._events.settled(item, now)
+    def settle(self, staged: list[Staged], now: float, refused: frozenset[int] = frozenset()) -> None:
+        """The journal has these decisions, but for those at the positions `refused`: act on them, in order."""
+        self.bus.now = now
+        for at, item in enumerate(staged):
+            if at in refused:
+                self._events.refused(item)
+            elif item.instance is not None:
+                self._directory.settled(item.instance, now)
+            else:
+                self._events.settled(item, now)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
         """libzmq has no peer of that routing id."""
+        self.bus.now = now
         connection = self._connections[cls].get(ident)
         if connection is not None:
             if cls == CONTROL:
@@ -155,7 +171,9 @@ class Router:
             self._processes.unreachable(connection, now)
 
     def tick(self, now: float) -> None:
-        """Deadlines, hung holders, quiet peers. Call a few times a second."""
+        """Deadlines, hung holders, quiet peers, epochs. Call a few times a second."""
+        self.bus.now = now
+        self.bus.reserve_epochs()
         for instance in list(self.bus.mailbox.instances.values()):
             if instance.queue:
                 self._events.tick(instance, now)
@@ -207,7 +225,8 @@ class Router:
         instance = self.bus.instance(agent, key, now)
         if old is not None and old.incarnation != connection.incarnation:
             instance.conn = None
-            self.bus.mailbox.lose_holder(instance, counts=True)
+            lost = self.bus.mailbox.lose_holder(instance, counts=True)
+            self._processes.count_attempt(lost, "another process has taken its place")
         connection.allowed = self._allowed[agent]
         self._processes.here(instance, connection, now)
         self._events.adopt(instance, hello, now)
@@ -271,10 +290,13 @@ class Router:
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
-        who is connected except clients, and `{op: "events"}`: what an instance has to do.
+        who is connected except clients; `{op: "events"}`: what an instance has to do; `dead.*`: see dead_letters.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
+        if operator and op in self._dead_ops:
+            self._dead_ops[op](connection, frame, asked.get("eventId"))
+            return
         if op == "cancel":
             self._events.cancels.ask(connection, frame, asked.get("eventId"), now)
             return
@@ -285,7 +307,7 @@ class Router:
             self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))
             return
         if op != "stats":
-            message = "admin knows the ops `stats` and `cancel` and, for operators, `peers` and `events`"
+            message = "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events` and `dead.*`"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox
         body = {

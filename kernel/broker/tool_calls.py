@@ -89,15 +89,13 @@ class ToolCalls:
         """A call that is not open: a new one, or one whose result was passed on and lost on the way."""
         if not call_id or len(call_id) > MAX_ID:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
-        if event.open_calls > _MAX_OPEN or event.adopted:
-            raise self._not_now(event)
+        if event.open_calls > _MAX_OPEN:
+            raise self._not_now()
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
-            self._take_large(call, frame.blob, event)
-        seen = event.calls
-        if call_id not in seen:
-            seen[call_id] = None
-            event.progressed = True
+            self._take_large(call, frame.blob)
+        event.calls.setdefault(call_id, None)
+        event.moved(frame.position)
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:
             # From before this broker: it is not known here which host it went to, if any.
@@ -106,9 +104,9 @@ class ToolCalls:
         event.open_calls += 1
         return call
 
-    def _take_large(self, call: Call, blob: Blob, event: Event) -> None:
+    def _take_large(self, call: Call, blob: Blob) -> None:
         """Arguments by reference: a tool host reads them into its memory, so all that are under way have a bound."""
-        pool, what = self._calls.large, "bytes of large arguments"
+        pool, what, event = self._calls.large, "bytes of large arguments", call.event
         shortage = pool.shortage(event.session, event.root, blob.size, operator=event.by_operator)
         if shortage is not None:
             self._bus.note_refusal(event.root, shortage.quota, what)
@@ -118,13 +116,9 @@ class ToolCalls:
         call.large = blob.size
         pool.take(event.session, event.root, blob.size)
 
-    def _not_now(self, event: Event) -> GoondanError:
-        if event.adopted:  # its workdir is not known before its sender is back
-            message = "the event's sender is not back yet"
-        else:
-            self._bus.counters["overloaded"] += 1
-            message = "too many calls are open"
-        return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+    def _not_now(self) -> GoondanError:
+        self._bus.counters["overloaded"] += 1
+        return GoondanError(error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS))
 
     def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
         """Whether a host other than `host` could have had the call; `had` is the one that is known to."""

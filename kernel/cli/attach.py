@@ -48,23 +48,25 @@ READY_S: Final = 40.0
 
 class Place(msgspec.Struct, frozen=True):
     """A bundle and the state of its workspace, by whose record its kernel is found. `policy` is a file of grants that
-    a kernel is started with, `trust` whether it is trusted for this time.
+    a kernel is started with, `trust` whether it is trusted for this time, `accept_loss` whether a damaged journal is
+    given up.
     """
 
     bundle: str
     state_dir: str
     policy: str | None = None
     trust: bool = False
+    accept_loss: bool = False
 
 
-def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False) -> Place:
+def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False, accept_loss: bool = False) -> Place:
     """The bundle that a command means, and the state of its workspace.
 
     Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, state_of(path), grants, trust)
+    return Place(path, state_of(path), grants, trust, accept_loss)
 
 
 class InvalidBundle(GoondanError):
@@ -116,6 +118,8 @@ class Started:
             arguments += ["--allow-net", grant]
         if place.trust:
             arguments.append("--trust")
+        if place.accept_loss:
+            arguments.append("--accept-loss")
         agreed_fd = memory_file("agreed", msgspec.json.encode(list(agreed))) if agreed else None
         if agreed_fd is not None:
             arguments += ["--agreed-fd", str(agreed_fd)]

@@ -40,10 +40,20 @@ MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 @options.trust
 @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
 @click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
+@click.option(
+    "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
+)
 @options.workdir
 @options.as_json
 def command(
-    bundle: str | None, policy: str | None, trust: bool, detach: bool, watch: bool, workdir: str | None, as_json: bool
+    bundle: str | None,
+    policy: str | None,
+    trust: bool,
+    detach: bool,
+    watch: bool,
+    accept_loss: bool,
+    workdir: str | None,
+    as_json: bool,
 ) -> int:
     """Start a swarm and talk to its entry agent."""
     from kernel.cli.attach import locate, start
@@ -53,7 +63,7 @@ def command(
     if watch:
         message = "--watch is not supported yet"
         raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
-    place = locate(bundle, policy, trust=trust)
+    place = locate(bundle, policy, trust=trust, accept_loss=accept_loss)
     if workdir is not None:
         if detach:
             raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")

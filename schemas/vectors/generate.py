@@ -292,10 +292,10 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "AgentEvent",
         ),
         ("ack accepted", Frame("ack", id="b.8", event_id="e-1", in_reply_to="x.4", stage="accepted"), None),
-        ("ack renew", Frame("ack", id="x.6", **lease, stage="renew"), None),
+        ("ack renew", Frame("ack", id="x.6", **lease, stage="renew", position=3), None),
         ("ack done", Frame("ack", id="x.7", **lease, stage="done", payload=to_raw(answered)), "AgentEvent"),
         ("ack failed", Frame("ack", id="x.8", **lease, stage="failed", payload=to_raw(failed)), "AgentEvent"),
-        ("ack release", Frame("ack", id="x.9", **lease, stage="release"), None),
+        ("ack release", Frame("ack", id="x.9", **lease, stage="release", seen_epoch=1_700_000_000_000), None),
         ("ack result", Frame("ack", id="x.10", stage="result", calls=["t1/c1", "t1/c2"]), None),
         ("ack of an answer", Frame("ack", id="x.11", event_id="e-1.answer", in_reply_to="b.6", stage="done"), None),
         ("credit", Frame("credit", id="b.9", payload=to_raw(Credit(64))), "Credit"),
@@ -406,7 +406,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ),
         (
             "event of a client that wants to hear of the turn",
-            Frame("event", id="x.27", **event, reply_to=reply_to, live=True, payload=to_raw(asked)),
+            Frame("event", id="x.27", **event, reply_to=reply_to, live=True, digest="2f1c", payload=to_raw(asked)),
             "AgentEvent",
         ),
         (

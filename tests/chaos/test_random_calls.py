@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from kernel.broker.mailbox import MAX_FINISHED, MAX_FINISHED_INLINE
 from kernel.bundle.base import base_tools
 from schemas.errors import CODES, HELP_BASE, is_os_error_code
 from tests.calls_by_schema import Call, calls
@@ -41,9 +40,9 @@ GROWTH_MIB = 8.0
 #: answers that are kept are sometimes longer, sometimes shorter (MiB).
 MANY_CALLS, GROWTH_OF_MANY = 10_000, 0.02
 KEPT_ANSWERS_VARY_MIB = 1.0
-#: What is kept on purpose, and at most: answers, to give them again, and the messages that calls belong to (bytes). No
-#: more of it can be there than was said, and an event's own fields take some more.
-KEPT = {"broker": MAX_FINISHED_INLINE + MAX_FINISHED * 2048, "toolhost": CACHE_BYTES}
+#: What is kept on purpose, and at most: the journal's pages, and the messages that calls belong to (bytes). No more of
+#: it can be there than was said, and an event's own fields take some more.
+KEPT = {"broker": 8 << 20, "toolhost": CACHE_BYTES}
 PER_CALL = 2048
 #: Calls that fail are the tools' business; these codes would be ours.
 OURS = {"E_INTERNAL", "E_TOOL_CRASHED", "E_TOOL_OUTCOME_UNKNOWN", "E_AGENT_FAILED", "E_KERNEL_LOST", "E_LEASE_LOST"}

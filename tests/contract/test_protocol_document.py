@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.broker import bus, directory, mailbox, seen
+from kernel.broker import bus, directory, mailbox
 from kernel.broker.blob_keeper import SWEEP_S
 from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.events import MAX_CHAIN
+from kernel.broker.journal import store
 from kernel.broker.presence import MAX_CLIENTS
 from schemas import blobs, frames
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
@@ -100,6 +101,6 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| {mailbox.LEASE_S:g} s;" in limits
     assert f"{directory.MAX_OWNED} are remembered, of all {directory.MAX_SPAWNED:,}" in TEXT
     assert f"({directory.SPAWN_S:g} seconds if there is none)" in TEXT
-    kept = f"{mailbox.MAX_FINISHED_INLINE >> 20} MiB, with large payloads {mailbox.MAX_FINISHED_BYTES >> 20} MiB"
-    assert f"({mailbox.MAX_FINISHED:,} events, {kept})" in TEXT
-    assert f"for {seen.CAPACITY:,} more events" in TEXT
+    kept = f"{store.KEEP_ANSWERS_MS // 3_600_000} hours, {store.KEEP_ANSWER_BYTES >> 30} GiB of them in all"
+    assert f"({kept})" in TEXT
+    assert f"for {store.KEEP_IDS_MS // 86_400_000} days, and for {store.KEPT_IDS:,} more events at least" in TEXT

@@ -529,7 +529,8 @@ async def test_a_paused_runner_gives_turns_back(make: Make) -> None:
     link.finish(link.open_calls()[0], ok(1))
     await task
     await runner.run(event_frame("e2", "go"))
-    assert [(frame.stage, frame.event_id) for frame in link.posted] == [("release", "e1"), ("release", "e2")]
+    posted = [(frame.stage, frame.event_id) for frame in link.posted]
+    assert posted == [("renew", "e1"), ("release", "e1"), ("release", "e2")]
     after = FakeLink()
     await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
     assert the_answer(after).response == "done"

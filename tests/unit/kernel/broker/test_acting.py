@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kernel.broker import directory
-from kernel.broker.bus import Bus
 from kernel.broker.mailbox import SpawnRecord
 from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
-from kernel.broker.router import Router
 from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
-from tests.unit.kernel.broker.world import SECRET, Agent, World
+from tests.unit.kernel.broker.world import Agent, World
 
 CALL = "coder/k/c0e0/0"
 
@@ -43,8 +41,7 @@ def working(agent: str = "coder", *, max_live_agents: int = 256) -> World:
 def out(world: World, cls: int) -> list[Frame]:
     """What leaves the broker for a class now; everything else is delivered."""
     bus = world.router.bus
-    staged, bus.staged[:] = list(bus.staged), []
-    world.router.settle(staged, world.now)
+    world.commit()
     found = [decode(data) for kind, _, data in bus.out if kind == cls]
     bus.out[:] = [item for item in bus.out if item[0] != cls]
     world.after_round()
@@ -163,7 +160,7 @@ def test_what_a_call_waits_for_is_cancelled_when_it_ends_and_what_it_sent_is_don
         assert tell(world, frame)[0].stage == "accepted"
     world.host.work()
     run(world)
-    states = [world.router.bus.mailbox.events[name].state for name in ("r1", "r2", "s1")]
+    states = [world.state(name) for name in ("r1", "r2", "s1")]
     assert states == ["cancelled", "cancelled", "done"]
     assert world.router.bus.counters["answers_late"] == 2, "the tool host drops them"
 
@@ -219,7 +216,7 @@ def test_who_is_asked_by_one_that_waits_gets_a_process_beyond_the_limit() -> Non
     for _ in range(3):
         run(world)
         world.advance(0.3)
-    states = [world.router.bus.mailbox.events[name].state for name in ("r1", "r2")]
+    states = [world.state(name) for name in ("r1", "r2")]
     assert states == ["done", "done"], "one after the other"
     for name in ("c1e0", "c1e1"):
         world.clients[1].ask(name, "coder", name)
@@ -397,31 +394,33 @@ def test_what_is_remembered_of_spawned_instances_is_bounded(monkeypatch: pytest.
     assert [entry["instanceKey"] for entry in listed(world)] == ["b", "c"]
 
 
-def test_a_new_broker_knows_who_spawned_what_and_where_it_works(tmp_path: Path) -> None:
+def test_a_new_broker_knows_who_spawned_what_and_where_it_works() -> None:
     world = working()
     spawn(world, "a", id="a", cwd=".")
     spawn(world, "b", id="b")
-    file = SpawnFile(str(tmp_path / "state"))
-    assert file.read() == []
-    for record in world.router.bus.spawned:
-        file.append([record])
-    file.append([SpawnRecord("reviewer", "b", gone=True), SpawnRecord("nobody", "c", "coder", "k")])
-    path = tmp_path / "state" / "spawned.jsonl"
-    path.write_bytes(path.read_bytes() + b'\n{"agent": "cut o\n\xff\n[]\n')
-    records = file.read()
-    assert [(record.agent, record.key) for record in records] == [("reviewer", "a"), ("nobody", "c")]
-    assert len(path.read_bytes().splitlines()) == 2, "it was made short"
-    again = Router(Bus(world.plan, SECRET, broker_id="b", started_ms=0, first_epoch=1, booted_at=5.0), records)
-    (known,) = again.bus.mailbox.instances.values()
-    assert (known.address, known.workdir) == ("reviewer/a", "/state/instances/coder/k/workspace")
+    world.kill_broker()
+    known = world.router.bus.mailbox.instances["reviewer", "a"]
+    assert known.workdir == "/state/instances/coder/k/workspace"
     assert known.spawned is not None
     assert (known.spawned.owner_agent, known.spawned.owner_key) == ("coder", "k")
-    assert known.spawned.created + 5.0 == 1000.0
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert known.spawned.created == 1000.0
+    assert ("reviewer", "b") in world.router.bus.mailbox.instances
+
+
+def test_what_an_older_kernel_remembered_of_instances_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "spawned.jsonl"
+    lines = [SpawnRecord("reviewer", "a", "coder", "k"), SpawnRecord("reviewer", "b", "coder", "k")]
+    lines += [SpawnRecord("reviewer", "b", gone=True), SpawnRecord("nobody", "c", "coder", "k")]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines) + b'{"agent": "cut o\n\xff\n[]\n')
+    file = SpawnFile(str(tmp_path))
+    assert [(record.agent, record.key) for record in file.read()] == [("reviewer", "a"), ("nobody", "c")]
     link = tmp_path / "elsewhere"
     path.rename(link)
     path.symlink_to(link)
     assert file.read() == [], "a link is not followed"
+    file.remove()
+    assert link.exists()
+    assert not path.is_symlink()
 
 
 def test_agents_ask_the_same_for_themselves() -> None:

@@ -31,8 +31,7 @@ def from_host(world: World, kind: str, *, to: str = "coder", key: str = "k", **h
     event = AgentEvent(id="e~completed", type="tool.completed", created_at="2026-01-01T00:00:00Z")
     frame = Frame(kind, id="h1", to=to, instance_key=key, event_id=event.id, payload=to_raw(event), **header)  # type: ignore[arg-type]
     world.router.receive(connection, encode(frame), world.now)
-    staged, bus.staged[:] = list(bus.staged), []
-    world.router.settle(staged, world.now)
+    world.commit()
     out = [(cls, decode(data)) for cls, _, data in bus.out]
     bus.out.clear()
     return [frame for cls, frame in out if cls in (AGENTS, TOOLS)]

@@ -69,6 +69,10 @@ def perform(world: World, action: str, number: int) -> None:
             world.kill_host()
         case "kill_broker":
             world.kill_broker()
+        case "die_before_write":
+            world.dies = "before"
+        case "die_after_write":
+            world.dies = "after"
         case "leave":
             if agents:
                 agents[number % len(agents)].ask_to_leave()
@@ -125,7 +129,9 @@ def test_every_event_is_answered_once_whatever_breaks(
     check(world)
 
 
-@pytest.mark.parametrize("victim", ["kill_broker", "kill_host", "kill_agent", "cut"])
+@pytest.mark.parametrize(
+    "victim", ["kill_broker", "kill_host", "kill_agent", "cut", "die_before_write", "die_after_write"]
+)
 @pytest.mark.parametrize("after", range(0, 40, 3))
 def test_one_failure_at_every_step(victim: str, after: int) -> None:
     world = World(handlers_ask=after % 2 == 1)
@@ -144,7 +150,7 @@ def test_one_failure_at_every_step(victim: str, after: int) -> None:
 
 
 NAMES = ["up", "up", "down", "down", "round", "ask", "cancel", "work", "reconcile", "advance", "cut", "leave"]
-KILLS = ["kill_agent", "kill_host", "kill_broker"]
+KILLS = ["kill_agent", "kill_host", "kill_broker", "die_before_write", "die_after_write"]
 
 
 @pytest.mark.parametrize("seed", range(250))

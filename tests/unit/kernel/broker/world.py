@@ -9,68 +9,28 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Raw
 
 from kernel.broker.bus import Bus
+from kernel.broker.epochs import Epochs
+from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.journal.records import event_subject
+from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
+from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
 from schemas.blobs import REFERENCES, check_reference, describe
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
 from schemas.errors import error_payload
 from schemas.frames import AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
-from schemas.launch import (
-    AgentSpec,
-    CatalogItem,
-    ExportSpec,
-    KernelPlan,
-    ModelSpec,
-    SandboxSpec,
-    ToolHostSpec,
-    ToolSpec,
-)
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
+from tests.unit.kernel.broker.swarm import TOOL, plan
 
 SECRET = b"s" * 32
-TOOL = "bash__exec"
-
-
-def plan(max_live_agents: int = 256, max_open_events: int = 65_536) -> KernelPlan:
-    """Two agents with one tool, which may ask agents when `coder` calls it."""
-    item = CatalogItem(name=TOOL)
-    agents = {
-        name: AgentSpec(
-            name=name,
-            model=ModelSpec(provider="embedded"),
-            registry=[item, CatalogItem(name="secret__tool")],
-            catalog=[TOOL],
-            state_dir="/state",
-            revision="r1",
-        )
-        for name in ("coder", "reviewer")
-    }
-    tool = ToolSpec(
-        name="bash",
-        entry="/b/bash.py",
-        root="/b",
-        exports=[ExportSpec(name="exec")],
-        sandbox=SandboxSpec(permissions=["agents"]),
-        narrowed={"reviewer": SandboxSpec()},
-    )
-    return KernelPlan(
-        revision="r1",
-        bundle="/b",
-        state_dir="/state",
-        entry_agent="coder",
-        agents=agents,
-        toolhost=ToolHostSpec(tools=[tool], state_dir="/state", revision="r1"),
-        swarm="pair",
-        max_live_agents=max_live_agents,
-        max_open_events=max_open_events,
-    )
 
 
 class Wire:
@@ -281,8 +241,13 @@ class Agent(Actor):
         self.store.epoch = frame.epoch or 0
         self.held = frame
         if frame.event_id not in self.store.finished:
-            assert frame.blob is None, "the payload of an event is gone before its turn has ended"
-            self.wanted_calls = from_raw(frame.payload, AgentEvent).input
+            self.wanted_calls = 0 if frame.blob is not None else from_raw(frame.payload, AgentEvent).input
+        if frame.blob is not None and frame.event_id not in self.store.finished:
+            # A second hello crossed the delivery, and the broker ended the event meanwhile.
+            event_id = frame.event_id or ""
+            assert self.world.state(event_id) == "cancelled", "the payload is gone before its turn has ended"
+            error = error_payload("E_BLOB_MISSING", "it is gone")
+            self.finish(event_id, Answer(turn_id=event_id, status="failed", error=error))
         self.step()
 
     def step(self) -> None:
@@ -294,7 +259,7 @@ class Agent(Actor):
         self.tell(event_id, held.epoch or 0)
         results = self.store.results.setdefault(event_id, {})
         if event_id not in self.store.finished:
-            for number in range(self.wanted_calls):
+            for number in range(self.wanted_calls or 0):
                 if number not in results:
                     self.call(event_id, number)
                     return
@@ -492,6 +457,12 @@ class World:
         self, *, max_live_agents: int = 256, max_open_events: int = 65_536, handlers_ask: bool = False
     ) -> None:
         self.now = 1000.0
+        #: What was journaled; it outlives every broker.
+        self.journal = MemoryJournal()
+        #: The broker dies in its next write: before it is durable, or after.
+        self.dies: Literal["before", "after"] | None = None
+        #: The disk has no room for new events.
+        self.full = False
         #: The folder of large payloads: name -> bytes. It outlives every process.
         self.files: dict[str, bytes] = {}
         self.written = 0
@@ -511,7 +482,23 @@ class World:
 
     def _new_router(self) -> Router:
         ms = int(self.now * 1000)
-        return Router(Bus(self.plan, SECRET, broker_id=f"b{ms}", started_ms=ms, first_epoch=ms, blobs="/state/blobs"))
+        rows = list(self.journal.rows())
+        epochs = Epochs(reserved_epochs(rows), ms)
+        bus = Bus(
+            self.plan,
+            SECRET,
+            broker_id=f"b{ms}",
+            started_ms=ms,
+            epochs=epochs,
+            archive=self.journal,
+            ledger=Ledger("boot", 0.0),
+            blobs="/state/blobs",
+        )
+        top = epochs.to_reserve(EPOCH_BLOCK)
+        if top is not None:
+            self.journal.append([bus.ledger.epochs(top)])
+        spawned = restore(bus, rows, _no_bad_row)
+        return Router(bus, spawned)
 
     def write(self, frame: Frame) -> Blob:
         """Lay the payload of a frame down."""
@@ -558,9 +545,9 @@ class World:
 
     def after_round(self) -> None:
         bus = self.router.bus
-        if bus.staged:
-            staged, bus.staged = bus.staged, []
-            self.router.settle(staged, self.now)
+        self.commit()
+        if self.router.bus is not bus:
+            return  # it died in a write: what it would have sent is lost with it
         while bus.out:
             cls, ident, data = bus.out.pop(0)
             wire = self.wires.get((cls, ident))
@@ -573,6 +560,28 @@ class World:
         bus.mailbox.blobs.removable.clear()
         if bus.faults:
             raise bus.faults[0]
+
+    def commit(self) -> None:
+        """Journal what was decided, and act on it."""
+        bus = self.router.bus
+        while bus.staged:
+            staged, bus.staged = bus.staged, []
+            dies, self.dies = self.dies, None
+            refused = frozenset(at for at, decision in enumerate(staged) if self.full and decision.item.refusable)
+            if dies != "before":
+                self.journal.append([decision.item for at, decision in enumerate(staged) if at not in refused])
+            if dies is not None:
+                self.kill_broker()
+                return
+            self.router.settle(staged, self.now, refused)
+
+    def state(self, event_id: str) -> str:
+        """What became of an event, as the broker or its journal knows it."""
+        known = self.router.bus.mailbox.events.get(event_id)
+        if known is not None:
+            return known.state
+        ended = self.journal.find_ended(event_subject(event_id))
+        return "unknown" if ended is None else ended.state
 
     def pump_down(self, actor: Actor) -> bool:
         """One message from the broker to an actor."""
@@ -641,6 +650,10 @@ class World:
             if quiet > 12:
                 return
         raise AssertionError("it does not come to rest")
+
+
+def _no_bad_row(bad: BadRow) -> None:
+    raise bad
 
 
 def _small_talk(data: bytes) -> bool:

@@ -1,0 +1,63 @@
+"""Puts a broker together from its plan and its journal.
+
+Source: docs/design/delivery.md, "Recovery".
+"""
+
+from __future__ import annotations
+
+import logging
+
+from kernel.broker.bus import Bus
+from kernel.broker.epochs import Epochs
+from kernel.broker.journal.opening import wall_ms
+from kernel.broker.journal.store import JournalStore
+from kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from kernel.broker.recovery import BadRow, reserved_epochs, restore
+from kernel.broker.router import Router
+from kernel.broker.spawn_file import SpawnFile
+from schemas.errors import fail
+from schemas.launch import KernelPlan
+
+log = logging.getLogger("broker")
+
+
+def assemble(
+    plan: KernelPlan, secret: bytes, store: JournalStore, *, boot_id: str, broker_id: str, now: float, blobs: str | None
+) -> Router:
+    """The router with everything that the journal knows. `now` is the broker's clock.
+
+    Raises GoondanError E_JOURNAL_CORRUPT for a record that cannot be applied for the first time, E_DISK_FULL.
+    """
+    wall_s = wall_ms() / 1000
+    rows = list(store.rows())
+    epochs = Epochs(reserved_epochs(rows), wall_ms())
+    ledger = Ledger(boot_id, wall_s - now)
+    bus = Bus(
+        plan,
+        secret,
+        broker_id=broker_id,
+        started_ms=int(now * 1000),
+        epochs=epochs,
+        archive=store,
+        ledger=ledger,
+        booted_at=wall_s - now,
+        blobs=blobs,
+    )
+    top = epochs.to_reserve(EPOCH_BLOCK)
+    if top is not None:
+        store.commit(ledger.epochs(top).writes, wall_ms())
+    spawned = restore(bus, rows, lambda bad: _bad_row(store, bad))
+    older = SpawnFile(plan.state_dir)
+    for record in older.read():
+        store.commit(ledger.spawned(record).writes, wall_ms())
+        spawned.append(record)
+    older.remove()
+    return Router(bus, spawned)
+
+
+def _bad_row(store: JournalStore, bad: BadRow) -> None:
+    """The first failure may be the machine's, so the start ends; from the second on the row is put aside."""
+    if not store.suspect(bad.row, bad.reason, wall_ms()):
+        message = f"{store.path}: {bad}; if it fails once more, it is put aside in the table `quarantine`"
+        raise fail("E_JOURNAL_CORRUPT", message, suggestion="Start the kernel again.")
+    log.error("%s; it was put aside in the table `quarantine` of %s", bad, store.path)

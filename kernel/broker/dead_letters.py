@@ -1,0 +1,140 @@
+"""Dead letters: events that were given up. They wait for a person, who shows, requeues or drops them. Pure.
+
+Rules.
+- Only operators ask (`admin`): `dead.list`, `dead.show`, `dead.requeue`, `dead.drop`.
+- A dead letter is a record of the journal until it is requeued or dropped. So it survives every restart.
+- To requeue is to accept a new event, at the end of its instance's queue. It names the old one in its id, and wants no
+  answer: whoever waited was told long ago.
+- Both are answered when the journal has them, and say the same when they are repeated.
+
+Source: docs/design/delivery.md, "Dead letters".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from kernel.broker.bus import MAX_ID, Bus
+from kernel.broker.journal import records
+from kernel.broker.journal.interface import Item
+from kernel.broker.journal.records import Accepted, Finished
+from kernel.broker.ledger import raw
+from kernel.broker.mailbox import Event, Staged
+from kernel.broker.presence import Connection
+from schemas.codec import to_raw
+from schemas.errors import fail
+from schemas.frames import Frame
+
+#: Dead letters of one list: it has to fit one frame.
+MAX_LISTED: Final = 1000
+#: How the end of a dead letter reads that was sent again, or dropped.
+REQUEUED: Final = "requeued"
+DROPPED: Final = "dropped"
+
+
+class DeadLetters:
+    """The dead letters of the mailbox."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def list(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+        """`dead.list`: the oldest first."""
+        known = self._bus.mailbox.dead
+        listed = [_line(event) for event in [*known.values()][:MAX_LISTED]]
+        self._reply(connection, frame, {"events": listed, "more": len(known) - len(listed)})
+
+    def show(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+        """`dead.show`: one of them with what was asked; `large` when that lies in a file."""
+        event = self._dead(event_id)
+        accepted, finished = self._records(event)
+        body = {**_line(event), "from": accepted.from_, "acceptedMs": accepted.at_ms, "answer": finished.answer}
+        body["event"] = accepted.payload
+        body["large"] = None if accepted.blob is None else accepted.blob.size
+        self._reply(connection, frame, body)
+
+    def drop(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+        """`dead.drop`: forget it."""
+        if self._told_again(connection, frame, event_id, DROPPED):
+            return
+        event = self._dead(event_id)
+        self._bus.staged.append(Staged("note", self._bus.ledger.dealt_with(event, DROPPED)))
+        self._bus.mailbox.drop_dead(event)
+        self._reply(connection, frame, {"eventId": event.id, "state": DROPPED})
+
+    def requeue(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+        """`dead.requeue`: a new event with the same content."""
+        if self._told_again(connection, frame, event_id, REQUEUED):
+            return
+        event = self._dead(event_id)
+        if event.instance.agent not in self._bus.plan.agents:
+            raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {event.instance.agent!r} any more")
+        accepted, _ = self._records(event)
+        again = Event(
+            new_id(event.id),
+            self._bus.instance(event.instance.agent, event.instance.key, self._bus.now),
+            sender=event.sender,
+            from_=accepted.from_,
+            payload=accepted.payload,
+            digest=event.digest,
+            source=accepted.source,
+            auth=raw(accepted.auth),
+            workdir=accepted.workdir,
+            trace_id=accepted.trace_id,
+            blob=accepted.blob,
+        )
+        self._bus.mailbox.stage(again)
+        accept = self._bus.ledger.accepted(again, self._bus.now)
+        over = self._bus.ledger.dealt_with(event, REQUEUED)
+        self._bus.staged.append(Staged("accept", Item((*accept.writes, *over.writes), refusable=True), again))
+        self._bus.mailbox.drop_dead(event)
+        self._reply(connection, frame, {"eventId": event.id, "state": REQUEUED, "newEventId": again.id})
+
+    def _told_again(self, connection: Connection, frame: Frame, event_id: Any, state: str) -> bool:
+        """Whether this was done before, and the question is a repeat."""
+        if not isinstance(event_id, str) or event_id in self._bus.mailbox.dead:
+            return False
+        ended = self._bus.archive.find_ended(records.event_subject(event_id))
+        if ended is None or ended.state != state:
+            return False
+        body = {"eventId": event_id, "state": state}
+        self._reply(connection, frame, body if state == DROPPED else {**body, "newEventId": new_id(event_id)})
+        return True
+
+    def _dead(self, event_id: Any) -> Event:
+        event = self._bus.mailbox.dead.get(event_id) if isinstance(event_id, str) else None
+        if event is None:
+            raise fail("E_EVENT_NOT_FOUND", f"there is no dead letter {str(event_id)[:100]!r}")
+        return event
+
+    def _records(self, event: Event) -> tuple[Accepted, Finished]:
+        found = [records.decode(data) for data in self._bus.archive.find_records(records.event_subject(event.id))]
+        accepted = next((record for record in found if isinstance(record, Accepted)), None)
+        finished = next((record for record in found if isinstance(record, Finished)), None)
+        if accepted is None or finished is None:
+            raise fail("E_JOURNAL_CORRUPT", f"the journal lacks records of {event.id[:100]!r}")
+        return accepted, finished
+
+    def _reply(self, connection: Connection, frame: Frame, body: dict[str, Any]) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+
+def new_id(event_id: str) -> str:
+    """The id of the event that takes a dead letter's place: it names the old one as far as there is room."""
+    name = f"{event_id}~requeued"
+    if len(name) <= MAX_ID:
+        return name
+    digest = hashlib.sha256(event_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{event_id[: MAX_ID - 42]}~{digest}~requeued"
+
+
+def _line(event: Event) -> dict[str, Any]:
+    return {
+        "eventId": event.id,
+        "agent": event.instance.agent,
+        "instanceKey": event.instance.key,
+        "attempts": event.attempts,
+        "cause": event.cause,
+        "endedMs": event.ended_ms,
+    }

@@ -1,0 +1,208 @@
+"""The journal for `durability: power`: a thread that owns the write connection.
+
+The broker's loop hands over batches and goes on. The thread writes everything that has come meanwhile as one
+transaction (group commit), waits for the disk, and wakes the loop. So a sync costs the loop nothing, and many events
+share one. When the disk fails, `settled` raises, and the loop must end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
+from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled
+from kernel.broker.journal.store import JournalStore
+
+#: Items of one transaction at most: what waits behind it should not wait longer than some milliseconds.
+MAX_ITEMS: Final = 4096
+#: How long nothing must happen before old rows are removed (seconds).
+TIDY_IDLE_S: Final = 0.5
+#: Old rows are looked for this often at least, even when there is never a quiet moment (seconds).
+TIDY_BUSY_S: Final = 30.0
+
+
+class Committer:
+    """Writes batches in the order in which they come. All methods are for the loop's thread."""
+
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+        self._store = store
+        self._writer = writer
+        self.find_ended = store.find_ended
+        self.find_answer = store.find_answer
+        self.find_records = store.find_records
+        self.files = store.files
+        self._waiting: deque[tuple[int, Sequence[Item]]] = deque()
+        self._settled: deque[Settled] = deque()
+        self._numbers = 0
+        self._failure: str | None = None
+        self._closing = False
+        self._work = threading.Condition()
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def append(self, batch: Sequence[Item]) -> int:
+        """See Journal."""
+        self._numbers += 1
+        with self._work:
+            self._waiting.append((self._numbers, batch))
+            self._work.notify()
+        return self._numbers
+
+    def settled(self) -> list[Settled]:
+        """See Journal."""
+        with suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+        done: list[Settled] = []
+        while self._settled:
+            done.append(self._settled.popleft())
+        if self._failure is not None and not done:
+            raise JournalFailed(self._failure)
+        return done
+
+    def wake_fd(self) -> int | None:
+        """See Journal."""
+        return self._wake_r
+
+    def close(self) -> None:
+        """See Journal."""
+        with self._work:
+            self._closing = True
+            self._work.notify()
+        self._thread.join()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        self._store.close()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            last_tidy = time.monotonic()
+            while True:
+                quiet = False
+                with self._work:
+                    if not self._waiting and not self._closing:
+                        quiet = not self._work.wait(TIDY_IDLE_S)
+                    group = self._take()
+                    if not group and self._closing:
+                        return
+                if group:
+                    self._write(group)
+                if quiet or time.monotonic() - last_tidy > TIDY_BUSY_S:
+                    last_tidy = time.monotonic()
+                    while self._writer.tidy() and not self._waiting and not self._closing:
+                        pass
+        except BaseException as error:  # the loop must hear of it, whatever it was
+            self._failure = str(error) or type(error).__name__
+            self._wake()
+
+    def _take(self) -> Group:
+        """Whole batches, up to MAX_ITEMS items and at least one batch."""
+        group: Group = []
+        size = 0
+        while self._waiting and (not group or size + len(self._waiting[0][1]) <= MAX_ITEMS):
+            size += len(self._waiting[0][1])
+            group.append(self._waiting.popleft())
+        return group
+
+    def _write(self, group: Group) -> None:
+        while True:
+            try:
+                self._settled.extend(self._writer.write(group))
+                self._wake()
+                return
+            except DiskFull:
+                with self._work:
+                    if self._closing:
+                        raise JournalFailed("the disk is full, and the ends of events cannot be written") from None
+                    self._work.wait(FULL_RETRY_S)
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):  # the loop has not read the last ones yet
+            os.write(self._wake_w, b"\0")
+
+
+class InlineJournal:
+    """The journal for `durability: process`: the loop writes itself, since nothing waits for the disk.
+
+    A commit is a write into the page cache and costs less than waking a thread. The copy from the WAL into the file
+    does wait for the disk; a thread does it.
+    """
+
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+        self._store = store
+        self._writer = writer
+        self.find_ended = store.find_ended
+        self.find_answer = store.find_answer
+        self.find_records = store.find_records
+        self.files = store.files
+        self._waiting: Group = []
+        self._settled: list[Settled] = []
+        self._numbers = 0
+        self._since_checkpoint = 0
+        self._retry_at = 0.0
+        self._next_tidy = time.monotonic() + TIDY_BUSY_S
+        self._work = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._copy, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def append(self, batch: Sequence[Item]) -> int:
+        """See Journal."""
+        self._numbers += 1
+        self._waiting.append((self._numbers, batch))
+        if len(self._waiting) == 1 or time.monotonic() >= self._retry_at:
+            self._write()
+        return self._numbers
+
+    def settled(self) -> list[Settled]:
+        """See Journal."""
+        if self._waiting and time.monotonic() >= self._retry_at:
+            self._write()
+        elif not self._settled and time.monotonic() >= self._next_tidy:
+            self._next_tidy = time.monotonic() + (TIDY_IDLE_S if self._writer.tidy() else TIDY_BUSY_S)
+        done, self._settled = self._settled, []
+        return done
+
+    def wake_fd(self) -> int | None:
+        """See Journal."""
+        return None
+
+    def close(self) -> None:
+        """See Journal."""
+        if self._waiting:
+            self._write()
+        self._closing = True
+        self._work.set()
+        self._thread.join()
+        self._store.close()
+
+    def _write(self) -> None:
+        try:
+            self._settled += self._writer.write(self._waiting)
+        except DiskFull:
+            self._retry_at = time.monotonic() + FULL_RETRY_S
+            return
+        self._since_checkpoint += sum(len(batch) for _, batch in self._waiting)
+        self._waiting = []
+        if self._since_checkpoint >= CHECKPOINT_ITEMS:
+            self._since_checkpoint = 0
+            self._work.set()
+
+    def _copy(self) -> None:
+        while not self._closing:
+            self._work.wait()
+            self._work.clear()
+            if not self._closing:
+                self._store.checkpoint()
+
+
+#: Items after which the WAL is copied into the file: some 2 MiB of ordinary events.
+CHECKPOINT_ITEMS: Final = 2_000

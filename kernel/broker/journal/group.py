@@ -1,0 +1,72 @@
+"""Writes groups of batches, with the rules of a full disk.
+
+When the disk is full, the reserve is freed and only ends of old work are written. New work is refused, item by item,
+until the reserve could be made again. Ends for which there is no room even then wait: they are acknowledged to nobody
+before they are written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kernel.broker.journal.interface import DiskFull, Item, Settled, Write
+from kernel.broker.journal.reserve import Reserve
+from kernel.broker.journal.store import JournalStore
+
+#: How often a full disk is tried again (seconds).
+FULL_RETRY_S: Final = 1.0
+
+#: Batches with their numbers.
+Group = list[tuple[int, Sequence[Item]]]
+
+
+class GroupWriter:
+    """Writes to one store. For one thread."""
+
+    def __init__(self, store: JournalStore, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._reserve = reserve
+        self._wall_ms = wall_ms
+        #: New work is refused because the disk is full.
+        self.full = not reserve.make()
+        self._next_try = 0.0  # when a full disk is tried again (time.monotonic)
+
+    def write(self, group: Group) -> list[Settled]:
+        """Write a group as one transaction. Raises DiskFull when there is no room for ends of old work either: nothing
+        was written then, and the group is to be written again. Raises JournalFailed.
+        """
+        if self.full and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + FULL_RETRY_S
+            self.full = not self._reserve.make()
+        if not self.full:
+            try:
+                self._store.commit(_writes(group, refusable=True), self._wall_ms())
+                return [Settled(number) for number, _ in group]
+            except DiskFull:
+                self.full = True
+                self._next_try = time.monotonic() + FULL_RETRY_S
+                self._reserve.release()
+        ends = _writes(group, refusable=False)
+        if ends:
+            self._store.commit(ends, self._wall_ms())
+        return [Settled(number, frozenset(_refusable(batch))) for number, batch in group]
+
+    def tidy(self) -> bool:
+        """Remove some old rows; True when there is more to do. Raises JournalFailed."""
+        if self.full:
+            return False
+        try:
+            return self._store.tidy(self._wall_ms())
+        except DiskFull:
+            return False  # the next write finds out
+
+
+def _writes(group: Group, *, refusable: bool) -> list[Write]:
+    """All writes of the group in order; without those that may be refused unless `refusable`."""
+    return [write for _, batch in group for item in batch if refusable or not item.refusable for write in item.writes]
+
+
+def _refusable(batch: Sequence[Item]) -> list[int]:
+    return [at for at, item in enumerate(batch) if item.refusable]

@@ -1,0 +1,115 @@
+"""What the broker and its journal say to each other: plain values, no objects of either. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Put(NamedTuple):
+    """Add a record to a subject. Replay reads it until the subject is retired."""
+
+    #: An event, an instance or another thing that has a life of its own (records.py).
+    subject: str
+    #: The record as records.py encodes it.
+    data: bytes
+
+
+class Retire(NamedTuple):
+    """Remove every record of a subject: its work is over."""
+
+    subject: str
+    #: What was accepted under this id (records.py), so that a repeat is recognised for days; None: forget the id, too.
+    digest: bytes | None = None
+    #: How it ended; a word of the broker.
+    state: str = ""
+    #: An answer that somebody may still ask for.
+    answer: bytes | None = None
+    #: The file of a large payload that the answer refers to, and its size (bytes).
+    large: tuple[str, int] | None = None
+
+
+class DropAnswer(NamedTuple):
+    """The answer of a retired subject has arrived, and need not be kept any longer."""
+
+    subject: str
+
+
+Write = Put | Retire | DropAnswer
+
+
+class Item(NamedTuple):
+    """Writes that belong together: all of them are written, or none."""
+
+    writes: tuple[Write, ...]
+    #: New work: it may be refused when the disk is full. Ends of old work are never refused.
+    refusable: bool = False
+
+
+class Settled(NamedTuple):
+    """A batch that is as durable as promised."""
+
+    #: What `append` returned for it.
+    number: int
+    #: Items, by position, for which the disk had no room.
+    refused: frozenset[int] = frozenset()
+
+
+class Row(NamedTuple):
+    """One record as replay reads it."""
+
+    #: The number of its write.
+    seq: int
+    subject: str
+    data: bytes
+
+
+class Ended(NamedTuple):
+    """What is known of a retired subject."""
+
+    #: What was accepted under its id.
+    digest: bytes
+    #: How it ended.
+    state: str
+    #: When (milliseconds since 1970).
+    at_ms: int
+
+
+class DiskFull(Exception):
+    """There is no room for the batch; nothing of it was written."""
+
+
+class JournalFailed(Exception):
+    """The disk failed; what it holds is unknown. The process must end, and the next one reads the file anew."""
+
+
+class Archive(Protocol):
+    """What has ended. Looks are quick: one row by its name."""
+
+    def find_ended(self, subject: str) -> Ended | None:
+        """What is known of a retired subject. Raises GoondanError E_JOURNAL_CORRUPT when its row is damaged."""
+
+    def find_answer(self, subject: str) -> bytes | None:
+        """The kept answer of a retired subject. Raises GoondanError E_JOURNAL_CORRUPT when it is damaged."""
+
+    def find_records(self, subject: str) -> list[bytes]:
+        """The records of a subject that is not retired, in order; none for any other."""
+
+
+class Journal(Archive, Protocol):
+    """An append-only record of decisions, written in batches."""
+
+    def append(self, batch: Sequence[Item]) -> int:
+        """Take a batch; returns its number (1, 2, …). Does not wait for the disk."""
+
+    def settled(self) -> list[Settled]:
+        """Batches that have become durable since the last question, in order. Raises JournalFailed after a failure."""
+
+    def wake_fd(self) -> int | None:
+        """A descriptor that becomes readable when `settled` has news; None when that is so only after `append`."""
+
+    def files(self) -> frozenset[str]:
+        """Files of large payloads that kept answers refer to."""
+
+    def close(self) -> None:
+        """Write what is left and end."""

@@ -1,0 +1,67 @@
+"""The side file of the journal: the number and the digest of the last write that was promised to somebody.
+
+It is written after each commit, without a sync of its own. So within one boot it is never behind what was promised, and
+after a loss of power it may be behind the journal but never ahead of a synced one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+_MAGIC: Final = b"GdnM"
+#: Magic, boot id (36 characters of a UUID), number of the write, its digest; then a checksum of these.
+_BODY: Final = struct.Struct("<4s36sQI")
+_CHECKSUM: Final = struct.Struct("<I")
+
+
+class Mark(NamedTuple):
+    """What was promised last."""
+
+    #: The boot of the machine in which it was promised (/proc/sys/kernel/random/boot_id).
+    boot_id: str
+    #: Number of the write.
+    last: int
+    #: Running digest of all writes up to it.
+    digest: int
+
+
+class MarkFile:
+    """The file at `path`. Made with the first mark."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def read(self) -> Mark | None:
+        """The mark; None when there is none, or when a loss of power tore it. Raises OSError."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            data = file.read(_BODY.size + _CHECKSUM.size)
+        if len(data) < _BODY.size + _CHECKSUM.size:
+            return None
+        body = data[: _BODY.size]
+        magic, boot_id, last, digest = _BODY.unpack(body)
+        if magic != _MAGIC or _CHECKSUM.unpack(data[_BODY.size :])[0] != zlib.crc32(body):
+            return None
+        return Mark(boot_id.decode("ascii", "replace"), last, digest)
+
+    def write(self, mark: Mark) -> None:
+        """Replace the mark. A full disk leaves the old one, which promises less. Raises OSError otherwise."""
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        body = _BODY.pack(_MAGIC, mark.boot_id.encode("ascii", "replace"), mark.last, mark.digest)
+        os.pwrite(self._fd, body + _CHECKSUM.pack(zlib.crc32(body)), 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):
+                os.close(fd)

@@ -1,0 +1,40 @@
+"""Opens the journal of a state directory in the way that its durability asks for."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from kernel.broker.journal.committer import Committer, InlineJournal
+from kernel.broker.journal.group import GroupWriter
+from kernel.broker.journal.interface import Journal
+from kernel.broker.journal.reserve import Reserve
+from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
+
+#: The file whose space is freed when the disk is full.
+RESERVE_FILE: Final = "kernel.reserve"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id() -> str:
+    """What names the machine's present boot."""
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> JournalStore:
+    """The journal's file of `state_dir`. Raises GoondanError: see JournalStore."""
+    path = os.path.join(state_dir, JOURNAL_FILE)
+    return JournalStore(path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss)
+
+
+def start(store: JournalStore, state_dir: str) -> Journal:
+    """Begin to write. The store belongs to the journal from now on."""
+    writer = GroupWriter(store, Reserve(os.path.join(state_dir, RESERVE_FILE)), wall_ms)
+    return Committer(store, writer) if store.durability == "power" else InlineJournal(store, writer)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,168 @@
+"""The records of the journal: what each decision of the broker looks like on disk. Pure.
+
+A record is a msgpack array whose first element names its kind. New fields come last and have a default, so a file of an
+older kernel can be read. A record stands alone: it refers to other things by their ids only.
+
+Source: docs/design/delivery.md, "The journal".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from schemas.frames import NO_PAYLOAD, Blob, OptionalRaw, ReplyTo, Source
+
+#: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
+End = Literal["done", "failed", "expired", "dead", "cancelled"]
+#: Bytes of the digest of an event's instance, and of what its sender says of its content.
+INSTANCE_DIGEST_BYTES: Final = 8
+CONTENT_DIGEST_BYTES: Final = 8
+
+
+class Deadline(Struct, frozen=True, array_like=True):
+    """A moment on three clocks, since each of them can be wrong: the boot clock ends with the machine's boot, and the
+    wall clock can be set.
+    """
+
+    #: The boot in which `boot_s` counts.
+    boot_id: str
+    #: Seconds of CLOCK_BOOTTIME.
+    boot_s: float
+    #: Seconds since 1970.
+    wall_s: float
+
+    def on_clock(self, boot_id: str, booted_at: float) -> float:
+        """The moment in seconds of CLOCK_BOOTTIME of boot `boot_id`, which began at `booted_at` (since 1970)."""
+        return self.boot_s if self.boot_id == boot_id else self.wall_s - booted_at
+
+
+class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):
+    """An event was accepted: everything that the broker must know to deliver it without its sender."""
+
+    #: The instance that it is for.
+    agent: str
+    key: str
+    #: The instance's working directory.
+    instance_workdir: str
+    #: The principal whose repeat it is (presence.Connection.sender).
+    sender: str
+    #: What stands in the header's `from`.
+    from_: str | None
+    payload: Raw = NO_PAYLOAD
+    blob: Blob | None = None
+    source: Source | None = None
+    reply_to: ReplyTo | None = None
+    chain: list[str] | None = None
+    auth: OptionalRaw = None
+    #: The working directory that an operator named for this event.
+    workdir: str | None = None
+    trace_id: str | None = None
+    deadline: Deadline | None = None
+    #: The tool call whose handler asked.
+    call_id: str | None = None
+    #: The event whose turn asked and waits.
+    asking: str | None = None
+    #: Tells two events of one id apart (event_digest).
+    digest: bytes = b""
+    #: When it was accepted (milliseconds since 1970).
+    at_ms: int = 0
+    #: The event that it began with, and whose work that is (mailbox.Event).
+    root: str | None = None
+    session: str | None = None
+
+
+class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):
+    """A holder was lost without progress."""
+
+    #: How many were, so far.
+    count: int
+    #: How many messages the turn had stored.
+    position: int = 0
+
+
+class CancelWish(Struct, frozen=True, array_like=True, tag="cancel"):
+    """Somebody who may wishes the event to end."""
+
+
+class Finished(Struct, frozen=True, array_like=True, tag="finished"):
+    """The event ended. It stays until whoever asked has stored the answer, or a person has dealt with a dead letter."""
+
+    state: End
+    answer: Raw = NO_PAYLOAD
+    blob: Blob | None = None
+    #: When it ended (milliseconds since 1970).
+    at_ms: int = 0
+    #: Why, for dead letters.
+    cause: str = ""
+
+
+class InstanceSpawned(Struct, frozen=True, array_like=True, tag="spawned"):
+    """An agent asked for this instance."""
+
+    agent: str
+    key: str
+    owner_agent: str
+    owner_key: str
+    #: When (seconds since 1970).
+    created: float
+    #: The working directory that it was given; None: its own.
+    cwd: str | None = None
+
+
+class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
+    """Epochs up to this one may have been used."""
+
+    top: int
+
+
+Record = Accepted | Attempt | CancelWish | Finished | InstanceSpawned | EpochsReserved
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Record)
+
+EPOCHS: Final = "epochs"
+_EVENT: Final = "event:"
+_INSTANCE: Final = "instance:"
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of a record."""
+    return _encoder.encode(record)
+
+
+def decode(data: bytes) -> Record:
+    """The record of these bytes. Raises msgspec.DecodeError and its kin."""
+    return _decoder.decode(data)
+
+
+def event_subject(event_id: str) -> str:
+    """The subject of an event's records."""
+    return _EVENT + event_id
+
+
+def event_of(subject: str) -> str | None:
+    """The event that a subject is about, if it is about one."""
+    return subject[len(_EVENT) :] if subject.startswith(_EVENT) else None
+
+
+def instance_subject(agent: str, key: str) -> str:
+    """The subject of an instance's records. Agent names hold no slash; instance keys may."""
+    return f"{_INSTANCE}{agent}/{key}"
+
+
+def event_digest(agent: str, key: str, content: str | None) -> bytes:
+    """What a repeat of an event must have in common with the first: its instance, and what its sender says of it."""
+    return instance_digest(agent, key) + _digest(content or "", CONTENT_DIGEST_BYTES)
+
+
+def instance_digest(agent: str, key: str) -> bytes:
+    """The first part of an event's digest: which instance it is for."""
+    return _digest(f"{agent}\0{key}", INSTANCE_DIGEST_BYTES)
+
+
+def _digest(text: str, size: int) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()

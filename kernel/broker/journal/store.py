@@ -1,0 +1,545 @@
+"""The journal's file: `<state_dir>/kernel.db`, SQLite in WAL mode. Knows subjects and bytes, not what they mean.
+
+Tables.
+- `records`: what replay must read. A row belongs to a subject (an event, an instance, …). All rows of a subject are
+  removed together when it is retired, so this table is as small as the unfinished work.
+- `ended`: the ids of retired subjects, with the digest of what was accepted under them. Never read as a whole.
+- `answers`: answers of retired subjects that somebody may still ask for. Never read as a whole.
+- `quarantine`: rows that could not be replayed twice. Nobody reads them but a person.
+- `meta`: one row: the number of the last write, a running digest of all writes, the format, failed recoveries.
+
+Rules.
+- One transaction writes one batch, so a batch is there whole or not at all. SQLite repairs a torn tail by itself.
+- Every row has a checksum, because SQLite does not notice a flipped bit in a payload.
+- A side file holds the number and the digest of the last write that was promised to somebody. It is written after the
+  commit is as durable as it has to be. A journal that knows less than its side file has lost promised writes: that is
+  E_JOURNAL_CORRUPT. After a loss of power this holds with `power` only: `process` never promised more.
+- A journal that is refused stays as it is. `--accept-loss` keeps a copy of it and goes on with what can be read.
+- A write that fails for want of space raises DiskFull and leaves the file as it was. Any other failure raises
+  JournalFailed: the caller must end, since after a failed fsync nobody knows what the disk holds.
+
+Source: docs/design/delivery.md, "The journal".
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal
+
+from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
+from kernel.broker.journal.mark import Mark, MarkFile
+from schemas.errors import GoondanError, fail
+
+#: The file in the state directory.
+JOURNAL_FILE: Final = "kernel.db"
+#: Format of the file. An older one is brought up to date; a newer one is refused.
+FORMAT: Final = 1
+#: "Gdnj": tells our file from any other SQLite file.
+APPLICATION_ID: Final = 0x47646E6A
+#: Retired ids are kept this long at least (milliseconds), and KEPT_IDS of them in any case: a sender may repeat a week
+#: later, after a holiday.
+KEEP_IDS_MS: Final = 7 * 24 * 3600 * 1000
+KEPT_IDS: Final = 1_000_000
+#: Answers of retired subjects are kept this long at most (milliseconds), and KEEP_ANSWER_BYTES of them at most.
+KEEP_ANSWERS_MS: Final = 24 * 3600 * 1000
+KEEP_ANSWER_BYTES: Final = 1 << 30
+#: Of these, bytes that lie in files: a quarter of what the folder of large payloads may hold.
+KEEP_LARGE_BYTES: Final = 256 << 20
+#: Rows that one round of purging removes at most: a purge must not delay the batches behind it.
+PURGE_ROWS: Final = 2_000
+#: Free pages (4 KiB) that stay in the file for new rows; more are given back to the disk.
+SPARE_PAGES: Final = 4096
+#: Damages that one error names.
+MAX_NAMED: Final = 5
+#: Pages that one round gives back.
+VACUUM_PAGES: Final = 1024
+#: Pages in the WAL after which SQLite copies them into the file. The copy happens in the thread that commits.
+CHECKPOINT_PAGES: Final = 2000
+#: Processes that may fail on a row before it is put aside: one failure may be the machine's.
+MAX_RECOVERIES: Final = 2
+#: Pages of memory, as SQLite counts them (negative: KiB).
+_WRITER_CACHE: Final = -4096
+_READER_CACHE: Final = -1024
+#: How long the reader waits for the writer (milliseconds). In WAL mode it never has to, but for a checkpoint's restart.
+_BUSY_MS: Final = 2000
+
+Durability = Literal["power", "process"]
+
+_INSERT_RECORD: Final = "INSERT INTO records VALUES (?, ?, ?, ?)"
+_INSERT_ENDED: Final = "INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_ANSWER: Final = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+_SCHEMA: Final = """\
+CREATE TABLE records (seq INTEGER PRIMARY KEY, subject TEXT NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX records_subject ON records (subject);
+CREATE TABLE ended (
+    number INTEGER PRIMARY KEY, subject TEXT NOT NULL, digest BLOB NOT NULL, state TEXT NOT NULL,
+    at_ms INTEGER NOT NULL, crc INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX ended_subject ON ended (subject);
+CREATE TABLE answers (
+    number INTEGER PRIMARY KEY, subject TEXT NOT NULL UNIQUE, data BLOB NOT NULL, size INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL, crc INTEGER NOT NULL, file TEXT
+);
+CREATE INDEX answers_file ON answers (file) WHERE file IS NOT NULL;
+CREATE TABLE quarantine (
+    seq INTEGER PRIMARY KEY, subject TEXT, data BLOB, reason TEXT NOT NULL, at_ms INTEGER NOT NULL
+);
+CREATE TABLE suspects (seq INTEGER PRIMARY KEY, failures INTEGER NOT NULL);
+CREATE TABLE meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL, digest INTEGER NOT NULL,
+    ended INTEGER NOT NULL, answer_bytes INTEGER NOT NULL, large_bytes INTEGER NOT NULL
+);
+INSERT INTO meta VALUES (1, 0, 0, 0, 0, 0);
+"""
+
+
+class JournalStore:
+    """The open file. One thread writes; `find_*` are for one other thread.
+
+    `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot.
+    """
+
+    def __init__(self, path: str, *, durability: Durability, boot_id: str, accept_loss: bool = False) -> None:
+        """Open or make the file. Raises GoondanError E_JOURNAL_CORRUPT, E_JOURNAL_FORMAT, E_DISK_FULL, E_STATE."""
+        self.path = path
+        self.durability: Durability = durability
+        self._boot_id = boot_id
+        self._mark = MarkFile(path + "-acked")
+        #: What was lost on the way in, for the log; empty in every ordinary start.
+        self.losses: list[str] = []
+        try:
+            self._db = self._open(accept_loss)
+            self._reader = self._connect()
+            self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
+        except sqlite3.Error as error:
+            raise _start_error(path, error) from None
+        except OSError as error:
+            raise fail("E_STATE", f"{error.filename or path}: {error.strerror}") from None
+
+    # --- reading
+
+    def rows(self) -> Iterator[Row]:
+        """What replay must read, in order. Each row's checksum was verified when the file was opened."""
+        for seq, subject, data in self._db.execute("SELECT seq, subject, data FROM records ORDER BY seq"):
+            yield Row(seq, subject, data)
+
+    def find_ended(self, subject: str) -> Ended | None:
+        """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        row = self._find("SELECT digest, state, at_ms, crc FROM ended WHERE subject = ?", subject)
+        if row is None:
+            return None
+        digest, state, at_ms, crc = row
+        self._check(crc, _ended_crc(subject, digest, state, at_ms), f"the end of {subject!r}")
+        return Ended(digest, state, at_ms)
+
+    def find_answer(self, subject: str) -> bytes | None:
+        """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        row = self._find("SELECT data, crc FROM answers WHERE subject = ?", subject)
+        if row is None:
+            return None
+        data, crc = row
+        self._check(crc, _crc(subject, data), f"the answer of {subject!r}")
+        return bytes(data)
+
+    def _find(self, query: str, subject: str) -> tuple[Any, ...] | None:
+        try:
+            found: tuple[Any, ...] | None = self._reader.execute(query, (subject,)).fetchone()
+            return found
+        except sqlite3.Error as error:
+            raise JournalFailed(str(error)) from None
+
+    @staticmethod
+    def _check(stored: object, computed: int, what: str) -> None:
+        if stored != computed:
+            raise fail("E_JOURNAL_CORRUPT", f"the journal's checksum of {what} is wrong")
+
+    def find_records(self, subject: str) -> list[bytes]:
+        """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        try:
+            rows = self._reader.execute(
+                "SELECT data, crc FROM records WHERE subject = ? ORDER BY seq", (subject,)
+            ).fetchall()
+        except sqlite3.Error as error:
+            raise JournalFailed(str(error)) from None
+        for data, crc in rows:
+            self._check(crc, _crc(subject, data), f"a record of {subject!r}")
+        return [bytes(data) for data, _ in rows]
+
+    def files(self) -> frozenset[str]:
+        """Files of large payloads that kept answers refer to. Raises JournalFailed."""
+        try:
+            rows = self._reader.execute("SELECT file FROM answers WHERE file IS NOT NULL").fetchall()
+        except sqlite3.Error as error:
+            raise JournalFailed(str(error)) from None
+        return frozenset(row[0] for row in rows)
+
+    # --- writing
+
+    def commit(self, batch: Sequence[Write], now_ms: int) -> int:
+        """Write a batch as one transaction, as durable as promised; returns the number of its last write.
+
+        Raises DiskFull (nothing was written) and JournalFailed.
+        """
+        db = self._db
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            puts: list[tuple[int, str, bytes, int]] = []
+            for write in batch:
+                meta.last += 1
+                if isinstance(write, Put):
+                    crc = _crc(write.subject, write.data)
+                    meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
+                    puts.append((meta.last, write.subject, write.data, crc))
+                    continue
+                if puts:
+                    db.executemany(_INSERT_RECORD, puts)
+                    puts = []
+                meta.digest = zlib.crc32(write.subject.encode(), meta.digest)
+                if isinstance(write, Retire):
+                    self._retire(write, meta, now_ms)
+                else:
+                    self._drop_answer(write, meta)
+            if puts:
+                db.executemany(_INSERT_RECORD, puts)
+            self._put_meta(meta)
+            db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise _write_error(error) from None
+        self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
+        return meta.last
+
+    def _retire(self, write: Retire, meta: _Meta, now_ms: int) -> None:
+        db, subject = self._db, write.subject
+        db.execute("DELETE FROM records WHERE subject = ?", (subject,))
+        if write.digest is not None:
+            crc = _ended_crc(subject, write.digest, write.state, now_ms)
+            db.execute(_INSERT_ENDED, (meta.last, subject, write.digest, write.state, now_ms, crc))
+            meta.ended += 1
+        if write.answer is not None:
+            file, more = write.large or (None, 0)
+            size, crc = len(write.answer) + more, _crc(subject, write.answer)
+            db.execute(_INSERT_ANSWER, (meta.last, subject, write.answer, size, now_ms, crc, file))
+            meta.answer_bytes += size
+            meta.large_bytes += more
+
+    def _drop_answer(self, write: DropAnswer, meta: _Meta) -> None:
+        for data, size in self._db.execute(
+            "DELETE FROM answers WHERE subject = ? RETURNING data, size", (write.subject,)
+        ).fetchall():
+            meta.answer_bytes -= size
+            meta.large_bytes -= size - len(data)
+
+    def tidy(self, now_ms: int) -> bool:
+        """Remove what was kept long enough, and give free pages back; True when there is more to do.
+
+        Bounded work, for moments in which no batch waits. Raises DiskFull and JournalFailed.
+        """
+        db = self._db
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            gone = self._purge_answers(meta, now_ms) + self._purge_ended(meta, now_ms)
+            if gone:
+                self._put_meta(meta)
+            db.execute("COMMIT")
+            free: int = db.execute("PRAGMA freelist_count").fetchone()[0]
+            if free > SPARE_PAGES:
+                db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")  # execute() stops after one page
+            return gone >= PURGE_ROWS or free > SPARE_PAGES + VACUUM_PAGES
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise _write_error(error) from None
+
+    def _purge_answers(self, meta: _Meta, now_ms: int) -> int:
+        """Answers that are too old, then the oldest ones beyond the budgets."""
+        gone = 0
+        for among in ("true", "file IS NOT NULL"):
+            oldest = self._db.execute(
+                "SELECT number, size, size - length(data), at_ms FROM answers "  # noqa: S608 - our own words
+                f"WHERE {among} ORDER BY number LIMIT ?",
+                (PURGE_ROWS,),
+            )
+            too_many: list[tuple[int]] = []
+            for number, size, large, at_ms in oldest.fetchall():
+                over = meta.answer_bytes > KEEP_ANSWER_BYTES or (large and meta.large_bytes > KEEP_LARGE_BYTES)
+                if at_ms >= now_ms - KEEP_ANSWERS_MS and not over:
+                    break
+                too_many.append((number,))
+                meta.answer_bytes -= size
+                meta.large_bytes -= large
+            self._db.executemany("DELETE FROM answers WHERE number = ?", too_many)
+            gone += len(too_many)
+        return gone
+
+    def _purge_ended(self, meta: _Meta, now_ms: int) -> int:
+        """The oldest ids beyond KEPT_IDS, if they are old enough."""
+        surplus = min(PURGE_ROWS, meta.ended - KEPT_IDS)
+        if surplus <= 0:
+            return 0
+        gone = self._db.execute(
+            "DELETE FROM ended WHERE number IN (SELECT number FROM ended ORDER BY number LIMIT ?) AND at_ms < ?",
+            (surplus, now_ms - KEEP_IDS_MS),
+        ).rowcount
+        meta.ended -= gone
+        return gone
+
+    def _put_meta(self, meta: _Meta) -> None:
+        self._db.execute(
+            "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
+            (meta.last, meta.digest, meta.ended, meta.answer_bytes, meta.large_bytes),
+        )
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    # --- rows that break recovery
+
+    def suspect(self, row: Row, reason: str, now_ms: int) -> bool:
+        """A row could not be replayed. True when it is now in quarantine: that is from the second time on.
+
+        The first time the caller ends: a row is given up only when a second process fails on it as well.
+        """
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(
+            "INSERT INTO suspects VALUES (?, 1) ON CONFLICT (seq) DO UPDATE SET failures = failures + 1", (row.seq,)
+        )
+        failures: int = db.execute("SELECT failures FROM suspects WHERE seq = ?", (row.seq,)).fetchone()[0]
+        if failures >= MAX_RECOVERIES:
+            values = (row.seq, row.subject, row.data, reason, now_ms)
+            db.execute("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", values)
+            db.execute("DELETE FROM records WHERE seq = ?", (row.seq,))
+        db.execute("COMMIT")
+        return failures >= MAX_RECOVERIES
+
+    def checkpoint(self) -> None:
+        """Copy what is in the WAL into the file, over a connection of its own: for a thread that may wait for the disk.
+
+        A failure is left to the next one: nothing is lost by it.
+        """
+        with suppress(sqlite3.Error, OSError):
+            db = self._connect()
+            try:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            finally:
+                db.close()
+
+    def close(self) -> None:
+        """Copy what is in the WAL into the file, and close."""
+        with suppress(sqlite3.Error):
+            self._reader.close()
+        with suppress(sqlite3.Error):
+            self._db.close()
+        self._mark.close()
+
+    # --- opening
+
+    def _open(self, accept_loss: bool) -> sqlite3.Connection:
+        create_private(self.path)
+        mark = self._mark.read()
+        promised = mark.last if mark is not None and self._must_hold(mark) else 0
+        db, damage = self._examine(mark if promised else None)
+        if not damage:
+            return db
+        db.close()
+        if not accept_loss:
+            raise _corrupt(self.path, damage)
+        copy = set_aside(self.path)
+        self.losses = [f"{text}; the damaged journal is kept as {copy}" for text in damage]
+        return self._salvage(copy, promised)
+
+    def _examine(self, promised: Mark | None) -> tuple[sqlite3.Connection, list[str]]:
+        """The open file, and what is wrong with it. Raises GoondanError for a file that is none of ours."""
+        db = self._connect()
+        try:
+            db.execute(f"PRAGMA cache_size = {_WRITER_CACHE}")
+            if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                if promised is not None:
+                    return db, [f"the journal is empty, but {promised.last} writes were promised"]
+                self._create(db)
+                return db, []
+            version: int = db.execute("PRAGMA user_version").fetchone()[0]
+            if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version > FORMAT:
+                message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
+                raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
+            self._prepare(db)
+            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            damage = [
+                f"record {seq} of {subject!r} has a wrong checksum"
+                for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
+                if crc != _crc(str(subject), bytes(data))
+            ]
+            if promised is not None and (meta.last, meta.digest) != (promised.last, promised.digest):
+                if meta.last < promised.last:
+                    damage.append(f"it ends with write {meta.last}, but {promised.last} were promised")
+                elif meta.last == promised.last:
+                    damage.append(f"write {meta.last} is not the one that was promised")
+            return db, damage
+        except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+            if _is_full(error) or _is_busy(error):
+                db.close()
+                raise
+            return db, [f"it cannot be read: {error}"]
+        except BaseException:
+            db.close()
+            raise
+
+    def _salvage(self, damaged: str, promised: int) -> sqlite3.Connection:
+        """A new file with every row of the damaged one that is whole. Numbers go on above all that were promised."""
+        create_private(self.path)
+        db = self._connect()
+        self._create(db)
+        meta = _Meta(promised, 0, 0, 0, 0)
+        with suppress(sqlite3.Error):
+            old = sqlite3.connect(f"file:{damaged}?mode=ro", uri=True, isolation_level=None)
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                for seq, subject, data, crc in _readable(old, "records", "seq, subject, data, crc"):
+                    if isinstance(subject, str) and isinstance(data, bytes) and crc == _crc(subject, data):
+                        db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", (seq, subject, data, crc))
+                        meta.last = max(meta.last, seq)
+                for row in _readable(old, "ended", "number, subject, digest, state, at_ms, crc"):
+                    number, subject, digest, state, at_ms, crc = row
+                    if crc == _ended_crc(subject, digest, state, at_ms):
+                        meta.ended += db.execute(_INSERT_ENDED, row).rowcount
+                        meta.last = max(meta.last, number)
+                for row in _readable(old, "answers", "number, subject, data, size, at_ms, crc, file"):
+                    number, subject, data, size, _, crc, _ = row
+                    if crc == _crc(subject, data):
+                        db.execute(_INSERT_ANSWER, row)
+                        meta.answer_bytes += size
+                        meta.large_bytes += size - len(data)
+                        meta.last = max(meta.last, number)
+            finally:
+                old.close()
+        if not db.in_transaction:
+            db.execute("BEGIN IMMEDIATE")
+        db.execute(
+            "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
+            (meta.last, meta.digest, meta.ended, meta.answer_bytes, meta.large_bytes),
+        )
+        db.execute("COMMIT")
+        self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
+        return db
+
+    def _must_hold(self, mark: Mark) -> bool:
+        """Whether what the side file says was promised for the loss that may have happened."""
+        return self.durability == "power" or mark.boot_id == self._boot_id
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA journal_mode = WAL")
+        # With `process` the commits are the loop's, and the copy from the WAL is a thread's (`checkpoint`).
+        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES if self.durability == 'power' else 0}")
+        db.execute(f"PRAGMA synchronous = {'FULL' if self.durability == 'power' else 'NORMAL'}")
+
+    def _create(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is written
+        self._prepare(db)
+        db.executescript(
+            f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
+        )
+        if self.durability == "power":
+            sync_folder(os.path.dirname(self.path))
+
+
+class _Meta:
+    """The row of `meta`: number of the last write, running digest, ids in `ended`, bytes of `answers` in all, and of
+    those of them that lie in files.
+    """
+
+    __slots__ = ("answer_bytes", "digest", "ended", "large_bytes", "last")
+
+    def __init__(self, last: int, digest: int, ended: int, answer_bytes: int, large_bytes: int) -> None:
+        self.last = last
+        self.digest = digest
+        self.ended = ended
+        self.answer_bytes = answer_bytes
+        self.large_bytes = large_bytes
+
+
+def _crc(subject: str, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(subject.encode()))
+
+
+def _ended_crc(subject: str, digest: bytes, state: str, at_ms: int) -> int:
+    return zlib.crc32(f"{subject}\0{state}\0{at_ms}".encode(), zlib.crc32(digest))
+
+
+def _readable(db: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a damaged table, up to the first that cannot be read."""
+    with suppress(sqlite3.Error):
+        yield from db.execute(f"SELECT {columns} FROM {table} ORDER BY 1")  # noqa: S608 - our own names
+
+
+def set_aside(path: str) -> str:
+    """Move a damaged journal, with its WAL, out of the way; returns its new name."""
+    number = 1
+    while os.path.lexists(aside := f"{path}.damaged-{number}"):
+        number += 1
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            os.rename(path + suffix, aside + suffix)
+    return aside
+
+
+def create_private(path: str) -> None:
+    """Make the file, closed to others, before SQLite makes it with the umask's mode. Raises OSError.
+
+    Only before the first connection: the system drops all of a process's locks on a file when one descriptor closes.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder survive a loss of power. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _code(error: Exception) -> int:
+    """SQLite's primary result code."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def _is_full(error: Exception) -> bool:
+    return _code(error) == sqlite3.SQLITE_FULL
+
+
+def _is_busy(error: Exception) -> bool:
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _write_error(error: sqlite3.Error) -> Exception:
+    return DiskFull(str(error)) if _is_full(error) else JournalFailed(f"{error} ({_name(error)})")
+
+
+def _name(error: sqlite3.Error) -> str:
+    return str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
+
+
+def _corrupt(path: str, damage: list[str]) -> GoondanError:
+    more = f", and {len(damage) - MAX_NAMED} more" if len(damage) > MAX_NAMED else ""
+    return fail("E_JOURNAL_CORRUPT", f"{path}: {'; '.join(damage[:MAX_NAMED])}{more}")
+
+
+def _start_error(path: str, error: sqlite3.Error) -> GoondanError:
+    if _is_full(error):
+        return fail("E_DISK_FULL", f"{path}: there is no room on the disk to open the journal")
+    if _is_busy(error):
+        return fail("E_STATE", f"{path} is in use by another program")
+    return fail("E_STATE", f"{path}: {error}")

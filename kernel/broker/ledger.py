@@ -1,0 +1,131 @@
+"""Turns decisions of the broker into writes of the journal, and back into events after a restart. Pure.
+
+What is written when.
+- Accepted: one record. Its end removes it, unless somebody must still be given the answer.
+- An answer to a turn that waits stays as a record until the event whose turn asked has ended: that turn may be run
+  again by another process, and asks again then.
+- An answer to a client is kept beside its ended id for a while (store.py), since nobody tells when it was read.
+- A dead letter stays as a record until a person drops it or sends it again.
+- Leases and open calls are not written: holders name them in `hello`.
+
+Source: docs/design/delivery.md, "The journal".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw
+
+from kernel.broker.journal import records
+from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
+from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned
+from kernel.broker.mailbox import Event, SpawnRecord, State
+from schemas.frames import NO_PAYLOAD, Blob
+
+#: Epochs that are reserved at once, so that a new one seldom needs a write.
+EPOCH_BLOCK: Final = 1_000_000
+
+
+class Ledger:
+    """Writes for decisions. Times are seconds on the broker's clock (CLOCK_BOOTTIME)."""
+
+    def __init__(self, boot_id: str, booted_at: float) -> None:
+        """`boot_id` names the machine's present boot, which began at `booted_at` (seconds since 1970)."""
+        self.boot_id = boot_id
+        self._booted_at = booted_at
+
+    def accepted(self, event: Event, now: float) -> Item:
+        """A new event."""
+        deadline = event.deadline
+        record = Accepted(
+            agent=event.instance.agent,
+            key=event.instance.key,
+            instance_workdir=event.instance.workdir,
+            sender=event.sender,
+            from_=event.from_,
+            payload=event.payload,
+            blob=event.blob,
+            source=event.source,
+            reply_to=event.reply_to,
+            chain=event.chain,
+            auth=event.auth,
+            workdir=event.workdir,
+            trace_id=event.trace_id,
+            deadline=None if deadline is None else Deadline(self.boot_id, deadline, self._booted_at + deadline),
+            call_id=event.call_id,
+            asking=None if event.asking is None else event.asking.id,
+            digest=event.digest,
+            at_ms=self._wall_ms(now),
+            root=event.root,
+            session=event.session,
+        )
+        return _put(event, record, refusable=True)
+
+    def attempt(self, event: Event) -> Item:
+        """A delivery that came to nothing."""
+        return _put(event, records.Attempt(event.attempts, event.position))
+
+    def cancel_wished(self, event: Event) -> Item:
+        """The event is to end."""
+        return _put(event, records.CancelWish())
+
+    def finished(self, event: Event, state: State, answer: Raw, blob: Blob | None, cause: str, now: float) -> Item:
+        """The end of an event, and with it of what its turn had asked for."""
+        event.cause, event.ended_ms = cause, self._wall_ms(now)
+        record = Finished(_end(state), answer, blob, event.ended_ms, cause)
+        # An answer that is on its way into the journal in the same batch is over as well.
+        asked_for = [*event.answered, *(asked for asked in event.requests if asked.ending)]
+        writes: list[Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
+        subject = records.event_subject(event.id)
+        waited_for = event.asking is not None and not event.asking.ending
+        if state == "dead" or waited_for:
+            writes.append(Put(subject, records.encode(record)))
+        else:
+            kept = records.encode(record) if event.reply_to is not None and event.asking is None else None
+            large = None if kept is None or blob is None else (blob.file, blob.size)
+            writes.append(Retire(subject, event.digest, state, kept, large))
+        return Item(tuple(writes))
+
+    def dealt_with(self, event: Event, how: str) -> Item:
+        """A person has dealt with a dead letter."""
+        return Item((Retire(records.event_subject(event.id), event.digest, how),))
+
+    def answer_arrived(self, event_id: str) -> Item:
+        """A client has read its answer."""
+        return Item((DropAnswer(records.event_subject(event_id)),))
+
+    def spawned(self, record: SpawnRecord) -> Item:
+        """An instance was asked for, or is remembered no more."""
+        subject = records.instance_subject(record.agent, record.key)
+        if record.gone:
+            return Item((Retire(subject),))
+        written = InstanceSpawned(
+            record.agent, record.key, record.owner_agent, record.owner_key, record.created, record.cwd
+        )
+        return Item((Retire(subject), Put(subject, records.encode(written))))
+
+    def epochs(self, top: int) -> Item:
+        """Epochs up to `top` may be used from now on."""
+        return Item((Retire(records.EPOCHS), Put(records.EPOCHS, records.encode(EpochsReserved(top)))))
+
+    def _over(self, event: Event) -> Retire:
+        return Retire(records.event_subject(event.id), event.digest, event.end or event.state)
+
+    def _wall_ms(self, now: float) -> int:
+        return int((self._booted_at + now) * 1000)
+
+
+def _put(event: Event, record: records.Record, *, refusable: bool = False) -> Item:
+    return Item((Put(records.event_subject(event.id), records.encode(record)),), refusable)
+
+
+def _end(state: State) -> records.End:
+    if state in ("done", "failed", "expired", "dead", "cancelled"):
+        return state
+    raise AssertionError(f"{state} is no end")
+
+
+def raw(value: Raw | None) -> Raw | None:
+    """An optional payload as it was before it was written: nil stands for none."""
+    return None if value is None or value == NO_PAYLOAD else value

@@ -1,0 +1,137 @@
+"""Rebuilds the broker's state from the rows of its journal. Pure.
+
+Each row is applied by itself. A row that cannot be applied is named, and the others go on: what is done with it is the
+caller's decision (journal/store.py, `suspect`).
+
+After this nothing waits for a sender: every accepted event is queued with its content, in the order of acceptance. Who
+held an event when the broker ended says so in `hello`; until then it stands at the front of its queue.
+
+Source: docs/design/delivery.md, "Recovery".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kernel.broker.bus import Bus
+from kernel.broker.journal import records
+from kernel.broker.journal.interface import Row
+from kernel.broker.journal.records import (
+    Accepted,
+    Attempt,
+    CancelWish,
+    EpochsReserved,
+    Finished,
+    InstanceSpawned,
+)
+from kernel.broker.ledger import raw
+from kernel.broker.mailbox import Event, SpawnRecord
+from schemas.codec import DECODE_ERRORS
+
+
+class BadRow(Exception):
+    """A row that cannot be applied."""
+
+    def __init__(self, row: Row, reason: str) -> None:
+        super().__init__(f"record {row.seq} of {row.subject!r}: {reason}")
+        self.row = row
+        self.reason = reason
+
+
+def reserved_epochs(rows: Iterable[Row]) -> int:
+    """The highest epoch that was reserved; 0 when none was."""
+    top = 0
+    for row in rows:
+        if row.subject == records.EPOCHS:
+            record = _decode(row)
+            if isinstance(record, EpochsReserved):
+                top = max(top, record.top)
+    return top
+
+
+def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> list[SpawnRecord]:
+    """Put events into the mailbox; returns the spawned instances, oldest first. `on_bad` hears of bad rows."""
+    spawned: list[SpawnRecord] = []
+    for row in rows:
+        try:
+            _apply(bus, row, spawned)
+        except BadRow as bad:
+            on_bad(bad)
+        except Exception as error:  # whatever it was: one row must not keep a kernel from starting for ever
+            on_bad(BadRow(row, f"{type(error).__name__}: {error}"))
+    _release_orphans(bus)
+    return spawned
+
+
+def _decode(row: Row) -> records.Record:
+    try:
+        return records.decode(row.data)
+    except DECODE_ERRORS as error:
+        raise BadRow(row, str(error)) from None
+
+
+def _apply(bus: Bus, row: Row, spawned: list[SpawnRecord]) -> None:
+    record = _decode(row)
+    if isinstance(record, InstanceSpawned):
+        spawned.append(
+            SpawnRecord(record.agent, record.key, record.owner_agent, record.owner_key, record.created, record.cwd)
+        )
+        return
+    if isinstance(record, EpochsReserved):
+        return
+    event_id = records.event_of(row.subject)
+    if event_id is None:
+        raise BadRow(row, f"{type(record).__name__} is about no event")
+    if isinstance(record, Accepted):
+        _accept(bus, row, event_id, record)
+        return
+    event = bus.mailbox.events.get(event_id)
+    if event is None:
+        raise BadRow(row, "its event is not there")
+    if isinstance(record, Attempt):
+        event.attempts = record.count
+        event.position = record.position
+    elif isinstance(record, CancelWish):
+        event.cancelled = True
+    elif isinstance(record, Finished):
+        event.end, event.cause, event.ended_ms = record.state, record.cause, record.at_ms
+        bus.mailbox.finish(event, record.state, record.answer, record.blob)
+
+
+def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
+    if event_id in bus.mailbox.events:
+        raise BadRow(row, "the event was accepted before")
+    instance = bus.instance(record.agent, record.key, bus.now)
+    instance.workdir = record.instance_workdir
+    asking = bus.mailbox.events.get(record.asking or "")
+    event = Event(
+        event_id,
+        instance,
+        sender=record.sender,
+        from_=record.from_,
+        payload=record.payload,
+        digest=record.digest,
+        source=record.source,
+        reply_to=record.reply_to,
+        chain=record.chain,
+        auth=raw(record.auth),
+        workdir=record.workdir,
+        trace_id=record.trace_id,
+        deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
+        call_id=record.call_id,
+        blob=record.blob,
+        root=record.root,
+        session=record.session,
+        asking=asking,
+    )
+    if asking is not None:
+        asking.requests[event] = None
+    bus.mailbox.stage(event)
+    bus.mailbox.accept(event)
+
+
+def _release_orphans(bus: Bus) -> None:
+    """Answers whose asking event is gone are needed by nobody; their payloads go with them."""
+    for event in list(bus.mailbox.events.values()):
+        if event.finished and event.asking is None and event.id not in bus.mailbox.dead:
+            del bus.mailbox.events[event.id]

@@ -1,0 +1,129 @@
+"""`gdn dead list|show|requeue|drop`: messages that were given up, and what becomes of them.
+
+A message is given up when agents ended on it five times without progress, or could not be started for it. Whoever
+waited for its answer was told; the message stays until a person has decided.
+
+Source: docs/design/delivery.md, "Dead letters".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: How long the broker may take to answer (seconds): longer than a restart of it takes.
+_PATIENCE_S: Final = 30.0
+
+
+@click.group()
+def command() -> None:
+    """Show messages that were given up; send them again, or drop them."""
+
+
+@command.command(name="list")
+@options.bundle
+@options.as_json
+def list_(bundle: str | None, as_json: bool) -> int:
+    """List them, the oldest first, each with the reason."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "dead.list"})
+    if as_json:
+        write_json(answer)
+    else:
+        write(*render(answer["events"], answer["more"]))
+    return 0
+
+
+@command.command()
+@click.argument("event_id")
+@options.bundle
+@options.as_json
+def show(event_id: str, bundle: str | None, as_json: bool) -> int:
+    """Show one with what it asked."""
+    from kernel.cli.output import write, write_json, write_pretty
+
+    answer = _ask(bundle, {"op": "dead.show", "eventId": event_id})
+    if as_json:
+        write_json(answer)
+        return 0
+    write(*render([answer], 0))
+    if answer["large"] is not None:
+        write(f"its content is {answer['large']} bytes in a file of the state directory")
+    else:
+        write_pretty(answer["event"])
+    return 0
+
+
+@command.command()
+@click.argument("event_id")
+@options.bundle
+@options.as_json
+def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
+    """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "dead.requeue", "eventId": event_id})
+    if as_json:
+        write_json(answer)
+    else:
+        write(f"{event_id} waits again, as {answer['newEventId']}")
+    return 0
+
+
+@command.command()
+@click.argument("event_id")
+@options.bundle
+@options.as_json
+def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
+    """Forget one."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "dead.drop", "eventId": event_id})
+    if as_json:
+        write_json(answer)
+    else:
+        write(f"dropped {event_id}")
+    return 0
+
+
+def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
+    """Two lines for each: what and when, then why."""
+    from datetime import UTC, datetime
+
+    lines: list[str] = []
+    for event in events:
+        at = datetime.fromtimestamp(event["endedMs"] / 1000, UTC).isoformat(timespec="seconds")
+        lines.append(f"{event['eventId']}  {event['agent']}/{event['instanceKey']}  {at.replace('+00:00', 'Z')}")
+        lines.append(f"    {event['cause']}")
+    if more:
+        lines.append(f"and {more} more")
+    return lines or ["no message was given up"]
+
+
+def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.session import Session
+    from kernel.paths import is_utf8
+    from schemas.errors import fail
+
+    if not is_utf8(str(question.get("eventId", ""))):
+        raise fail("E_USAGE", "the event's id is not UTF-8")
+    kernel = attach(locate(bundle))
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel, _PATIENCE_S) as session:
+            return await session.admin(question, _PATIENCE_S)
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        kernel.finish()

@@ -1,0 +1,110 @@
+"""The thread that writes: order, refusal on a full disk, failures."""
+
+from __future__ import annotations
+
+import select
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel.broker.journal.committer import Committer
+from kernel.broker.journal.group import GroupWriter
+from kernel.broker.journal.interface import Item, JournalFailed, Put, Retire, Settled
+from kernel.broker.journal.reserve import RESERVE_BYTES, Reserve
+from kernel.broker.journal.store import JournalStore
+
+BOOT = "11111111-2222-3333-4444-555555555555"
+NEW = [Item((Put("event:new", bytes(60_000)),), refusable=True)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[JournalStore]:
+    store = JournalStore(str(tmp_path / "kernel.db"), durability="process", boot_id=BOOT)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def committer(journal: JournalStore, tmp_path: Path) -> Iterator[Committer]:
+    made = started(journal, tmp_path)
+    yield made
+    made.close()
+
+
+def started(journal: JournalStore, folder: Path) -> Committer:
+    return Committer(journal, GroupWriter(journal, Reserve(str(folder / "reserve")), lambda: 0))
+
+
+def wait(committer: Committer, number: int) -> list[Settled]:
+    """Everything that is settled, up to batch `number`."""
+    found: list[Settled] = []
+    while not found or found[-1].number < number:
+        assert select.select([committer._wake_r], [], [], 10)[0], "the journal says nothing"
+        found += committer.settled()
+    return found
+
+
+def test_batches_settle_in_order(committer: Committer, journal: JournalStore) -> None:
+    last = 0
+    for number in range(50):
+        last = committer.append([Item((Put("s", str(number).encode()),))])
+    assert wait(committer, last) == [Settled(number + 1, frozenset()) for number in range(50)]
+    assert [row.data for row in journal.rows()] == [str(number).encode() for number in range(50)]
+
+
+def limit(journal: JournalStore, more: int) -> None:
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages + more}")
+
+
+def test_a_full_disk_refuses_new_work_and_writes_ends(
+    committer: Committer, journal: JournalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait(committer, committer.append([Item((Put("event:1", b"one"),), refusable=True)]))
+    assert (tmp_path / "reserve").stat().st_size == RESERVE_BYTES
+    limit(journal, 4)
+    monkeypatch.setattr(Reserve, "make", lambda self: False)
+    end = Item((Put("event:1", b"end"), Retire("event:1", b"d", "done")))
+    assert wait(committer, committer.append([*NEW, end, *NEW]))[-1].refused == {0, 2}
+    assert committer._writer.full
+    assert not (tmp_path / "reserve").exists()
+    assert journal.find_ended("event:1") is not None
+    assert list(journal.rows()) == []
+
+
+def test_new_work_is_taken_again_when_there_is_room(
+    journal: JournalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel.broker.journal.group.FULL_RETRY_S", 0.0)
+    committer = started(journal, tmp_path)
+    try:
+        limit(journal, 4)
+        assert wait(committer, committer.append(NEW))[-1].refused == {0}
+        journal._db.execute("PRAGMA max_page_count = 1000000")
+        assert wait(committer, committer.append(NEW))[-1].refused == frozenset()
+        assert not committer._writer.full
+    finally:
+        committer.close()
+
+
+def test_a_failing_disk_is_told_to_the_loop(
+    committer: Committer, journal: JournalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise JournalFailed("disk I/O error (SQLITE_IOERR_FSYNC)")
+
+    monkeypatch.setattr(journal, "commit", broken)
+    committer.append(NEW)
+    assert select.select([committer._wake_r], [], [], 10)[0]
+    with pytest.raises(JournalFailed, match="FSYNC"):
+        committer.settled()
+
+
+def test_close_writes_what_was_appended(journal: JournalStore, tmp_path: Path) -> None:
+    committer = started(journal, tmp_path)
+    for number in range(100):
+        committer.append([Item((Put("s", str(number).encode()),))])
+    committer.close()
+    assert sqlite3.connect(tmp_path / "kernel.db").execute("SELECT count(*) FROM records").fetchone() == (100,)

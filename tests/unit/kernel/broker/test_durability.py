@@ -1,0 +1,359 @@
+"""What an accepted event survives: the end of the broker, of its sender, of its holder, at every write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernel.broker.dead_letters import new_id
+from kernel.broker.journal.records import Deadline, event_subject
+from kernel.broker.mailbox import MAX_ATTEMPTS
+from kernel.broker.presence import CLIENTS, Connection
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from schemas.tokens import Claims
+from tests.unit.kernel.broker.world import Actor, Agent, Client, World
+
+
+def run(world: World, rounds: int = 6) -> None:
+    for _ in range(rounds):
+        for actor in world.actors():
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+
+
+def without_sender(world: World) -> Client:
+    """The client that has asked is gone for good."""
+    client = world.clients.pop(0)
+    client.wire.cut(reconnect=False)
+    return client
+
+
+def agent(world: World) -> Agent:
+    return next(iter(world.agents.values()))
+
+
+# --- accepted events
+
+
+@pytest.mark.parametrize("moment", ["queued", "held", "answering"])
+def test_an_accepted_event_is_worked_on_without_its_sender(moment: str) -> None:
+    world = World()
+    client = world.clients[0]
+    client.ask("e1")
+    while world.state("e1") != "accepted":
+        assert world.pump_up(client) or world.pump_down(client)
+    if moment != "queued":
+        run(world)
+    if moment == "answering":
+        world.host.work()
+    without_sender(world)
+    world.kill_broker()
+    if moment == "held":
+        world.kill_agent(agent(world))
+    world.settle()
+    assert world.state("e1") == "done"
+    assert world.stores["coder", "k"].completed == ["e1"]
+
+
+def test_what_was_not_written_was_accepted_by_nobody() -> None:
+    world = World()
+    world.dies = "before"
+    world.clients[0].ask("e1")
+    run(world, 1)
+    assert world.brokers_killed == 1
+    assert world.clients[0].answers == {}
+    world.settle()
+    assert [answer.answer.status for answer in world.clients[0].answers["e1"] if answer.answer] == ["completed"]
+
+
+def test_events_keep_their_order_over_a_restart() -> None:
+    world = World()
+    for number in range(8):
+        world.clients[number % 2].ask(f"e{number}", calls=0)
+    for client in list(world.clients):
+        while world.pump_up(client) or world.pump_down(client):
+            pass
+    order = [event.id for event in world.router.bus.mailbox.instances["coder", "k"].queue]
+    assert len(order) == 8
+    world.clients.clear()
+    world.kill_broker()
+    world.settle()
+    assert world.stores["coder", "k"].completed == order
+
+
+def test_an_answer_stays_until_the_turn_that_asked_has_ended() -> None:
+    """Its agent has acknowledged it and dies: the next incarnation asks again and is answered, by any broker."""
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+
+    def asked() -> list[Frame]:
+        connection = world.router.bus.presence.principals["agent/coder/k"]
+        frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id="r1", payload=to_raw(event))
+        frame.reply_to = ReplyTo("coder", "corr")
+        return said(world, connection, frame)
+
+    def answers(frames: list[Frame]) -> list[str]:
+        return [frame.event_id or "" for frame in frames if frame.in_reply_to == "corr"]
+
+    asked()
+    run(world)
+    assert world.state("r1") == "done"
+    for _ in range(2):
+        world.kill_agent(world.agents["coder", "k"])
+        world.kill_broker()
+        run(world)
+        assert answers(asked()) == ["r1:answer"]
+    assert [subject for subject in subjects(world) if subject == event_subject("r1")]
+    world.host.work()
+    world.settle()
+    assert world.state("e1") == "done"
+    assert not [subject for subject in subjects(world) if subject.startswith("event:")], "nothing of it is left"
+
+
+def test_a_wish_to_cancel_survives_the_broker() -> None:
+    world = World()
+    world.advance(5)
+    world.clients[0].ask("e1")
+    run(world)
+    world.clients[0].cancel("e1")
+    while world.pump_up(world.clients[0]):
+        pass  # the broker has it, and nobody else
+    world.clients[0].wire.cut(reconnect=False)
+    world.clients.pop(0)
+    world.kill_broker()
+    world.settle()
+    assert world.state("e1") == "cancelled"
+
+
+def test_nothing_is_left_in_the_journal_of_work_that_is_done() -> None:
+    world = World(handlers_ask=True)
+    for number in range(6):
+        world.clients[number % 2].ask(f"e{number}", ("coder", "reviewer")[number % 2], f"k{number % 3}")
+    world.settle()
+    assert {subject.partition(":")[0] for subject in subjects(world)} <= {"epochs"}
+
+
+# --- epochs
+
+
+def test_epochs_grow_over_restarts_even_when_the_clock_is_set_back() -> None:
+    world = World()
+    seen = []
+    for number in range(4):
+        world.clients[0].ask(f"e{number}", calls=0)
+        run(world)
+        seen.append(agent(world).store.epoch)
+        world.kill_agent(agent(world))
+        world.now -= 500.0
+        world.kill_broker()
+        run(world)
+    assert seen == sorted(set(seen))
+
+
+def test_a_file_with_a_higher_epoch_is_named_and_the_broker_goes_above_it() -> None:
+    world = World()
+    world.clients[0].ask("e1", calls=0)
+    while world.pump_up(world.clients[0]):
+        pass
+    world.supervisor.reconcile()
+    run(world, 1)
+    holder = world.router.bus.mailbox.instances["coder", "k"]
+    far = holder.epoch + 10_000_000
+    event = holder.leased
+    if event is None:  # it was answered already; ask again
+        world.clients[0].ask("e2")
+        run(world, 2)
+        event = holder.leased
+    assert event is not None
+    connection = holder.conn
+    assert connection is not None
+    frame = Frame("ack", id="x", stage="release", event_id=event.id, epoch=holder.epoch, seen_epoch=far)
+    told = said(world, connection, frame)
+    again = next(frame for frame in told if frame.type == "event")
+    assert (again.event_id, (again.epoch or 0) > far) == (event.id, True)
+    world.kill_broker()
+    assert world.router.bus.mailbox.epochs.next() > far
+
+
+# --- attempts and dead letters
+
+
+def crash(world: World) -> None:
+    """The holder dies before it has stored anything."""
+    world.kill_agent(agent(world))
+    run(world)
+
+
+def dead(world: World) -> World:
+    """`e1` was given up."""
+    world.clients[0].ask("e1")
+    run(world)
+    for _ in range(MAX_ATTEMPTS):
+        crash(world)
+    return world
+
+
+def test_attempts_are_counted_over_restarts_of_the_broker() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    for number in range(MAX_ATTEMPTS):
+        assert world.state("e1") == "leased", number
+        crash(world)
+        world.kill_broker()
+        run(world)
+    assert list(world.router.bus.mailbox.dead) == ["e1"]
+    answer = world.clients[0].answers["e1"][0].answer
+    assert answer is not None
+    assert answer.error is not None
+    assert answer.error.code == "E_AGENT_FAILED"
+
+
+def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    for position in range(1, 3 * MAX_ATTEMPTS):
+        holder = agent(world)
+        assert holder.held is not None
+        held = holder.held
+        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=held.epoch, position=position))
+        run(world)
+        crash(world)
+    assert world.state("e1") == "leased"
+    assert not world.router.bus.mailbox.dead
+
+
+def test_a_position_that_was_there_before_is_no_progress() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    for _ in range(MAX_ATTEMPTS + 1):
+        if "e1" in world.router.bus.mailbox.dead:
+            break
+        holder = agent(world)
+        assert holder.held is not None
+        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=holder.held.epoch, position=3))
+        run(world)
+        crash(world)
+    assert list(world.router.bus.mailbox.dead) == ["e1"]
+
+
+class Operator(Actor):
+    """A client that may do everything."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, CLIENTS, Claims("client", operator=True))
+
+
+def operator(world: World) -> Connection:
+    known = world.router.bus.presence.connections[CLIENTS]
+    before = set(known)
+    made = Operator(world)
+    world.clients.append(made)  # type: ignore[arg-type]
+    while world.pump_up(made) or world.pump_down(made):
+        pass
+    world.clients.pop()
+    (ident,) = set(known) - before
+    return known[ident]
+
+
+def admin(world: World, op: str, **more: Any) -> dict[str, Any]:
+    (frame,) = said(world, operator(world), Frame("admin", id="q", payload=to_raw({"op": op, **more})))
+    if frame.type == "error":
+        return {"error": from_raw(frame.payload, ErrorPayload).code}
+    return from_raw(frame.payload, dict)
+
+
+def test_a_dead_letter_is_listed_and_shown_by_every_later_broker() -> None:
+    world = dead(World())
+    for _ in range(2):
+        (line,) = admin(world, "dead.list")["events"]
+        assert (line["eventId"], line["agent"], line["instanceKey"], line["attempts"]) == ("e1", "coder", "k", 5)
+        assert "E_AGENT_FAILED" in line["cause"]
+        assert admin(world, "dead.show", eventId="e1")["event"]["id"] == "e1"
+        world.kill_broker()
+
+
+def test_a_requeued_dead_letter_is_a_new_event_that_names_the_old_one() -> None:
+    world = dead(World())
+    without_sender(world)
+    answer = admin(world, "dead.requeue", eventId="e1")
+    assert answer == {"eventId": "e1", "state": "requeued", "newEventId": "e1~requeued"}
+    assert admin(world, "dead.requeue", eventId="e1") == answer, "asked twice, done once"
+    world.kill_broker()
+    world.settle()
+    assert world.state("e1~requeued") == "done"
+    assert world.stores["coder", "k"].completed == ["e1~requeued"]
+    assert admin(world, "dead.list") == {"events": [], "more": 0}
+    assert admin(world, "dead.requeue", eventId="e1") == answer
+
+
+def test_a_dropped_dead_letter_is_gone_for_good() -> None:
+    world = dead(World())
+    assert admin(world, "dead.drop", eventId="e1") == {"eventId": "e1", "state": "dropped"}
+    world.kill_broker()
+    assert admin(world, "dead.list") == {"events": [], "more": 0}
+    assert admin(world, "dead.drop", eventId="e1")["state"] == "dropped"
+    assert admin(world, "dead.drop", eventId="e2") == {"error": "E_EVENT_NOT_FOUND"}
+    assert admin(world, "dead.show", eventId="e1") == {"error": "E_EVENT_NOT_FOUND"}
+    assert not [subject for subject in subjects(world) if subject.startswith("event:")]
+
+
+def test_the_id_of_a_requeued_event_has_room_for_the_longest_ids() -> None:
+    long = "x" * 256
+    assert len(new_id(long)) <= 256
+    assert new_id(long) != new_id("x" * 255 + "y")
+
+
+# --- a full disk
+
+
+def test_a_full_disk_refuses_new_events_and_ends_old_ones() -> None:
+    world = World()
+    world.clients[0].ask("e1", calls=0)
+    run(world)
+    world.full = True
+    world.clients[0].ask("e2", calls=0)
+    run(world)
+    assert world.clients[0].errors == {"e2": "E_DISK_FULL"}
+    assert world.state("e1") == "done"
+    assert "e2" not in world.router.bus.mailbox.events
+    world.full = False
+    world.clients[1].ask("e3", calls=0)
+    world.settle()
+    assert world.state("e3") == "done"
+    assert world.router.bus.mailbox.bytes == 0
+
+
+# --- deadlines
+
+
+def test_a_deadline_holds_on_the_boot_clock_and_after_a_reboot_on_the_wall_clock() -> None:
+    deadline = Deadline("this boot", 1000.0, 1_700_000_000.0)
+    assert deadline.on_clock("this boot", 1e9) == 1000.0, "whatever the wall clock was set to"
+    assert deadline.on_clock("the next", 1_699_999_990.0) == 10.0
+
+
+# --- what the tests above look at
+
+
+def said(world: World, connection: Connection, frame: Frame) -> list[Frame]:
+    """What a peer is told because of a frame of it."""
+    world.after_round()
+    world.router.receive(connection, encode(frame), world.now)
+    world.commit()
+    bus = world.router.bus
+    told = [decode(data) for _, ident, data in bus.out if ident == connection.ident]
+    bus.out[:] = [item for item in bus.out if item[1] != connection.ident]
+    world.after_round()
+    return told
+
+
+def subjects(world: World) -> list[str]:
+    return [row.subject for row in world.journal.rows()]
