@@ -189,7 +189,7 @@ def test_run_refuses_a_second_kernel(running: Sandbox) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="their files in /proc are closed to all but root")
 def test_trusted_processes_hold_the_lock_and_nothing_else_of_each_other(running: Sandbox) -> None:
     running.call("true")
-    (folder,) = running.home.glob("state/workspaces/*/kernel")
+    (folder,) = (running.home / "state").resolve().glob("workspaces/*/kernel")
     for row in running.ps():
         held = set()
         for fd in Path(f"/proc/{row['pid']}/fd").iterdir():

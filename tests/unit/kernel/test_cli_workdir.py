@@ -15,7 +15,8 @@ from schemas.errors import GoondanError
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    tmp_path = short_tmp  # the usual runtime directory is none where its sockets would have too long paths
     state = tmp_path / "state"
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(state))
     (state / "workspaces" / "d" / "instances").mkdir(parents=True)
@@ -38,12 +39,12 @@ def test_the_kernels_own_are_refused(place: Place, folder: str) -> None:
     assert caught.value.info.suggestion
 
 
-def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: Place, short_tmp: Path) -> None:
     for number, path in enumerate(("goondan-0-12ab/d", "by-hand")):
-        (tmp_path / path).mkdir(parents=True)
+        (short_tmp / path).mkdir(parents=True)
         locks = lock.lock(place.state_dir)
         record = lock.KernelRecord(
-            pid=1, bundle="b", run_dir=str(tmp_path / path), state_dir=place.state_dir, started_at=str(number)
+            pid=1, bundle="b", run_dir=str(short_tmp / path), state_dir=place.state_dir, started_at=str(number)
         )
         lock.write_record(locks, record)
         locks.close()
@@ -60,8 +61,8 @@ def test_what_is_no_directory_is_a_mistake(place: Place, folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "stateful", "r"])
-def test_others_are_taken_as_they_are_named(place: Place, folder: str, tmp_path: Path) -> None:
-    assert absolute_workdir(folder, place) == str((tmp_path / folder).resolve())
+def test_others_are_taken_as_they_are_named(place: Place, folder: str, short_tmp: Path) -> None:
+    assert absolute_workdir(folder, place) == str((short_tmp / folder).resolve())
 
 
 def test_an_instances_workspace_is_no_secret(place: Place) -> None:
@@ -73,8 +74,8 @@ def test_an_instances_workspace_is_no_secret(place: Place) -> None:
         absolute_workdir(str(workspace.parent), place)
 
 
-def test_a_name_that_cannot_be_sent_is_a_mistake(place: Place, tmp_path: Path) -> None:
-    strange = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+def test_a_name_that_cannot_be_sent_is_a_mistake(place: Place, short_tmp: Path) -> None:
+    strange = os.fsdecode(os.fsencode(short_tmp) + b"/\xff\xfe")
     os.mkdir(strange)
     with pytest.raises(GoondanError, match="cannot be sent") as caught:
         absolute_workdir(strange, place)
