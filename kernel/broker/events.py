@@ -66,6 +66,13 @@ class Events:
         """`event` from a client, an agent, or a tool host (its own, or a handler's): a new one, or a repeat."""
         actor = self._actors.of(connection, frame)
         instance = self._target(connection, frame, now)
+        try:
+            self._event(connection, actor, instance, frame, now)
+        finally:
+            if not instance.open:
+                self._mailbox.forget_idle(instance)  # it may have been made for an event that was not taken
+
+    def _event(self, connection: Connection, actor: Actor, instance: Instance, frame: Frame, now: float) -> None:
         event_id = frame.event_id
         if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
@@ -100,11 +107,7 @@ class Events:
             session=actor.session,
             asking=None if chain is None else actor.turn,
         )
-        try:
-            self._admit(connection, actor, event, now)
-        except GoondanError:
-            self._mailbox.forget_idle(instance)  # it may have been made for this event
-            raise
+        self._admit(connection, actor, event, now)
         if event.asking is not None:
             event.asking.requests[event] = None
         event.asker = connection
@@ -163,6 +166,7 @@ class Events:
         if len(instance.queue) >= MAX_QUEUED:
             return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
         operator, session = event.by_operator, event.session
+        # The usual case first: it costs a third of the way to a refusal.
         if mailbox.open.may_take(session, root, 1, operator=operator) and mailbox.held.may_take(
             session, root, size, operator=operator
         ):

@@ -72,9 +72,6 @@ class Line(Generic[Key]):
     def __len__(self) -> int:
         return len(self._where)
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._where
-
     def add(self, key: Key, session: str, root: str) -> None:
         """Stand in the line of a root, behind those that stand there. Once more changes nothing."""
         found = self._sessions.get(session)

@@ -65,13 +65,15 @@ def _trust(folder: str) -> None:
     from kernel.cli.consent import remember
     from kernel.cli.state import state_of
     from kernel.paths import BUNDLE_FILE, find_bundle
+    from kernel.trust.powers import others
     from schemas.errors import GoondanError
 
     with suppress(GoondanError):  # then the first run asks
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
         state = state_of(path)
         inspected = inspect_bundle(path, state_dir=state, handlers=False)
-        if not inspected.errors:
+        # Where others can write, it need not be what was written.
+        if not inspected.errors and not others(inspected.judgement.powers):
             remember(inspected, state, how="init")
 
 

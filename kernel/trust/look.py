@@ -20,7 +20,7 @@ from kernel.trust.clones import comes_from_elsewhere
 from kernel.trust.gather import powers_of
 from kernel.trust.judge import Consent, Judgement, everything_trusted, judge
 from kernel.trust.owners import others_who_can_write
-from kernel.trust.powers import Module, Power
+from kernel.trust.powers import Power
 from schemas.errors import fail
 
 
@@ -42,14 +42,15 @@ def look(
     powers += others_who_can_write(_files(loaded, checked))
     reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
     record = records.read(state_root, bundle) if state_root is not None and reason is None else None
-    has_modules = any(isinstance(power, Module) for power in powers)
+    entries = {extension.entry for agent in checked.agents.values() for extension in agent.extensions}
     consent = Consent(
         agreed=[*(record.powers if record is not None else ()), *asking.agreed],
         known=record is not None or bool(asking.agreed),
         own=record is not None and record.own,
         everything=asking.everything or everything_trusted(os.environ),
         shipped=is_shipped(bundle, loaded, checked),
-        elsewhere=has_modules and comes_from_elsewhere(loaded.root),
+        # From each module's own folder: it can be a clone inside a repository of one's own.
+        elsewhere=any(comes_from_elsewhere(folder) for folder in {os.path.dirname(entry) for entry in entries}),
         running=asking.running,
     )
     return judge(powers, consent, reason if record is None else None)

@@ -18,7 +18,7 @@ from typing import Final
 from kernel.trust.powers import Owner, Writers
 from schemas.directories import holds_only
 
-#: Owners and groups that are told apart; more are everybody (entries).
+#: Owners and groups that are named; where there are more, it is everybody (entries).
 MAX_NAMED: Final = 8
 
 
@@ -32,7 +32,7 @@ def others_who_can_write(paths: Iterable[str]) -> list[Owner | Writers]:
             _look(path, owners, groups, seen)
             _above(os.path.dirname(path), owners, groups, seen)
         _above(os.path.realpath(path), owners, groups, seen)
-    if len(groups) > MAX_NAMED or None in groups:
+    if max(len(owners), len(groups)) > MAX_NAMED or None in groups:
         groups = {None}
     named = [Owner(uid) for uid in sorted(owners)[:MAX_NAMED]]
     return [*named, *(Writers(gid) for gid in sorted(groups, key=lambda gid: -1 if gid is None else gid))]

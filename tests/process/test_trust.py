@@ -150,6 +150,10 @@ def test_what_init_writes_needs_no_answer_with_any_model() -> None:
             assert kernel.gdn("trust", "--show", template, "--json").json["trusted"]
             del kernel.env["OPENAI_BASE_URL"]
         kernel.env["OPENAI_BASE_URL"] = "http://127.0.0.1:1/v1"
+        (kernel.home / "open").mkdir()
+        (kernel.home / "open").chmod(0o777)  # others can write something else there
+        assert kernel.gdn("init", "open").status == 0
+        assert not kernel.gdn("trust", "--show", "open", "--json").json["trusted"]
         (kernel.home / "own").mkdir()
         shutil.copy(kernel.home / "agent" / "goondan.yaml", kernel.home / "own")
         assert not kernel.gdn("trust", "--show", "own", "--json").json["trusted"]

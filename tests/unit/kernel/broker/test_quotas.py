@@ -241,6 +241,18 @@ def test_one_sessions_events_leave_room_for_others() -> None:
     assert error(tell(world, client(world), event("person"))) is None, "operators have some left"
 
 
+def test_what_is_not_taken_leaves_no_instance_behind() -> None:
+    world = working()
+    instances = world.router.bus.mailbox.instances
+    before = set(instances)
+    mine = client(world)
+    assert error(tell(world, mine, event("c0e0", key="another"))) is not None, "the id is another sender's"
+    world.router.bus.mailbox.events["c0e0"].chain = [f"a/{n}" for n in range(32)]
+    assert error(tell(world, host(world), asked("too deep"))) is not None
+    assert error(tell(world, mine, event("x" * 300, key="new"))) is not None
+    assert set(instances) == before
+
+
 def test_a_turn_may_ask_one_thing_also_where_its_root_has_used_up_its_share() -> None:
     world = World(max_open_events=320)
     world.clients[0].ask("c0e0")

@@ -72,6 +72,22 @@ def test_a_kernel_that_runs_does_not_grow(state: str) -> None:
     assert "the revision that runs stays" in message
 
 
+def test_a_clone_inside_ones_own_repository_is_a_clone(state: str, tmp_path: Path) -> None:
+    extension = "---\napiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {name: e}\nspec: {entry: ./ext/e.py}\n"
+    path = bundle(state, BUNDLE.replace("tools: [Tool/http-fetch]", "extensions: [Extension/e]") + extension)
+    (tmp_path / "work" / "ext").mkdir()
+    (tmp_path / "work" / "ext" / "e.py").write_text("def register(api): pass\n")
+
+    def elsewhere() -> bool:
+        return inspect_bundle(path, state_dir=state, env={}, handlers=False).judgement.elsewhere
+
+    for top, config in (("", "[core]\n"), ("ext", '[remote "origin"]\n')):
+        assert not elsewhere()
+        (tmp_path / "work" / top / ".git").mkdir()
+        (tmp_path / "work" / top / ".git" / "config").write_text(config)
+    assert elsewhere()
+
+
 def test_a_quickstart_is_shipped_only_where_the_kernel_is_as_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:

@@ -59,6 +59,16 @@ def test_the_owner_of_a_link_and_what_is_above_it(file: Path, tmp_path: Path) ->
     assert others_who_can_write([str(link)]) == [Owner(4713)]
 
 
+@needs_root
+def test_many_owners_are_everybody(tmp_path: Path) -> None:
+    files = [tmp_path / str(number) for number in range(9)]
+    for number, file in enumerate(files):
+        file.touch(mode=0o644)
+        os.chown(file, 5000 + number, 0)
+    found = others_who_can_write(map(str, files))
+    assert (len(found), found[-1]) == (9, Writers(None))
+
+
 def test_a_group_of_ones_own_is_oneself(file: Path) -> None:
     """Debian's users have a group of their own, and a umask of 002."""
     file.chmod(0o664)
