@@ -210,6 +210,7 @@ class Events:
         self._mailbox.blobs.discard(frame.blob)
         event = Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD, call_id=actor.call_id)
         event.reply_to, event.asker, event.trace_id = _reply_to(actor, frame), connection, frame.trace_id
+        event.state = "done"
         if frame.reply_to is not None:
             kept = self._bus.archive.find_answer(event_subject(event_id))
             record = None if kept is None else decode_record(kept)
@@ -373,6 +374,7 @@ class Events:
         if frame.stage == "done" and frame.event_id in instance.answers:
             del instance.answers[frame.event_id]
             self._mailbox.arrived(frame.event_id, by_agent=True)
+            self._mailbox.answer_read(frame.event_id)
             return
         event = self._mailbox.events.get(frame.event_id or "")
         if frame.stage != "renew" and self._has_ended(frame.event_id or "", instance):
@@ -421,8 +423,9 @@ class Events:
 
     def _send_answer(self, event: Event) -> None:
         asker = event.asker
-        if event.reply_to is None or event.answer is None or asker is None:
+        if event.reply_to is None or asker is None or not event.finished:
             return
+        answer = event.answer if event.answer is not None else self._journaled_answer(event.id)
         agent, key = event.instance.agent, event.instance.key
         frame = Frame(
             "event",
@@ -432,7 +435,7 @@ class Events:
             in_reply_to=event.reply_to.correlation_id,
             trace_id=event.trace_id,
             source=Source("agent", agent, key),
-            payload=event.answer,
+            payload=answer,
             call_id=event.call_id,
             blob=event.answer_blob,
             root_event=event.root,
@@ -448,6 +451,16 @@ class Events:
         data = asking.answers[event.answer_id] = encode_value(frame)
         if asking.conn is not None:
             self._bus.out.append((AGENTS, asking.conn.ident, data))
+
+    def _journaled_answer(self, event_id: str) -> Raw:
+        """An answer that was dropped from memory when its asker had read it, and is asked for again."""
+        for data in self._bus.archive.find_records(event_subject(event_id)):
+            record = decode_record(data)
+            if isinstance(record, Finished):
+                return record.answer
+        raise GoondanError(
+            error_payload("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
+        )
 
     def repeat_answers(self, instance: Instance, connection: Connection) -> None:
         """An agent is back: what its lane of answers still holds."""

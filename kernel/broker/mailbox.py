@@ -491,6 +491,12 @@ class Mailbox:
         """An answer has arrived where it was wanted; True when its kept copy takes a file that can go now."""
         return self.blobs.arrived(answer_id, to_agent=by_agent)
 
+    def answer_read(self, answer_id: str) -> None:
+        """An agent has an answer that it may ask for again: from now on only the journal holds its bytes."""
+        event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
+        if event is not None and event.finished:
+            event.answer = None
+
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process."""
         busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving

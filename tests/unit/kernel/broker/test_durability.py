@@ -357,3 +357,23 @@ def said(world: World, connection: Connection, frame: Frame) -> list[Frame]:
 
 def subjects(world: World) -> list[str]:
     return [row.subject for row in world.journal.rows()]
+
+
+def test_an_answer_that_was_read_takes_no_memory_and_is_there_when_it_is_asked_for_again() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    connection = world.router.bus.presence.principals["agent/coder/k"]
+    event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+    frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id="r1", payload=to_raw(event))
+    frame.reply_to = ReplyTo("coder", "corr")
+    said(world, connection, frame)
+    run(world, 2)
+    while world.state("r1") != "done":
+        run(world, 1)
+    known = world.router.bus.mailbox.events["r1"]
+    first = known.answer
+    said(world, connection, Frame("ack", id="a", stage="done", event_id="r1:answer"))
+    assert (known.answer, first is not None) == (None, True)
+    (again,) = [one for one in said(world, connection, frame) if one.in_reply_to == "corr"]
+    assert again.payload == first
