@@ -82,7 +82,7 @@ class Ledger:
         if state == "dead" or waited_for:
             writes.append(Put(subject, records.encode(record)))
         else:
-            kept = records.encode(record) if event.reply_to is not None and event.asking is None else None
+            kept = records.encode(record) if event.keeps_answer else None
             large = None if kept is None or blob is None else (blob.file, blob.size)
             writes.append(Retire(subject, event.digest, state, kept, large))
         return Item(tuple(writes))

@@ -181,6 +181,14 @@ class Event:
         return self.end is not None
 
     @property
+    def keeps_answer(self) -> bool:
+        """Whether the journal keeps the answer when the event has ended, because somebody may ask for it: a client may
+        come back for it, also one that did not wait.
+        """
+        asked = self.reply_to is not None or (self.source is not None and self.source.kind == "client")
+        return asked and self.asking is None
+
+    @property
     def parent(self) -> str | None:
         """The event whose turn waits for it."""
         return None if self.asking is None else self.asking.id
@@ -476,7 +484,7 @@ class Mailbox:
     def _forget(self, event: Event) -> None:
         """The journal knows all that is still needed of a finished event."""
         self.events.pop(event.id, None)
-        if event.reply_to is not None and event.asking is None:
+        if event.keeps_answer:
             self.blobs.leave(event.answer_blob)
         else:
             self.blobs.release(event.answer_blob)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernel.broker.presence import CLIENTS
-from schemas.codec import decode, encode, from_raw
-from schemas.frames import ErrorPayload, Frame, ReplyTo
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host, working
 from tests.unit.kernel.broker.world import World
 
@@ -52,7 +52,7 @@ def test_who_still_wants_the_answer_gets_it_from_a_new_broker() -> None:
     ended(world)
     ack, answer = repeat(world, "c0e0")
     assert (ack.type, answer.type, answer.event_id) == ("ack", "event", "c0e0:answer")
-    assert answer.payload == answer.payload
+    assert from_raw(answer.payload, AgentEvent).answer is not None
 
 
 def test_who_still_wants_an_answer_that_is_no_longer_kept_is_told() -> None:
@@ -60,6 +60,19 @@ def test_who_still_wants_an_answer_that_is_no_longer_kept_is_told() -> None:
     ended(world)
     world.journal._answers.clear()
     assert code(repeat(world, "c0e0")) == "E_ANSWER_GONE"
+
+
+def test_who_did_not_wait_may_come_back_for_the_answer() -> None:
+    world, _ = working()
+    client = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
+    payload = to_raw(AgentEvent(id="quiet", type="user", created_at="2026-01-01T00:00:00Z", input=0))
+    frame = Frame("event", id="q", to="coder", instance_key="k", event_id="quiet", payload=payload)
+    world.router.receive(client, encode(frame), world.now)
+    ended(world)
+    assert world.state("quiet") == "done"
+    world.kill_broker()
+    ended(world)
+    assert [one.type for one in repeat(world, "quiet")] == ["ack", "event"]
 
 
 def test_another_event_under_a_known_id_is_refused() -> None:
