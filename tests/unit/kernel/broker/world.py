@@ -28,6 +28,7 @@ from schemas.errors import error_payload
 from schemas.frames import AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
+from tests.unit.kernel.broker.journals import BothJournals
 from tests.unit.kernel.broker.swarm import TOOL, plan
 
 SECRET = b"s" * 32
@@ -454,13 +455,19 @@ class World:
     """Everything, and the ways in which it can go wrong."""
 
     def __init__(
-        self, *, max_live_agents: int = 256, max_open_events: int = 65_536, handlers_ask: bool = False
+        self,
+        *,
+        max_live_agents: int = 256,
+        max_open_events: int = 65_536,
+        handlers_ask: bool = False,
+        journal: BothJournals | None = None,
     ) -> None:
         self.now = 1000.0
         #: What was journaled; it outlives every broker.
-        self.journal = MemoryJournal()
-        #: The broker dies in its next write: before it is durable, or after.
+        self.journal = journal or MemoryJournal()
+        #: The broker dies in its next write, or in the one after so many: before it is durable, or after.
         self.dies: Literal["before", "after"] | None = None
+        self.dies_in = 1
         #: The disk has no room for new events.
         self.full = False
         #: The folder of large payloads: name -> bytes. It outlives every process.
@@ -566,7 +573,11 @@ class World:
         bus = self.router.bus
         while bus.staged:
             staged, bus.staged = bus.staged, []
-            dies, self.dies = self.dies, None
+            dies = None
+            if self.dies is not None:
+                self.dies_in -= 1
+                if self.dies_in <= 0:
+                    dies, self.dies, self.dies_in = self.dies, None, 1
             refused = frozenset(at for at, decision in enumerate(staged) if self.full and decision.item.refusable)
             if dies != "before":
                 self.journal.append([decision.item for at, decision in enumerate(staged) if at not in refused])
@@ -604,6 +615,12 @@ class World:
         """The connection breaks; libzmq makes another one."""
         actor.wire.cut(reconnect=True)
 
+    def again(self, actor: Actor) -> None:
+        """What an actor is about to receive, and what the broker is about to receive from it, comes twice."""
+        for queue in (actor.wire.up, actor.wire.down):
+            if queue and queue[0]:
+                queue.appendleft(queue[0])
+
     def kill_agent(self, agent: Agent) -> None:
         if self.agents.get((agent.name, agent.key)) is not agent:
             return
@@ -622,6 +639,8 @@ class World:
     def kill_broker(self) -> None:
         self.brokers_killed += 1
         self.now += 0.05
+        if isinstance(self.journal, BothJournals):
+            self.journal.broker_killed()
         self.router = self._new_router()
         self.wires.clear()
         for actor in self.actors():
@@ -645,9 +664,9 @@ class World:
             self.supervisor.reconcile()
             moved = bool(self.host.running) or moved
             self.host.work()
-            self.advance(0.3)
+            self.advance(0.3 if moved else 0.6)
             quiet = 0 if moved else quiet + 1
-            if quiet > 12:
+            if quiet > 6:
                 return
         raise AssertionError("it does not come to rest")
 
