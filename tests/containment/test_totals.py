@@ -148,7 +148,12 @@ async def test_who_writes_little_goes_on_beside_those_that_fill_the_disk(place: 
         assert result["status"] == "ok", result
 
 
-IN_FLIGHT = Limits(disk_mb=48, memory_mb=96, processes=24)
+#: Where the other limit is asked for, a neighbour's writes must not be able to reach this one: who holds descriptors in
+#: flight can be blamed for them (docs/sandbox.md).
+IN_FLIGHT = {
+    "diskMb": Limits(disk_mb=48, memory_mb=96, processes=24),
+    "memoryMb": Limits(disk_mb=1024, memory_mb=96, processes=24),
+}
 
 
 @both_mechanisms
@@ -157,7 +162,7 @@ IN_FLIGHT = Limits(disk_mb=48, memory_mb=96, processes=24)
 async def test_files_whose_descriptors_lie_in_sockets_are_counted(
     place: Path, grouped: bool, name: str, limit: str
 ) -> None:
-    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+    async with bench(bombs(place, IN_FLIGHT[limit]), grouped=grouped) as made:
         result = await made.call(f"bomb__{name}", {"mb": 160}, workdir=place / "w")
         assert result["status"] == "error", result
         assert f"the limit {limit} was reached" in result["error"]["message"], result

@@ -227,7 +227,7 @@ async def test_json_values_arrive_as_they_are(short_tmp: Path, workdir: Path) ->
             "small": -(2.0**63), "edge": 2**64 - 1, "lone": "a\ufffdb", "pair": "\U0001f44d", "none": None,
             "float": 1.5, "true": True,
         }  # fmt: skip
-        assert await made.call("t__pend", workdir=workdir) == {"status": "pending", "handle": "job-7"}
+        assert await made.call("t__pend", workdir=workdir) == {"status": "pending", "handle": "t/job-7"}
 
 
 # --- ends of all kinds
