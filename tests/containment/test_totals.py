@@ -174,7 +174,7 @@ async def test_files_whose_descriptors_lie_in_sockets_are_counted(
 async def test_a_process_whose_first_thread_has_ended_is_counted(
     place: Path, grouped: bool, kind: str, limit: str
 ) -> None:
-    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+    async with bench(bombs(place, IN_FLIGHT["diskMb"]), grouped=grouped) as made:
         result = await made.call("bomb__without_first_thread", {"kind": kind, "mb": 72}, workdir=place / "w")
         assert result["status"] == "error", result
         assert f"the limit {limit} was reached" in result["error"]["message"], result
@@ -183,11 +183,11 @@ async def test_a_process_whose_first_thread_has_ended_is_counted(
 @both_mechanisms
 @a_busy_machine_is_no_failure
 async def test_who_passes_descriptors_on_is_not_blamed_for_a_neighbour(place: Path, grouped: bool) -> None:
-    async with bench(bombs(place, IN_FLIGHT), grouped=grouped) as made:
+    async with bench(bombs(place, IN_FLIGHT["diskMb"]), grouped=grouped) as made:
         (place / "passing").mkdir()
         await made.call("bomb__quiet", workdir=place / "passing", agent="passing")
         _, passing = made.start("bomb__passing", workdir=place / "passing", agent="passing")
-        wrote = await made.call("bomb__writing", {"mb": 3 * IN_FLIGHT.disk_mb}, workdir=place / "w")
+        wrote = await made.call("bomb__writing", {"mb": 3 * IN_FLIGHT["diskMb"].disk_mb}, workdir=place / "w")
         assert wrote == {"status": "ok", "output": "here"}
         await asyncio.sleep(0.3)
         (place / "passing" / "done").touch()
