@@ -174,7 +174,7 @@ async def test_files_whose_descriptors_lie_in_sockets_are_counted(
 async def test_a_process_whose_first_thread_has_ended_is_counted(
     place: Path, grouped: bool, kind: str, limit: str
 ) -> None:
-    async with bench(bombs(place, IN_FLIGHT["diskMb"]), grouped=grouped) as made:
+    async with bench(bombs(place, IN_FLIGHT[limit]), grouped=grouped) as made:
         result = await made.call("bomb__without_first_thread", {"kind": kind, "mb": 72}, workdir=place / "w")
         assert result["status"] == "error", result
         assert f"the limit {limit} was reached" in result["error"]["message"], result
