@@ -24,7 +24,7 @@ from agentproc.store import ConversationStore
 from schemas.address import instance_dir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
-from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, Lease, Shutdown, Welcome
+from schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
 from schemas.launch import AgentSpec
 from schemas.link import Link
 from schemas.startup import report_failure, report_ready
@@ -152,7 +152,9 @@ class AgentApp:
                 if release.done() and not release.cancelled():
                     release.exception()  # a refused release says that somebody else has the event already
         if self._shutdown is not None:
-            self.link.send(Frame("shutdown_ack", in_reply_to=self._shutdown.id))
+            asked = self._shutdown
+            to = asked.from_ or ORCHESTRATOR
+            self.link.send(Frame("shutdown_ack", from_=runner.spec.name, to=to, in_reply_to=asked.id))
         return 0
 
     # --- what comes in

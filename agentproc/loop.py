@@ -23,7 +23,7 @@ from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
 from agentproc.completions import read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.load import load_extensions
+from agentproc.extensions.load import give_state, load_extensions
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.providers.base import Provider
 from agentproc.providers.choose import make_provider
@@ -103,6 +103,7 @@ class TurnRunner:
 
     async def load_extensions(self) -> None:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""
+        give_state(self.spec.extensions, self.spec.state_dir)
         try:
             await load_extensions(
                 self.spec.extensions,

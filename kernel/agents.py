@@ -230,9 +230,13 @@ class Agents:
             _log.error("the fork server does not answer")
             self._on_hang()
 
-    def stop(self) -> None:
-        """Ask every agent to leave."""
-        self.perform(self.roster.stop(self._loop.time()))
+    def stop(self, *, told: bool) -> None:
+        """Ask every agent to leave. `told`: the broker asks those that are ready."""
+        self.perform(self.roster.stop(self._loop.time(), told=told))
+
+    def terminate_all(self) -> None:
+        """SIGTERM to every agent: the broker, which was to tell them, is gone."""
+        self.perform(self.roster.terminate_all())
 
     def kill_all(self) -> None:
         """End every agent."""

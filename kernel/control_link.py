@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from schemas.codec import DECODE_ERRORS, to_raw
-from schemas.control import Exited, Inventory, Kill, Retire, SpawnFailed, ToSupervisor, Wanted
+from schemas.control import Drain, Exited, Inventory, Kill, Retire, SpawnFailed, ToSupervisor, Wanted
 from schemas.errors import GoondanError
 from schemas.frames import Frame, Welcome
 from schemas.link import Link
@@ -73,7 +73,12 @@ class ControlLink:
             await self._link.close(0.1)
             self._link = None
 
-    def tell(self, message: Exited | SpawnFailed | Inventory) -> None:
+    @property
+    def ready(self) -> bool:
+        """Whether a broker has welcomed us and is not known to be gone."""
+        return self._link is not None and self._link.ready
+
+    def tell(self, message: Exited | SpawnFailed | Inventory | Drain) -> None:
         """Report to the broker, if there is one.
 
         Nothing is kept for a broker that is away: the inventory that its successor gets says what these reports

@@ -226,8 +226,8 @@ class Roster:
             due += [agent.since + STARTING_S for agent in self.live.values() if agent.starting]
         return min(due, default=None)
 
-    def stop(self, now: float) -> list[AgentAction]:
-        """Nothing starts any more, and what runs is asked to leave."""
+    def stop(self, now: float, *, told: bool = False) -> list[AgentAction]:
+        """Nothing starts any more, and what runs is asked to leave. `told`: the broker asks those that are ready."""
         self._stopping = True
         for principal in list(self.wanted):
             self._unwant(principal)
@@ -235,10 +235,15 @@ class Roster:
         for agent in self.live.values():
             agent.ordered = True
             if agent.phase != "dying":
+                asked = told and agent.phase == "ready"
                 self._enter(agent, "leaving", now)
-                if agent.born:  # else when its pid is known
+                if agent.born and not asked:  # without a pid: when it is known
                     actions.append(TerminateAgent(agent.launch))
         return actions
+
+    def terminate_all(self) -> list[AgentAction]:
+        """Nobody tells them to leave any more: the broker is gone."""
+        return [TerminateAgent(agent.launch) for agent in self.live.values() if agent.born and agent.phase != "dying"]
 
     def kill_all(self, now: float) -> list[AgentAction]:
         """The time for leaving is over."""

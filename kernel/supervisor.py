@@ -31,6 +31,7 @@ import msgspec
 from kernel import lock, paths, rundir
 from kernel.agents import Agents
 from kernel.lifecycle import (
+    HURRY_S,
     STOP_ORDER,
     Finished,
     KillGroup,
@@ -56,7 +57,7 @@ from kernel.supervisor_options import Options, load_plan, parse
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
-from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
+from schemas.control import Drain, Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.hidden import COPIES
@@ -81,6 +82,9 @@ START_S: Final = 30.0
 LAST_CHILDREN_S: Final = 1.0
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
+#: How long agents get to come to a step boundary and to release what they hold (seconds). It is less than what they get
+#: until they are killed: by then the broker must have its events back.
+DRAIN_S: Final = 2.5
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
 
@@ -303,7 +307,7 @@ class Supervisor:
             return
         match action:
             case TerminateGroup("agents"):
-                agents.stop()
+                agents.stop(told=self._drain())
             case TerminateGroup(role):
                 services.terminate(role)
             case KillGroup("agents"):
@@ -314,6 +318,14 @@ class Supervisor:
                 services.kill(role)
             case _:
                 pass
+
+    def _drain(self) -> bool:
+        """Have the broker tell the agents to leave. False where there is none to do it."""
+        control, services = self._control, self._services
+        if control is None or services is None or not control.ready or services.state["broker"].phase != "ready":
+            return False
+        control.tell(Drain(round((HURRY_S if self._hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
+        return True
 
     def _alive(self) -> frozenset[str]:
         services, agents = self._services, self._agents
@@ -392,6 +404,9 @@ class Supervisor:
             if self._host_failures >= MAX_START_FAILURES:
                 # It is tried again for ever; what waits for it must not wait as long.
                 self._tell(SpawnFailed(principal, self._host_failures, exit_cause))
+        elif role == "broker":
+            if self.stopping and self._agents is not None:
+                self._agents.terminate_all()  # it may have died before it told them
         elif role == "forkserver":
             if self._fork_channel is not None:
                 self._fork_channel.close()

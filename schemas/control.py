@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from schemas.frames import ShutdownReason
+
 
 class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
     """One process that can be wanted, run or lost. `instance_key` is None for tool hosts."""
@@ -77,5 +79,12 @@ class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", ren
     message: str
 
 
+class Drain(Struct, frozen=True, tag="drain", tag_field="kind", rename="camel"):
+    """The kernel ends: every agent gets a `shutdown` frame with these values. Nothing new is taken or handed out."""
+
+    grace_period_ms: int
+    reason: ShutdownReason
+
+
 ToSupervisor = Wanted | Retire | Kill
-ToBroker = Inventory | Exited | SpawnFailed
+ToBroker = Inventory | Exited | SpawnFailed | Drain

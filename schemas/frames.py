@@ -340,11 +340,15 @@ class Completion(Struct, frozen=True, rename="camel", kw_only=True):
     result: Raw
 
 
+#: Why a process is told to leave. `idle`: it has nothing to do, and another one needs its place.
+ShutdownReason = Literal["restart", "config_change", "orchestrator_shutdown", "idle"]
+
+
 class Shutdown(Struct, frozen=True, rename="camel"):
     """Payload of `shutdown`: finish or give up within `grace_period_ms`, then answer `shutdown_ack` (IPC-07)."""
 
     grace_period_ms: int
-    reason: Literal["restart", "config_change", "orchestrator_shutdown", "idle"]
+    reason: ShutdownReason
 
 
 #: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.

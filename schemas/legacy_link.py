@@ -98,7 +98,8 @@ class LegacyPort:
         if releases:
             await asyncio.wait(releases, timeout=RELEASE_S)
         if self._shutdown is not None:
-            self.link.send(Frame("shutdown_ack", in_reply_to=self._shutdown.id))
+            to = self._shutdown.from_ or ORCHESTRATOR
+            self.link.send(Frame("shutdown_ack", from_=self.name, to=to, in_reply_to=self._shutdown.id))
         await self.link.close(linger_s)
 
     async def send(

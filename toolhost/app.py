@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import Frame, Welcome
+from schemas.frames import ORCHESTRATOR, Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.startup import report_ready
@@ -157,7 +157,8 @@ class App:
             await host.close()
             self._logbook.close()
             if self._shutdown is not None:
-                answer = Frame("shutdown_ack", to=self._shutdown.from_, in_reply_to=self._shutdown.id)
+                to = self._shutdown.from_ or ORCHESTRATOR
+                answer = Frame("shutdown_ack", from_=welcome.principal, to=to, in_reply_to=self._shutdown.id)
                 with suppress(GoondanError):
                     self._link.send(answer)
             await self._link.close(LINGER_S)

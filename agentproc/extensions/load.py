@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import traceback
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,6 +21,7 @@ from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.modules import import_entry
 from agentproc.extensions.pipeline import Pipeline
+from schemas.address import path_segment
 from schemas.errors import GoondanError, fail
 from schemas.launch import ExtensionSpec
 
@@ -52,6 +54,22 @@ async def load_extensions(
             log.error("extension %s could not be loaded\n%s", spec.name, "".join(lines).rstrip())
             message = f"extension {spec.name} could not be loaded: {type(error).__name__}: {error}"
             raise fail("E_EXTENSION_FAILED", message[:1000]) from None
+
+
+def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
+    """Show extensions the state of their workspace: `$GOONDAN_STATE_ROOT/extensions/<name>/` is for each to write to.
+
+    Kernels of other bundles, which share the state root proper, are not theirs. The variable stays what it was where
+    there are none.
+    """
+    if not specs:
+        return
+    os.environ["GOONDAN_STATE_ROOT"] = state_dir
+    for spec in specs:
+        try:
+            os.makedirs(f"{state_dir}/extensions/{path_segment(spec.name)}", 0o700, exist_ok=True)
+        except OSError as error:
+            log.warning("extension %s has no folder for its state: %s", spec.name, error)
 
 
 async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:

@@ -14,7 +14,7 @@ from kernel.broker.shares import kept_of
 from schemas.address import instance_workdir
 from schemas.codec import encode_value, to_raw
 from schemas.control import Kill, Principal, Retire, Wanted
-from schemas.frames import ErrorPayload, Frame
+from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
 from schemas.launch import KernelPlan
 
 #: New events and tool calls that one peer may have unanswered.
@@ -86,6 +86,8 @@ class Bus:
         self.control: Connection | None = None
         #: The kernel is stopping: nothing new is taken or handed out.
         self.closing = False
+        #: What agents were told when the kernel began to stop, and until when they have time (the broker's clock).
+        self.draining: tuple[ShutdownReason, float] | None = None
         self._last_id = 0
 
     def reserve_epochs(self) -> None:
@@ -115,6 +117,12 @@ class Bus:
         """Queue a frame of the broker's own; it gets an id."""
         frame.id = self.next_id()
         self.out.append((connection.cls, connection.ident, encode_value(frame)))
+
+    def shutdown(self, connection: Connection, grace_ms: int, reason: ShutdownReason) -> None:
+        """Tell an agent or a tool host to leave."""
+        to = connection.claims.agent or connection.address
+        payload = to_raw(Shutdown(grace_ms, reason))
+        self.send(connection, Frame("shutdown", from_=ORCHESTRATOR, to=to, payload=payload))
 
     def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
         """Tell a sender that its frame about `event` was taken."""

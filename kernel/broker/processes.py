@@ -27,10 +27,10 @@ from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
 from kernel.broker.tool_calls import ToolCalls
-from schemas.codec import DECODE_ERRORS, check_depth, to_raw
-from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, ToBroker, Wanted
+from schemas.codec import DECODE_ERRORS, check_depth
+from schemas.control import Drain, Exited, Inventory, Kill, Principal, Retire, SpawnFailed, ToBroker, Wanted
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame, Shutdown
+from schemas.frames import Frame
 
 #: A turn may run this much longer than its event's deadline before its process is taken for hung (seconds).
 DEADLINE_GRACE_S: Final = 10.0
@@ -168,7 +168,7 @@ class Processes:
             if instance.answers:  # it is about to acknowledge them
                 kept.append(instance)
                 continue
-            self._bus.send(connection, Frame("shutdown", payload=to_raw(Shutdown(LEAVE_MS, "idle"))))
+            self._bus.shutdown(connection, LEAVE_MS, "idle")
             self.leave(instance, connection, now)
         self._idle.update(dict.fromkeys(kept))
 
@@ -217,6 +217,15 @@ class Processes:
             self._exited(message, now)
         elif isinstance(message, SpawnFailed):
             self._spawn_failed(message, now)
+        elif isinstance(message, Drain):
+            self._drain(message, now)
+
+    def _drain(self, message: Drain, now: float) -> None:
+        """The kernel ends: tell every agent, and those that come back later, when they say hello."""
+        self._bus.closing = True
+        self._bus.draining = (message.reason, now + message.grace_period_ms / 1000)
+        for connection in self._bus.presence.connections[AGENTS].values():
+            self._bus.shutdown(connection, message.grace_period_ms, message.reason)
 
     def _inventory(self, message: Inventory, now: float) -> None:
         """The agents that run, told at every control connect: others that it had started have ended unheard.

@@ -36,7 +36,7 @@ from schemas.codec import (
     to_raw,
 )
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Shutdown, Welcome
+from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
 from schemas.launch import AgentSpec
 
 #: Peers of one class that one answer lists: it has to fit one frame.
@@ -84,7 +84,7 @@ class Router:
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
                 "bye": self._bye,
-                "shutdown_ack": self._ignore,
+                "shutdown_ack": self._shutdown_ack,
                 "runtime.event": Live(bus).relay,
             },
             TOOLS: {
@@ -95,7 +95,7 @@ class Router:
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
                 "bye": self._bye,
-                "shutdown_ack": self._ignore,
+                "shutdown_ack": self._shutdown_ack,
                 "runtime.event": self._ignore,
             },
             CLIENTS: {**every, "event": events.event, "ack": events.answer_ack, "admin": self._admin, "bye": self._bye},
@@ -185,10 +185,9 @@ class Router:
     def shut_down(self, grace_ms: int) -> None:
         """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
         self.bus.closing = True
-        payload = to_raw(Shutdown(grace_ms, "orchestrator_shutdown"))
         for cls in (AGENTS, TOOLS):
             for connection in self._connections[cls].values():
-                self.bus.send(connection, Frame("shutdown", payload=payload))
+                self.bus.shutdown(connection, grace_ms, "orchestrator_shutdown")
 
     # --- hello
 
@@ -238,6 +237,9 @@ class Router:
             epoch=instance.epoch,
             spec=self._specs[agent],
         )
+        if self.bus.draining is not None:
+            reason, until = self.bus.draining
+            self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
         self._events.repeat_answers(instance, connection)
         self._events.cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
@@ -287,6 +289,10 @@ class Router:
             self._tool_calls.host_lost(connection)
         else:
             self.bus.presence.drop(connection)
+
+    def _shutdown_ack(self, connection: Connection, frame: Frame, now: float) -> None:
+        """A process has released what it held, and exits now."""
+        self.bus.counters["shutdown_acks"] += 1
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:

@@ -22,6 +22,7 @@ from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
+    ORCHESTRATOR,
     TOOL_COMPLETED,
     AgentEvent,
     AgentsList,
@@ -435,10 +436,16 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ("log", Frame("log", id="x.20", payload=to_raw({"level": "info", "message": "ready"})), None),
         (
             "shutdown",
-            Frame("shutdown", id="b.10", payload=to_raw(Shutdown(10000, "orchestrator_shutdown"))),
+            Frame(
+                "shutdown",
+                id="b.10",
+                from_=ORCHESTRATOR,
+                to="coder",
+                payload=to_raw(Shutdown(10000, "orchestrator_shutdown")),
+            ),
             "Shutdown",
         ),
-        ("shutdown_ack", Frame("shutdown_ack", id="x.21", in_reply_to="b.10"), None),
+        ("shutdown_ack", Frame("shutdown_ack", id="x.21", from_="coder", to=ORCHESTRATOR, in_reply_to="b.10"), None),
         (
             "error",
             Frame(

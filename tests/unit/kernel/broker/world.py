@@ -25,7 +25,7 @@ from schemas.blobs import REFERENCES, check_reference, describe
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
 from schemas.errors import error_payload
-from schemas.frames import AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
+from schemas.frames import ORCHESTRATOR, AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.journals import BothJournals
@@ -223,6 +223,7 @@ class Agent(Actor):
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
+            assert (frame.from_, frame.to) == (ORCHESTRATOR, self.name)
             self.world.kill_agent(self)
             return
         if frame.type == "tool.cancel":

@@ -1,0 +1,141 @@
+"""How the processes of a running kernel are told to leave: the frames themselves, as the agent's process sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
+
+EXTENSION = """\
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: tap}
+spec: {entry: tap.py}
+---
+"""
+USES_IT = EXTENSION + BUNDLE.replace(
+    "  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [{ref: Extension/tap}]"
+)
+#: Writes every frame that the agent's process sends or gets into a file of its state, one a line.
+TAP = """\
+import json
+import os
+import time
+
+from agentproc.app import AgentApp
+from schemas.link import Link
+
+
+def register(api):
+    root = os.environ["GOONDAN_STATE_ROOT"]
+    path = f"{root}/extensions/{api.extension.metadata.name}/{api.instance_key}.jsonl"
+
+    def note(way, frame):
+        row = {"way": way, "type": frame.type, "stage": frame.stage, "id": frame.id, "from": frame.from_}
+        row |= {"to": frame.to, "inReplyTo": frame.in_reply_to, "eventId": frame.event_id}
+        if frame.type == "shutdown":
+            import msgspec
+            row["payload"] = msgspec.msgpack.decode(frame.payload)
+        with open(path, "a") as out:
+            out.write(json.dumps(row) + "\\n")
+
+    def recording(cls, name, way):
+        plain = getattr(cls, name)
+
+        def wrapped(self, frame, *rest, **more):
+            result = plain(self, frame, *rest, **more)
+            note(way, frame)
+            return result
+
+        setattr(cls, name, wrapped)
+
+    recording(Link, "send", "out")
+    recording(Link, "post", "out")
+    recording(Link, "start_call", "out")
+    import gc
+    link = next(thing for thing in gc.get_objects() if isinstance(thing, Link))
+    heard = link._on_frame
+
+    def hear(frame):
+        note("in", frame)
+        heard(frame)
+
+    link._on_frame = hear
+
+    async def step(ctx):
+        if api.instance_key == "stuck":
+            note("in", ctx_frame())
+            time.sleep(60)
+        return await ctx.next()
+
+    def ctx_frame():
+        from schemas.frames import Frame
+        return Frame("stuck")
+
+    api.pipeline.register("step", step)
+"""
+
+
+def tapped(kernel: Sandbox, instance: str) -> list[dict[str, Any]]:
+    """The frames of an instance's process, oldest first."""
+    [state] = kernel.state_dirs
+    path = Path(state) / "extensions" / "tap" / f"{instance}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.requirement("IPC-01", "IPC-03", "IPC-07", "STATE-07")
+def test_a_stop_tells_every_agent_in_a_frame_and_each_acknowledges_before_it_ends() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "tap.py").write_text(TAP)
+        kernel.detach()
+        assert kernel.gdn("send", "hello", "--instance", "idle").status == 0
+        asking = kernel.popen("send", "/bash__exec command='sleep 30'", "--instance", "busy", "--event-id", "b1")
+        wait_until(lambda: any(row["type"] == "tool.call" for row in tapped(kernel, "busy")))
+        assert kernel.gdn("stop").status == 0
+        asking.wait(20)
+        for instance in ("idle", "busy"):
+            rows = tapped(kernel, instance)
+            [told] = [row for row in rows if row["type"] == "shutdown"]
+            assert (told["way"], told["from"], told["to"]) == ("in", "orchestrator", "main")
+            assert told["payload"] == {"gracePeriodMs": 2500, "reason": "orchestrator_shutdown"}
+            acknowledged = rows[-1]
+            assert (acknowledged["way"], acknowledged["type"]) == ("out", "shutdown_ack"), rows
+            assert (acknowledged["from"], acknowledged["to"]) == ("main", "orchestrator")
+            assert acknowledged["inReplyTo"] == told["id"]
+            released = [row["eventId"] for row in rows if (row["type"], row["stage"]) == ("ack", "release")]
+            assert released == (["b1"] if instance == "busy" else [])
+        assert "did not leave in time" not in kernel.log("supervisor")
+
+
+@pytest.mark.requirement("IPC-07")
+def test_an_agent_that_does_not_answer_is_killed_after_its_grace() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "tap.py").write_text(TAP)
+        kernel.detach()
+        kernel.popen("send", "hello", "--instance", "stuck")
+        wait_until(lambda: any(row["type"] == "stuck" for row in tapped(kernel, "stuck")))
+        began = time.monotonic()
+        assert kernel.gdn("stop").status == 0
+        assert 2.5 < time.monotonic() - began < 9
+        assert "agents did not leave in time" in kernel.log("supervisor")
+
+
+def test_agents_leave_though_the_broker_that_was_to_tell_them_is_gone() -> None:
+    with sandbox(USES_IT) as kernel:
+        (kernel.home / "tap.py").write_text(TAP)
+        kernel.detach()
+        assert kernel.gdn("send", "hello", "--instance", "idle").status == 0
+        broker = kernel.pid("broker")
+        os.kill(broker, signal.SIGSTOP)  # it is there and says nothing: the order to drain is lost in it
+        stopping = kernel.popen("stop")
+        wait_until(lambda: "stopping: " in kernel.log("supervisor"))
+        os.kill(broker, signal.SIGKILL)
+        assert stopping.wait(15) == 0
+        assert "agents did not leave in time" not in kernel.log("supervisor")
