@@ -125,6 +125,7 @@ def test_an_agent_that_does_not_answer_is_killed_after_its_grace() -> None:
         assert kernel.gdn("stop").status == 0
         assert 2.5 < time.monotonic() - began < 9
         assert "agents did not leave in time" in kernel.log("supervisor")
+        assert "not even SIGKILL" not in kernel.log("supervisor")
 
 
 def test_agents_leave_though_the_broker_that_was_to_tell_them_is_gone() -> None:

@@ -59,7 +59,6 @@ def test_a_current_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     assert paths.find_bundle(str(tmp_path)) == str(tmp_path)
 
 
-@pytest.mark.requirement("STATE-07")
 def test_the_state_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.state_root({"GOONDAN_STATE_ROOT": "/x/../y"}) == "/y"
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -54,7 +54,7 @@ def carried(message: LegacyMessage) -> Frame:
     return request_frame(message, event_id="e1", created_at=AT, instance_key="k")
 
 
-@pytest.mark.requirement("IPC-01", "IPC-08")
+@pytest.mark.requirement("IPC-08")
 @given(MESSAGES)
 def test_a_message_comes_back_as_it_was(message: LegacyMessage) -> None:
     assert parse(unparse(message)) == message
@@ -83,7 +83,6 @@ def test_the_form_is_the_one_of_the_specification() -> None:
     assert unparse(parse(value)) == value
 
 
-@pytest.mark.requirement("IPC-03")
 def test_a_shutdown_is_the_kernels() -> None:
     frame = Frame("shutdown", id="b.1", payload=to_raw(Shutdown(600, "restart")))
     message = message_of(frame, "coder")
