@@ -113,6 +113,11 @@ class Catalog:
         """Whether there is a handler behind the name."""
         return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
+    def runs_here(self, name: str) -> bool:
+        """Whether the handler is a bundled one of this process (agentproc/base_calls.py)."""
+        item = self.registry.get(name)
+        return item is not None and item.in_agent
+
     def allowed_outside(self, name: str) -> CatalogItem | None:
         """The item of a tool outside the step's catalog that a policy lets through (CALL-03), or None."""
         if any(fnmatchcase(name, pattern) for pattern in self._patterns):

@@ -28,6 +28,7 @@ from agentproc.extensions.pipeline import Pipeline
 from agentproc.providers.base import Provider
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
+from agentproc.swarm import AskingLink
 from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
 from schemas.codec import check_json, from_raw
@@ -50,10 +51,8 @@ UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILA
 log = logging.getLogger("agentproc")
 
 
-class TurnLink(CallLink, AckLink, Protocol):
+class TurnLink(CallLink, AckLink, AskingLink, Protocol):
     """What is needed of a link (schemas.link.Link)."""
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
 
 
 def now_rfc3339() -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
+from agentproc.base_calls import BaseCalls
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
@@ -31,8 +32,10 @@ from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.notes import TurnNotes, results_of
 from agentproc.providers.base import ModelNews, ModelRequest, Provider, redactor_of
+from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
 from agentproc.store import StoredEvent, TurnRow
+from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import (
     Action,
@@ -112,6 +115,9 @@ class TurnRun:
         self._notes = TurnNotes(runner.store, name)
         workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
         self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
+        deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
+        asker = Asker(runner.spec.name, runner.instance_key, name)
+        self._base_calls = BaseCalls(Swarm(runner.link, asker, deadline, runner.clock))
         self._stages: Stages | None = None
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
@@ -124,7 +130,6 @@ class TurnRun:
                 use=self._use,
                 lost=self.abandon,
             )
-        deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._epoch = frame.epoch or 0
         self._live = LiveFeed(runner.link, self._loop, frame, again=row is not None)
@@ -205,6 +210,7 @@ class TurnRun:
         if self._stages is not None:
             self._stages.close()
         self._local_calls.close()
+        self._base_calls.close()
         if self._lost:
             self._runner.caller.abandon()
         else:
@@ -352,6 +358,9 @@ class TurnRun:
                 done=then,
             )
             return
+        if runner.catalog.runs_here(part.tool_name):
+            self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=then)
+            return
         encoded = None
         if message.id != self._shown_message:
             encoded, self._shown_message = encode_message(message), message.id
@@ -386,6 +395,7 @@ class TurnRun:
     def _drop_call(self, tool_call_id: str) -> None:
         self._runner.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
         self._local_calls.drop(tool_call_id)
+        self._base_calls.drop(tool_call_id)
 
     def _use(self, catalog: StepCatalog) -> None:
         self._catalog = catalog

@@ -194,6 +194,10 @@ class _Nowhere:
             future.set_result(answer)
         return future
 
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        """The warm-up asks no other agent."""
+        raise NotImplementedError
+
     def send(self, frame: Frame) -> bool:
         """Encoded, and dropped."""
         frame.id = self._peer.next_id()

@@ -72,7 +72,7 @@ def build_plan(
         entry_agent=checked.entry_agent,
         agents=agents,
         toolhost=ToolHostSpec(
-            tools=[tool_spec(tool) for tool in tools],
+            tools=[tool_spec(tool) for tool in tools if not tool.in_agent],
             state_dir=state_dir,
             revision=revision,
             protected=protected,
@@ -100,6 +100,7 @@ def catalog_items(tool: CheckedTool) -> list[CatalogItem]:
             error_message_limit=tool.body.error_message_limit,
             idempotent=export.idempotent,
             aliases=export.aliases,
+            in_agent=tool.in_agent,
         )
         for export in tool.body.exports
     ]

@@ -71,7 +71,8 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
 
     `parameters` is the export's JSON Schema, None when the export declares none (then arguments are not checked).
     `aliases` maps a documented parameter alias to its canonical name. `tool` and `export` are what an extension keeps
-    with an item, the Tool's document and the export's (ITEM-07); no model is shown either.
+    with an item, the Tool's document and the export's (ITEM-07); no model is shown either. `in_agent`: its
+    handler runs in the agent's process (a bundled tool that asks other agents), not in the tool host.
     """
 
     name: str
@@ -83,6 +84,7 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     aliases: dict[str, str] = {}
     tool: dict[str, Any] | None = None
     export: dict[str, Any] | None = None
+    in_agent: bool = False
 
 
 class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

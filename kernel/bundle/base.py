@@ -1,8 +1,9 @@
 """The bundled package `@goondan/base`: its manifests, read as data files.
 
-The tool host's code is never imported here: the folder is found through the import system's finders only. Manifests
-of the package follow the same rules as a user's, except for two published export names and `${NAME}`, which stays
-text in them. An entry is relative to the manifest's own folder.
+No code of the tools is imported here: their folders are found through the import system's finders only. Most tools run
+in the tool host's jails; those beside the agent's code run in the process of the agent that calls them. Manifests of
+the package follow the same rules as a user's, except for two published export names and `${NAME}`, which stays text in
+them. An entry is relative to the manifest's own folder.
 
 Source: design section 8; requirements BASE-01, BASE-02, NAME-12.
 """
@@ -23,21 +24,27 @@ from kernel.bundle.tools import CheckedTool, check_tool
 from schemas.resources import Tool
 
 MANIFEST: Final = "tool.yaml"
+#: The packages whose `base` folders hold bundled tools, by where their handlers run.
+IN_JAILS: Final = "toolhost"
+IN_AGENTS: Final = "agentproc"
 
 
-def base_folder() -> str | None:
-    """Where the bundled tools are; None when the tool host is not installed."""
-    spec = importlib.util.find_spec("toolhost")
+def tool_folders(package: str) -> list[str]:
+    """The folders of the bundled tools in this Python package; none when it is not installed."""
+    spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or []) if spec is not None else []
-    return next((path for path in (os.path.join(place, "base") for place in places) if os.path.isdir(path)), None)
+    base = next((path for path in (os.path.join(place, "base") for place in places) if os.path.isdir(path)), None)
+    return [] if base is None else [os.path.join(base, name) for name in sorted(os.listdir(base))]
 
 
 @lru_cache(maxsize=1)
 def base_tools() -> dict[str, CheckedTool]:
-    """The bundled tools by name. Raises BundleError when a manifest of ours is broken."""
-    folder = base_folder()
-    names = sorted(os.listdir(folder)) if folder is not None else []
-    return load_manifests([os.path.join(folder or "", name) for name in names])
+    """The bundled tools by name, in the order of names. Raises BundleError when a manifest of ours is broken."""
+    tools = load_manifests(tool_folders(IN_JAILS))
+    for name, tool in load_manifests(tool_folders(IN_AGENTS)).items():
+        tool.in_agent = True
+        tools[name] = tool
+    return dict(sorted(tools.items()))
 
 
 def load_manifests(folders: list[str]) -> dict[str, CheckedTool]:

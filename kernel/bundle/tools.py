@@ -36,7 +36,8 @@ class CheckedTool(Struct):
     """A Tool whose document has been looked at. `entry` and `root` are absolute, '' when they could not be found.
 
     `sandbox` is what the document asks for, with absolute paths; `granted` is what it gets, and `narrowed` what agents
-    leave of that, both from kernel/bundle/granting.py. `package` is '' for the bundle's own.
+    leave of that, both from kernel/bundle/granting.py. `package` is '' for the bundle's own. `in_agent`: its
+    handlers run in the process of the agent that calls it; only bundled tools have that.
     """
 
     document: Document
@@ -49,6 +50,7 @@ class CheckedTool(Struct):
     package: str = ""
     granted: launch.SandboxSpec | None = None
     narrowed: dict[str, launch.SandboxSpec] = {}
+    in_agent: bool = False
 
     @property
     def id(self) -> str:

@@ -148,7 +148,7 @@ def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
     else:
         tool, export = find(tools, name)
         subjects = [Subject(tool, tool.body.exports if export is None else [export])]
-    bundled = [subject.tool for subject in subjects if subject.tool.bundled]
+    bundled = [subject.tool for subject in subjects if subject.tool.bundled and not subject.tool.in_agent]
     if bundled:  # the bundle's own were looked at above
         problems = Problems()
         with Inspector(place.state_dir) as inspector:
@@ -160,6 +160,10 @@ def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
         inspected.errors += problems.errors
         inspected.warnings += problems.warnings
     return inspected, subjects
+
+
+#: Why examples of a bundled tool like `agents` are not run.
+_IN_AGENT: Final = "it asks other agents, and there is no swarm here"
 
 
 class Run(msgspec.Struct):
@@ -189,7 +193,7 @@ def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
                     tool,
                     example,
                     compares=tool.document.has(*at, index, "output"),
-                    reason="it needs the network: give --network" if closed else "",
+                    reason=_IN_AGENT if tool.in_agent else "it needs the network: give --network" if closed else "",
                 )
 
 

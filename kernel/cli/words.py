@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kernel import paths
-from kernel.bundle.base import MANIFEST, base_folder
+from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
 from kernel.bundle.load import load_documents
 from kernel.bundle.positions import Mapping, Scalar, Sequence
 from kernel.bundle.problems import Report
@@ -74,9 +74,8 @@ def tools(ctx: click.Context) -> Iterator[tuple[str, str]]:
     for document in _documents(_bundle(ctx)):
         own.add(_text(document.node, "metadata", "name"))
         yield from _exports(document)
-    folder = base_folder()
-    for name in sorted(os.listdir(folder)) if folder is not None else ():
-        for document in _documents(os.path.join(folder or "", name, MANIFEST)):
+    for folder in (*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)):
+        for document in _documents(os.path.join(folder, MANIFEST)):
             if _text(document.node, "metadata", "name") not in own:
                 yield from _exports(document)
 

@@ -13,9 +13,8 @@ Source: delivery.md sections 2 and 4; sandbox.md section 5; requirements CONTEXT
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -24,8 +23,6 @@ from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
-    OPERATOR_CALL,
-    TOOL_COMPLETED,
     AgentEvent,
     AgentsList,
     AgentsSpawn,
@@ -33,6 +30,7 @@ from schemas.frames import (
     Frame,
     ReplyTo,
 )
+from schemas.questions import EVENT_TYPES, LOOK_UP_MS, TIMEOUT_MS, answer_error, answered, correlation, is_event_type
 from schemas.worker_frames import Answer, Ask, WorkerError
 from toolhost.calls.taken import Call
 from toolhost.jails.channel import Violation, check_json
@@ -49,15 +47,6 @@ MAX_ANSWER: Final = 4 << 20
 #: Names in a question (characters), and the path in one.
 MAX_NAME: Final = 256
 MAX_CWD: Final = 4096
-#: How long an answer may take when the handler does not say (milliseconds; AGENTS-12).
-TIMEOUT_MS: Final = 60_000
-#: How long the broker may take for what it knows itself (milliseconds).
-LOOK_UP_MS: Final = 10_000
-#: Of `request` and `send` (AGENTS-12, AGENTS-19).
-EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send"}
-#: Events of these types come from elsewhere, and mean something to the agent.
-_RESERVED: Final = frozenset({OPERATOR_CALL, TOOL_COMPLETED, "agent.response"})
-_EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 #: Longer callIds are shortened in ids, which may have 256 characters.
 _MAX_CALL_ID: Final = 200
 
@@ -123,7 +112,7 @@ def _check(ask: Ask) -> int:
         raise _invalid(f"instanceKey has at most {MAX_NAME} characters, none of them a control character")
     if ask.cwd is not None and len(ask.cwd) > MAX_CWD:
         raise _invalid(f"cwd has at most {MAX_CWD} characters")
-    if ask.event_type is not None and (not _EVENT_TYPE.match(ask.event_type) or ask.event_type in _RESERVED):
+    if ask.event_type is not None and not is_event_type(ask.event_type):
         raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
     if ask.timeout_ms is not None and ask.timeout_ms < 1:
         raise _invalid("timeoutMs is at least 1")
@@ -175,11 +164,6 @@ def _shorter(milliseconds: int, left_ms: int | None) -> int:
     return milliseconds if left_ms is None else min(milliseconds, left_ms)
 
 
-def correlation(event_id: str) -> str:
-    """The correlation id of a request."""
-    return f"corr:{event_id}"
-
-
 # --- what comes back ------------------------------------------------------------------------------------------------
 
 
@@ -195,28 +179,11 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     if ask.op != "request":
         return answer.payload
     ended = from_raw(answer.payload, AgentEvent).answer
-    if ended is None:
-        raise Refused("E_AGENT_FAILED", f"agent {ask.target!r} sent no answer")
-    if ended.status == "failed":
-        raise _failed(str(ask.target), ended.error)
-    value: dict[str, Any] = {
-        "target": ask.target,
-        "eventId": asked.event_id,
-        "correlationId": None if asked.reply_to is None else asked.reply_to.correlation_id,
-        "accepted": True,
-        "async": False,
-        "response": ended.response,
-    }
-    return to_raw(value)
-
-
-def _failed(target: str, error: ErrorPayload | None) -> Refused:
-    """A turn that failed: errors about agents as they are, every other as E_AGENT_FAILED that says which."""
-    if error is None:
-        return Refused("E_AGENT_FAILED", f"agent {target!r} failed")
-    if error.code.startswith("E_AGENT_"):
-        return Refused(error.code, f"agent {target!r}: {error.message}", error.suggestion)
-    return Refused("E_AGENT_FAILED", f"agent {target!r} failed: {error.message} [{error.code}]", error.suggestion)
+    if (error := answer_error(str(ask.target), ended)) is not None:
+        raise Refused(error.code, error.message, error.suggestion)
+    event_id = asked.event_id or ""
+    response = None if ended is None else ended.response
+    return to_raw(answered(str(ask.target), event_id, correlation(event_id), response))
 
 
 def refusal(ask: Ask, error: ErrorPayload) -> Answer:

@@ -39,6 +39,7 @@ class FakeLink:
         self.sent: list[Frame] = []
         self.posted: list[Frame] = []
         self.forgotten: list[str] = []
+        self.asked: list[tuple[Frame, asyncio.Future[Frame]]] = []
         self.refuse_post: dict[str, str] = {}
         self.connected = True
         self._open: dict[str, tuple[str, Done]] = {}
@@ -79,6 +80,13 @@ class FakeLink:
             future.set_exception(GoondanError(error_payload(code, "refused by the test")))
         else:
             future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))
+        return future
+
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        """A request; `asked` holds it, and its future is answered by the test."""
+        self._name(frame)
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.asked.append((frame, future))
         return future
 
     def forget(self, frame_id: str) -> None:

@@ -1,0 +1,72 @@
+"""`agents__*`: asks other agents of the swarm.
+
+It computes nothing. It runs in the process of the agent that calls it, because that process owns the link, the ids and
+the conversation that a resumed turn needs (docs/decisions/051).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agentproc.questions import Question
+from agentproc.swarm import Handler, Swarm
+from schemas.errors import fail
+from schemas.questions import TIMEOUT_MS
+
+
+async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
+    """A turn of another agent, and its answer."""
+    if args.get("async"):
+        message = "async: true is not there yet"
+        raise fail("E_TOOL_INVALID_ARGS", message, suggestion="Leave async out, or use agents__send.")
+    return await swarm.request(
+        Question(
+            op="request",
+            name=name,
+            target=args["target"],
+            input=args["input"],
+            instance_key=args.get("instanceKey"),
+            event_type=args.get("eventType"),
+            timeout_ms=int(args.get("timeoutMs", TIMEOUT_MS)),
+            metadata=args.get("metadata"),
+        )
+    )
+
+
+async def send(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
+    """A turn of another agent that nobody waits for."""
+    return await swarm.send(
+        Question(
+            op="send",
+            name=name,
+            target=args["target"],
+            input=args["input"],
+            instance_key=args.get("instanceKey"),
+            event_type=args.get("eventType"),
+            metadata=args.get("metadata"),
+        )
+    )
+
+
+async def spawn(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
+    """The process of an instance."""
+    return await swarm.spawn(name, args["target"], args.get("instanceKey"), args.get("cwd"))
+
+
+async def list_instances(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
+    """The instances that the caller has spawned, or all."""
+    return await swarm.list(bool(args.get("includeAll")))
+
+
+async def catalog(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
+    """The agents of the swarm."""
+    return await swarm.catalog()
+
+
+handlers: Final[dict[str, Handler]] = {
+    "request": request,
+    "send": send,
+    "spawn": spawn,
+    "list": list_instances,
+    "catalog": catalog,
+}

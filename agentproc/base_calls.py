@@ -1,0 +1,80 @@
+"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents` and `handoff`.
+
+The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, inside the same
+middleware, ended by exactly one result. A call has as much time as its turn, because what it waits for is another turn.
+
+Source: docs/decisions/051; requirements CALL-01 to CALL-04, AGENTS-05.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from agentproc.base.agents import agents
+from agentproc.calls import failed_result
+from agentproc.catalog import Allowed, StepCatalog
+from agentproc.conversation import error_result
+from agentproc.extensions.values import output_of, tool_error_of
+from agentproc.swarm import Handler, Swarm
+from schemas.address import build_tool_name
+from schemas.errors import GoondanError
+from schemas.frames import ToolResult
+
+#: The handlers by their full names.
+HANDLERS: Final[dict[str, Handler]] = {
+    build_tool_name(tool, export): handler
+    for tool, handlers in (("agents", agents.handlers),)
+    for export, handler in handlers.items()
+}
+
+log = logging.getLogger("agentproc")
+
+
+class BaseCalls:
+    """The calls of one turn."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, asyncio.Task[None]] = {}
+
+    def start(
+        self, catalog: StepCatalog, name: str, args: Any, *, tool_call_id: str, done: Callable[[ToolResult], None]
+    ) -> None:
+        """Check the call and make it; `done` gets its result, never from inside this function."""
+        allowed = catalog.check(name, args)
+        if not isinstance(allowed, Allowed):
+            self._loop.call_soon(done, failed_result(allowed, catalog.error_limit(name)))
+            return
+        limit = allowed.item.error_message_limit
+
+        async def call() -> None:
+            result = await self._run(name, tool_call_id, allowed.args)
+            self._open.pop(tool_call_id, None)
+            done(result if result.error is None else failed_result(result.error, limit))
+
+        self._open[tool_call_id] = self._loop.create_task(call())
+
+    async def _run(self, name: str, tool_call_id: str, args: dict[str, Any]) -> ToolResult:
+        try:
+            value = await HANDLERS[name](self._swarm, tool_call_id, args)
+            return value if isinstance(value, ToolResult) else ToolResult(status="ok", output=output_of(value))
+        except GoondanError as error:
+            return error_result(tool_error_of(error, "E_AGENT_FAILED"))
+        except Exception as error:
+            log.exception("bundled tool %s", name)
+            return error_result(tool_error_of(error, "E_INTERNAL"))
+
+    def drop(self, tool_call_id: str) -> None:
+        """Give a call up; its `done` is not called any more."""
+        task = self._open.pop(tool_call_id, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Give every call up."""
+        for tool_call_id in list(self._open):
+            self.drop(tool_call_id)

@@ -1,0 +1,188 @@
+"""What a turn asks of other agents: its frames, and what their answers mean. Pure.
+
+Rules.
+- An id is made of the turn's, of the tool call's, and of a digest of what is asked. So a turn that another process
+  resumes asks again under the same id and gets the stored answer; a model that asks something else gets another id.
+- The frame carries the whole digest as well: the broker refuses a known id with another content.
+- An agent does not ask itself: its own name needs another instance key.
+
+Source: docs/design/delivery.md; requirements AGENTS-01 to AGENTS-30, HANDOFF-01 to HANDOFF-08.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from schemas.address import is_instance_key
+from schemas.blobs import MAX_ARGS_BYTES, too_large
+from schemas.codec import check_depth, check_json, encode_value, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo
+from schemas.questions import (
+    EVENT_TYPES,
+    LOOK_UP_MS,
+    MAX_ANSWER_BYTES,
+    TIMEOUT_MS,
+    answer_error,
+    answered,
+    correlation,
+    is_event_type,
+)
+
+#: Longer names of calls are shortened in ids, which may have 256 characters.
+_MAX_NAME: Final = 170
+#: Hexadecimal digits of the digest in an id: two questions of one call never meet by chance.
+_ID_DIGITS: Final = 24
+#: An agent's name in a message (characters); it may be anything that a model wrote.
+_MAX_TARGET: Final = 256
+
+
+class Asker(Struct, frozen=True):
+    """Who asks: an agent instance, in this turn."""
+
+    agent: str
+    instance_key: str
+    turn_id: str
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """What is asked of an agent. `name` is the tool call's id, or what else names the question within its turn.
+
+    `input` is any JSON value. `instance_key` None: the asker's. `timeout_ms`: how long the answer may take, None for as
+    long as it takes.
+    """
+
+    op: Literal["request", "send", "handoff"]
+    name: str
+    target: str
+    input: Any
+    instance_key: str | None = None
+    event_type: str | None = None
+    timeout_ms: int | None = TIMEOUT_MS
+    metadata: dict[str, Any] | None = None
+
+
+def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> Frame:
+    """The `event` for a question. `left_ms`: what the asker's turn has left, None for no end; `created_at`: RFC 3339.
+
+    Raises GoondanError E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE.
+    """
+    key = _checked_key(asker, question.target, question.instance_key)
+    kind = question.event_type or EVENT_TYPES[question.op]
+    if question.event_type is not None and not is_event_type(question.event_type):
+        raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
+    if question.timeout_ms is not None and question.timeout_ms < 1:
+        raise _invalid("timeoutMs is at least 1")
+    if question.metadata is not None and not isinstance(question.metadata, dict):
+        raise _invalid("metadata is an object")
+    digest = hashlib.sha256(_encoded([question.target, key, kind, question.input, question.metadata])).hexdigest()
+    event_id = f"{_named(asker.turn_id, question.name)}~{digest[:_ID_DIGITS]}"
+    reply_to = None if question.op == "send" else ReplyTo(asker.agent, correlation(event_id))
+    event = AgentEvent(
+        id=event_id,
+        type=kind,
+        created_at=created_at,
+        input=question.input,
+        instance_key=key,
+        metadata=question.metadata,
+        reply_to=reply_to,
+    )
+    frame = Frame("event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest)
+    if question.op == "request":
+        frame.deadline_ms = _shorter(question.timeout_ms, left_ms)
+    frame.payload = to_raw(event)
+    return frame
+
+
+def spawn_frame(
+    asker: Asker, name: str, target: str, instance_key: str | None, cwd: str | None, left_ms: int | None
+) -> Frame:
+    """`agents.spawn`. Raises GoondanError E_TOOL_INVALID_ARGS, E_AGENT_CYCLE."""
+    key = _checked_key(asker, target, instance_key)
+    digest = hashlib.sha256(_encoded([target, key, cwd])).hexdigest()
+    frame = Frame("agents.spawn", id=f"{_named(asker.turn_id, name)}~{digest[:_ID_DIGITS]}", to=target)
+    frame.instance_key, frame.payload = key, to_raw(AgentsSpawn(cwd))
+    frame.deadline_ms = _shorter(TIMEOUT_MS, left_ms)
+    return frame
+
+
+def list_frame(include_all: bool, left_ms: int | None) -> Frame:
+    """`agents.list`."""
+    deadline_ms = _shorter(LOOK_UP_MS, left_ms)
+    return Frame("agents.list", deadline_ms=deadline_ms, payload=to_raw(AgentsList(include_all=include_all)))
+
+
+def catalog_frame(left_ms: int | None) -> Frame:
+    """`agents.catalog`."""
+    return Frame("agents.catalog", deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+
+
+def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:
+    """What a request came to (AGENTS-13). Raises GoondanError E_AGENT_*, and E_TOOL_LIMIT for an answer too large."""
+    target, event_id = asked.to or "", asked.event_id or ""
+    ended = from_raw(answer.payload, AgentEvent).answer
+    if (error := answer_error(target, ended)) is not None:
+        raise GoondanError(error)
+    response = None if ended is None else ended.response
+    size = len((response or "").encode())
+    if size > MAX_ANSWER_BYTES:
+        message = f"the answer of agent {target!r} has {size} bytes, limit {MAX_ANSWER_BYTES}"
+        raise fail("E_TOOL_LIMIT", message, suggestion="Let the agent write to a file.")
+    return answered(target, event_id, correlation(event_id), response)
+
+
+def late(asked: Frame) -> GoondanError:
+    """No answer came in time."""
+    message = f"agent {asked.to!r} ({asked.instance_key}) did not answer within {asked.deadline_ms} ms"
+    return GoondanError(error_payload("E_AGENT_TIMEOUT", message, suggestion="Give the request more time: timeoutMs."))
+
+
+def _checked_key(asker: Asker, target: Any, key: Any) -> str:
+    if not isinstance(target, str) or not target or len(target) > _MAX_TARGET:
+        raise _invalid(f"target is the name of an agent, of 1 to {_MAX_TARGET} characters")
+    wanted = asker.instance_key if key is None else key
+    if not isinstance(wanted, str) or not is_instance_key(wanted):
+        raise _invalid("instanceKey has 1 to 256 characters, none of them a control character")
+    if (target, wanted) == (asker.agent, asker.instance_key):
+        message = f"agent {target!r} with instance key {wanted!r} is the one that asks"
+        raise fail("E_AGENT_CYCLE", message, suggestion="Give another instanceKey, or name another agent.")
+    return wanted
+
+
+def _encoded(value: Any) -> bytes:
+    """A question's content. Raises GoondanError for what cannot be sent."""
+    try:
+        data = encode_value(value)
+        check_depth(data)
+        check_json(value, "it")
+    except UnicodeEncodeError:
+        raise _invalid("a string has half of a surrogate pair") from None
+    except GoondanError as error:
+        raise _invalid(error.info.message) from None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _invalid(f"it is no JSON value: {str(error)[:200]}") from None
+    if len(data) > MAX_ARGS_BYTES:
+        raise too_large(len(data), MAX_ARGS_BYTES)
+    return data
+
+
+def _named(turn_id: str, name: str) -> str:
+    named = f"{turn_id}/{name}"
+    return (
+        named
+        if len(named) <= _MAX_NAME
+        else f"{turn_id}/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    )
+
+
+def _invalid(message: str) -> GoondanError:
+    return fail("E_TOOL_INVALID_ARGS", message, suggestion="Correct the argument.")
+
+
+def _shorter(milliseconds: int | None, left_ms: int | None) -> int | None:
+    if milliseconds is None or left_ms is None:
+        return left_ms if milliseconds is None else milliseconds
+    return min(milliseconds, left_ms)

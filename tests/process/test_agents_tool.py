@@ -1,0 +1,273 @@
+"""The bundled tool `agents` through the real kernel: agents that ask each other, and what goes wrong between them.
+
+One swarm for all. Its agents have a model that follows a script: what is said to an agent names its script, and each
+test has words and instances of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+from tests.process.scripted_model import ScriptedModel, scripted_model
+
+AGENTS = ("alpha", "beta", "gamma", "delta", "epsilon")
+HEAD = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: scripted}
+spec: {provider: openai, model: m, endpoint: ENDPOINT}
+---
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: broken}
+spec: {entry: ext/broken.py}
+---
+"""
+AGENT = """\
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: NAME}
+spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/bash]EXTRA}
+---
+"""
+TAIL = """\
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: five}
+spec:
+  entryAgent: Agent/alpha
+  agents: [LIST]
+  policy: {agentIdleSeconds: 1}
+"""
+
+
+def bundle(endpoint: str) -> str:
+    """Five agents that can do the same, and one that cannot start."""
+    agents = [AGENT.replace("NAME", name).replace("EXTRA", "") for name in AGENTS]
+    agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", ", extensions: [Extension/broken]"))
+    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit"))
+    return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
+
+
+class Swarm(NamedTuple):
+    """A running kernel and its model."""
+
+    kernel: Sandbox
+    model: ScriptedModel
+
+    def script(self, said: str, *answers: Any) -> None:
+        """What an agent does that is told `said`."""
+        self.model.scripts[said] = list(answers)
+
+    def send(self, said: str, key: str, *, agent: str = "alpha") -> dict[str, Any]:
+        """The answer of an agent."""
+        sent: dict[str, Any] = self.kernel.gdn("send", agent, said, "--instance", key, "--json").json
+        return sent
+
+    def result(self, said: str, call: str = "c1") -> Any:
+        """What the model was told of a call in the turn that `said` began."""
+        return self.model.results(said)[call]
+
+
+def request(target: str, said: str, **more: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """A step that asks an agent."""
+    return [("c1", "agents__request", {"target": target, "input": said, **more})]
+
+
+@pytest.fixture(scope="module")
+def swarm() -> Iterator[Swarm]:
+    with scripted_model() as model:
+        text = bundle(model.base)
+        with sandbox(text, {"OPENAI_API_KEY": "k"}) as kernel:
+            (kernel.home / "ext").mkdir()
+            (kernel.home / "ext" / "broken.py").write_text("def register(api):\n    import os; os._exit(3)\n")
+            kernel.detach()
+            yield Swarm(kernel, model)
+
+
+def code_of(result: Any) -> str:
+    """A failed call as the model reads it: its code is in it."""
+    return result if isinstance(result, str) else json.dumps(result)
+
+
+def waits(swarm: Swarm, said: str, key: str, agent: str = "beta", answer: str = "late") -> Any:
+    """A script in which `agent` works until the file that is returned exists."""
+    command = "touch began; while [ ! -e go ]; do sleep 0.02; done"
+    swarm.script(said, [("b1", "bash__exec", {"command": command})], answer)
+    pattern = f"state/workspaces/*/instances/{agent}/{key}/workspace/began"
+    return lambda: wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what=pattern).parent / "go"
+
+
+def pid_of(swarm: Swarm, agent: str, key: str) -> int | None:
+    """The process of an instance."""
+    found = [row["pid"] for row in swarm.kernel.ps() if (row["name"], row["instanceKey"]) == (agent, key)]
+    return found[0] if found else None
+
+
+def test_an_agent_asks_another_and_gets_its_answer(swarm: Swarm) -> None:
+    swarm.script("ask beta", request("beta", "what is it"), "beta says it")
+    swarm.script("what is it", "a thing")
+    sent = swarm.send("ask beta", "one")
+    assert sent["response"] == "beta says it"
+    result = swarm.result("ask beta")
+    assert result == {
+        "target": "beta",
+        "eventId": result["eventId"],
+        "correlationId": f"corr:{result['eventId']}",
+        "accepted": True,
+        "async": False,
+        "response": "a thing",
+    }
+    assert result["eventId"].startswith(f"{sent['turnId']}/c1~"), "the turn that asks can be found from the question"
+
+
+def test_the_other_instance_of_an_agent_can_be_asked_and_the_own_cannot(swarm: Swarm) -> None:
+    swarm.script("ask twin", request("alpha", "are you me", instanceKey="twin-b"), "done")
+    swarm.script("are you me", "almost")
+    swarm.send("ask twin", "twin-a")
+    assert swarm.result("ask twin")["response"] == "almost"
+    swarm.script("ask myself", request("alpha", "are you me"), "done")
+    swarm.send("ask myself", "myself")
+    assert "E_AGENT_CYCLE" in code_of(swarm.result("ask myself"))
+
+
+def test_an_unknown_agent_is_one_clear_error(swarm: Swarm) -> None:
+    swarm.script("ask nobody", request("nobody", "x"), "done")
+    assert swarm.send("ask nobody", "unknown")["response"] == "done"
+    said = code_of(swarm.result("ask nobody"))
+    assert "E_AGENT_NOT_FOUND" in said
+    assert "there are: alpha, beta" in said
+
+
+def test_an_agent_that_cannot_start_is_one_clear_error(swarm: Swarm) -> None:
+    swarm.script("ask unfit", request("unfit", "x"), "done")
+    assert swarm.send("ask unfit", "unfit")["response"] == "done"
+    said = code_of(swarm.result("ask unfit"))
+    assert "E_AGENT_" in said
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_cycle_ends_at_the_one_who_would_close_it(swarm: Swarm, count: int) -> None:
+    ring = AGENTS[:count]
+    words = [f"round {count} {agent}" for agent in ring]
+    for at, said in enumerate(words):
+        asked = (at + 1) % count
+        swarm.script(said, request(ring[asked], words[asked]), f"end of {ring[at]}")
+    assert swarm.send(words[0], f"ring{count}")["response"] == "end of alpha"
+    assert "E_AGENT_CYCLE" in code_of(swarm.result(words[-1]))
+    assert swarm.result(words[0])["response"] == f"end of {ring[1]}", "every other one is answered"
+
+
+def test_the_time_of_a_request_ends_both_sides(swarm: Swarm) -> None:
+    swarm.script("be slow", *([("b1", "bash__exec", {"command": "sleep 0.3"})] for _ in range(20)), "late")
+    swarm.script("ask slow", request("beta", "be slow", timeoutMs=1000), "went on")
+    assert swarm.send("ask slow", "slow")["response"] == "went on"
+    assert "E_AGENT_TIMEOUT" in code_of(swarm.result("ask slow"))
+    wait_until(lambda: pid_of(swarm, "beta", "slow") is None, what="the end of the agent that was asked")
+    assert len(swarm.model.requests["be slow"]) < 12, "the agent that was asked did not go on"
+
+
+@pytest.mark.parametrize("mib", [10, 20])
+def test_much_too_large_input_is_one_clear_error(swarm: Swarm, mib: int) -> None:
+    call = {"id": "1", "tool": "agents__request", "args": {"target": "beta", "input": "x" * (mib << 20)}}
+    called = swarm.kernel.gdn("call", "--batch", "-", input=json.dumps(call) + "\n")
+    result = json.loads(called.out)["result"]
+    assert (result["status"], result["error"]["code"]) == ("error", "E_FRAME_TOO_LARGE")
+    assert "Write the content to a file" in result["error"]["suggestion"]
+    assert len(result["error"]["message"]) < 1500
+
+
+def test_an_instance_key_with_control_characters_is_one_clear_error(swarm: Swarm) -> None:
+    swarm.script("ask odd", request("beta", "x", instanceKey="a\u0007b"), "done")
+    assert swarm.send("ask odd", "odd")["response"] == "done"
+    said = code_of(swarm.result("ask odd"))
+    assert "E_TOOL_INVALID_ARGS" in said
+    assert "instanceKey" in said
+
+
+def test_a_caller_that_is_killed_gets_the_stored_answer(swarm: Swarm) -> None:
+    go = waits(swarm, "take your time", "killed", answer="it took a while")
+    swarm.script("ask and die", request("beta", "take your time"), "alive")
+    sending = swarm.kernel.popen("send", "ask and die", "--instance", "killed", "--json")
+    gate = go()
+    pid = pid_of(swarm, "alpha", "killed")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    gate.touch()
+    out, err = sending.communicate(timeout=30)
+    assert json.loads(out)["response"] == "alive", err
+    assert swarm.result("ask and die")["response"] == "it took a while"
+    assert len(swarm.model.requests["take your time"]) == 2, "the agent that was asked worked once, in two steps"
+
+
+def test_a_message_to_an_agent_that_has_ended_is_not_lost_and_a_finished_agent_ends(swarm: Swarm) -> None:
+    swarm.script("hello", "hi")
+    swarm.send("hello", "ended", agent="beta")
+    wait_until(lambda: pid_of(swarm, "beta", "ended") is None, what="the end of an idle agent")
+    swarm.script("tell beta", [("c1", "agents__send", {"target": "beta", "input": "news"})], "told")
+    swarm.script("news", "noted")
+    assert swarm.send("tell beta", "ended")["response"] == "told"
+    result = swarm.result("tell beta")
+    assert result == {"target": "beta", "eventId": result["eventId"], "accepted": True, "sent": True}
+    wait_until(lambda: "news" in swarm.model.requests, what="the turn of the message")
+    asked = swarm.model.requests["news"][0]["messages"]
+    assert "hello" in json.dumps(asked), "it is the same instance, with its history"
+
+
+def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
+    spawned = [
+        ("s1", "agents__spawn", {"target": "beta", "instanceKey": "mine"}),
+        ("s2", "agents__spawn", {"target": "nobody"}),
+    ]
+    listed = [("l1", "agents__list", {}), ("l2", "agents__list", {"includeAll": True})]
+    swarm.script("spawn", spawned, listed, "done")
+    assert swarm.send("spawn", "parent")["response"] == "done"
+    results = swarm.model.results("spawn")
+    assert results["s1"] == {"target": "beta", "instanceKey": "mine", "spawned": True, "cwd": None}
+    assert "E_AGENT_NOT_FOUND" in code_of(results["s2"])
+    (entry,) = results["l1"]["agents"]
+    assert results["l1"]["count"] == 1
+    assert (entry["target"], entry["instanceKey"], entry["cwd"]) == ("beta", "mine", None)
+    assert (entry["ownerAgent"], entry["ownerInstanceKey"]) == ("alpha", "parent")
+    assert results["l2"]["count"] == len(results["l2"]["agents"]) >= 2
+
+
+def test_the_catalog_lists_the_agents(swarm: Swarm) -> None:
+    swarm.script("who", [("c1", "agents__catalog", {})], "done")
+    swarm.send("who", "catalog")
+    everybody = sorted((*AGENTS, "unfit"))
+    assert swarm.result("who") == {
+        "swarmName": "five",
+        "entryAgent": "alpha",
+        "selfAgent": "alpha",
+        "availableCount": 6,
+        "callableCount": 5,
+        "availableAgents": everybody,
+        "callableAgents": [name for name in everybody if name != "alpha"],
+    }
+
+
+def test_an_operator_can_call_it(swarm: Swarm) -> None:
+    swarm.script("from outside", "heard")
+    args = json.dumps({"target": "beta", "input": "from outside"})
+    called = swarm.kernel.gdn("call", "agents__request", args, "--json").json
+    assert (called["status"], called["output"]["response"]) == ("ok", "heard")
+
+
+def test_a_cancelled_caller_takes_its_request_with_it(swarm: Swarm) -> None:
+    go = waits(swarm, "work for nobody", "cancelled")
+    swarm.script("ask and be cancelled", request("beta", "work for nobody"), "never")
+    sending = swarm.kernel.popen("send", "ask and be cancelled", "--instance", "cancelled", "--json")
+    go()
+    cancelled = swarm.kernel.gdn("cancel", "--agent", "alpha", "--instance", "cancelled", "--json")
+    assert cancelled.status == 0, cancelled.err
+    assert json.loads(sending.communicate(timeout=30)[0])["error"]["code"] == "E_CANCELLED"
+    wait_until(lambda: pid_of(swarm, "beta", "cancelled") is None, what="the end of the agent that was asked")
+    assert len(swarm.model.requests["work for nobody"]) == 1, "it was not asked for its next step"
