@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import worker_frames
+from schemas import questions, worker_frames
 from schemas.worker_frames import Result
 from toolhost.calls import asks, messages, pending
 from toolhost.inside import wire, worker
@@ -50,7 +50,7 @@ def test_the_numbers() -> None:
         f"more than {reports.MAX_UNREAD >> 20} MiB of answers",
         f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
         f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",
-        f"{asks.TIMEOUT_MS:,} when left out",
+        f"{questions.TIMEOUT_MS:,} when left out",
         f"up to {asks.MAX_NAME} characters",
         f"{jails.CANCEL_GRACE_S:g} seconds later",
         f"after {jails.EXIT_GRACE_S:g} seconds",

@@ -13,6 +13,7 @@ from msgspec import Raw
 from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
+from schemas.questions import TIMEOUT_MS, correlation
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls.asks import (
@@ -21,10 +22,8 @@ from toolhost.calls.asks import (
     MAX_INPUT,
     MAX_OPEN,
     MAX_SAID,
-    TIMEOUT_MS,
     Asker,
     Refused,
-    correlation,
     value_of,
 )
 from toolhost.calls.taken import Call
