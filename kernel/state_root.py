@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, NoReturn
 from msgspec import Struct
 
 from kernel import paths
-from schemas.directories import Directory, DirectoryRefused, holds_only, open_directory
+from schemas.directories import Directory, DirectoryRefused, is_group_of, open_directory
 from schemas.errors import GoondanError, fail
 from schemas.own_users import TOOLHOST_UID
 
@@ -249,7 +249,7 @@ class _Mending:
     def is_ours(self, gid: int) -> bool:
         """Whether a group holds nobody but this user."""
         if gid not in self._groups:
-            self._groups[gid] = holds_only(gid, (0, os.geteuid()), _read("/etc/passwd"), _read("/etc/group"))
+            self._groups[gid] = is_group_of(gid, (0, os.geteuid()))
         return self._groups[gid]
 
 
@@ -401,12 +401,4 @@ def _home() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
-        return ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as source:
-            return source.read()
-    except OSError:
         return ""

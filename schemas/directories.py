@@ -229,10 +229,15 @@ def check(
     if listed():
         problem = f"has an access control list by which others may change it (mode {mode:04o})"
         raise DirectoryRefused(path, problem, f"setfacl -b {quoted}; chmod g-w {quoted}")
-    if not holds_only(state.st_gid, frozenset((0, *owners)), _read(_PASSWD), _read(_GROUP)):
+    if not is_group_of(state.st_gid, (0, *owners)):
         problem = f"can be changed by group {state.st_gid} (mode {mode:04o}), which is not yours alone"
         raise DirectoryRefused(path, problem, f"chmod g-w {quoted}")
     return False
+
+
+def is_group_of(gid: int, users: Collection[int]) -> bool:
+    """Whether a group of this machine holds some of `users` and nobody else; see `holds_only`. Reads two files."""
+    return holds_only(gid, users, _read(_PASSWD), _read(_GROUP))
 
 
 def holds_only(gid: int, users: Collection[int], passwd: str, group: str) -> bool:

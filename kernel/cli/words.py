@@ -2,6 +2,7 @@
 
 Rules.
 - Documents are read, and nothing else: no check, no module of a tool, no kernel is asked. Quick enough for a key press.
+- A state root that commands refuse has names of others, and is not listed.
 - What a shell puts into a command line is run by the next Enter, and instance keys are anybody's text. So only names
   that no shell reads anything into are offered.
 - A shell prints the description of a tool as it is, and it is anybody's text. So it goes out harmless.
@@ -27,6 +28,7 @@ from kernel.bundle.positions import Mapping, Scalar, Sequence
 from kernel.bundle.problems import Report
 from kernel.bundle.shape import Document
 from kernel.bundle.tools import BUNDLED_EXPORTS
+from kernel.state_root import why_refused
 from schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
 from schemas.frames import OPERATOR_AGENT
 from schemas.visible import visible_line
@@ -82,7 +84,7 @@ def tools(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Instances with a state: of the agent that the line names, else of all. `call` has an agent of its own."""
-    root = os.path.join(paths.state_dir(_bundle(ctx)), "instances")
+    root = os.path.join(_state(ctx), "instances")
     words: Any = ctx.params.get("words") or ()
     named = ctx.params.get("agent") or (words[0] if words and words[0] in os.listdir(root) else None)
     if ctx.info_name == "call":
@@ -100,11 +102,19 @@ def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
     from kernel.logs import AGENT, ROLES, role_of
 
-    names = os.listdir(os.path.join(paths.state_dir(_bundle(ctx)), "logs"))
+    names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}
     yield from ((role, "") for role in sorted(found & set(ROLES)))
     yield AGENT, "all agents"
     yield from ((role, "") for role in sorted(found - set(ROLES)))
+
+
+def _state(ctx: click.Context) -> str:
+    """The state directory. Raises GoondanError E_STATE for a state root that commands refuse."""
+    path = paths.state_dir(_bundle(ctx))
+    if (refusal := why_refused(paths.root_of(path))) is not None:
+        raise refusal
+    return path
 
 
 def _bundle(ctx: click.Context) -> str:

@@ -93,13 +93,13 @@ def untrusted(judgement: Judgement, bundle: str, *, running: bool = False) -> Go
     """The error for a bundle that may not run. `running`: an earlier revision of it does, and goes on."""
     from shlex import quote
 
-    what = _counted(judgement)
+    what = f"{_counted(judgement)} your agreement"
     if running:
-        message = f"the changed bundle asks for {what} that need your agreement; the revision that runs stays"
+        message = f"the changed bundle asks for {what}; the revision that runs stays"
     elif judgement.known:
-        message = f"{bundle} was trusted before, and now asks for {what} that need your agreement"
+        message = f"{bundle} was trusted before, and now asks for {what}"
     else:
-        message = f"{bundle} has not been run by you before, and asks for {what} that need your agreement"
+        message = f"{bundle} has not been run by you before, and asks for {what}"
     command = f"gdn trust {quote(bundle)}"
     hint = f"Run `{command}` to see what it asks for and to trust it, or add --trust (or GOONDAN_TRUST=1) for one time."
     if judgement.unbelieved is not None:
@@ -112,7 +112,8 @@ def _counted(judgement: Judgement) -> str:
     parts = [f"{number} {'thing' if number == 1 else 'things'}"] if number else []
     if changed:
         parts.append(f"{changed} changed {'module' if changed == 1 else 'modules'} outside of jails")
-    return " and ".join(parts) or "nothing new"
+    need = "needs" if number + changed == 1 else "need"
+    return f"{' and '.join(parts) or 'nothing new'} that {need}"
 
 
 def _is_asleep(power: Power) -> bool:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Final
 
 from kernel.trust.powers import Owner, Writers
-from schemas.directories import holds_only
+from schemas.directories import is_group_of
 
 #: Owners and groups that are named; where there are more, it is everybody (entries).
 MAX_NAMED: Final = 8
@@ -63,15 +63,7 @@ def _look(path: str, owners: set[int], groups: set[int | None], seen: set[str]) 
 @lru_cache(maxsize=64)
 def is_own_group(gid: int, uid: int) -> bool:
     """Whether a group holds nobody but the user and root."""
-    return holds_only(gid, (0, uid), _read("/etc/passwd"), _read("/etc/group"))
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as source:
-            return source.read()
-    except OSError:
-        return ""
+    return is_group_of(gid, (0, uid))
 
 
 def _has_list(path: str) -> bool:

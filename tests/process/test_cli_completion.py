@@ -108,6 +108,23 @@ def test_instances_that_a_shell_could_misread_are_not_offered(shell: Shell) -> N
     assert shell.offers("gdn logs --role ") == ["plain,broker", "plain,agent", "plain,agent-main"]
 
 
+def test_names_from_a_state_that_commands_refuse_are_not_offered(shell: Shell) -> None:
+    from kernel.paths import state_dir
+    from schemas.address import instance_dir
+
+    above = shell.home / "above"
+    above.mkdir()
+    shell.env["GOONDAN_STATE_ROOT"] = str(above / "state")
+    state = state_dir(str(shell.home / "goondan.yaml"), shell.env)
+    os.makedirs(instance_dir(state, "main", "planted"))
+    os.makedirs(f"{state}/logs")
+    Path(state, "logs", "broker.log").touch()
+    assert shell.offers("gdn trace --instance ") == ["plain,planted"]
+    above.chmod(0o777)
+    assert shell.offers("gdn trace --instance ") == []
+    assert shell.offers("gdn logs --role ") == []
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"kind: [", b"- " * 100_000, b"kind: Agent\nmetadata: {name: {}}\n"])
 def test_a_broken_bundle_offers_nothing_and_says_nothing(shell: Shell, content: bytes) -> None:
     (shell.home / "goondan.yaml").write_bytes(content)

@@ -22,7 +22,7 @@ def show(ctx, input):
     lines = read(ctx, input["path"]).splitlines()
     first = input.get("from", 1)
     shown = lines[first - 1 :][: input.get("lines", 200)]
-    ctx.logger.info("%s: %d of %d lines", input["path"], len(shown), len(lines))
+    ctx.logger.info(input["path"], f"{len(shown)} of {len(lines)} lines")
     return {"text": "\n".join(f"{number}: {line}" for number, line in enumerate(shown, first)), "lines": len(lines)}
 
 
