@@ -17,8 +17,10 @@ import msgspec
 
 from kernel.broker.assemble import assemble
 from kernel.broker.journal.interface import DiskFull, JournalFailed
-from kernel.broker.journal.opening import boot_id, open_store, start
+from kernel.broker.journal.opening import boot_id, open_store, release_reserve, start
+from kernel.broker.journal.store import JournalStore
 from kernel.broker.loop import BrokerLoop, clock
+from kernel.broker.router import Router
 from schemas.address import blobs_dir
 from schemas.blob_files import BlobFolder, make_folder
 from schemas.errors import GoondanError, fail
@@ -62,9 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         store = open_store(plan.state_dir, plan.durability, accept_loss=options.accept_loss)
         for loss in store.losses:
             print(f"E_JOURNAL_CORRUPT accepted: {loss}", file=sys.stderr)
-        router = assemble(
-            plan, secret, store, boot_id=boot_id(), broker_id=secrets.token_hex(4), now=clock(), blobs=blobs
-        )
+        router = _assemble(plan, secret, store, blobs)
         if options.new_kernel:  # nobody is left who could ask for what the journal does not name
             BlobFolder(blobs).sweep(router.bus.mailbox.blobs.referenced() | store.files(), 0)
         loop = BrokerLoop(router, start(store, plan.state_dir), run_dir)
@@ -88,6 +88,17 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         loop.close()
     return 0
+
+
+def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str) -> Router:
+    """See assemble; on a full disk with as much of the reserve as it needs."""
+    broker_id = secrets.token_hex(4)
+    while True:
+        try:
+            return assemble(plan, secret, store, boot_id=boot_id(), broker_id=broker_id, now=clock(), blobs=blobs)
+        except DiskFull:
+            if not release_reserve(plan.state_dir):
+                raise
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -46,7 +46,9 @@ def assemble(
     top = epochs.to_reserve(EPOCH_BLOCK)
     if top is not None:
         store.commit(ledger.epochs(top).writes, wall_ms())
-    spawned = restore(bus, rows, lambda bad: _bad_row(store, bad))
+    bad: list[BadRow] = []
+    spawned = restore(bus, rows, bad.append)
+    _give_up(store, bad)
     older = SpawnFile(plan.state_dir)
     for record in older.read():
         store.commit(ledger.spawned(record).writes, wall_ms())
@@ -55,9 +57,15 @@ def assemble(
     return Router(bus, spawned)
 
 
-def _bad_row(store: JournalStore, bad: BadRow) -> None:
-    """The first failure may be the machine's, so the start ends; from the second on the row is put aside."""
-    if not store.suspect(bad.row, bad.reason, wall_ms()):
-        message = f"{store.path}: {bad}; if it fails once more, it is put aside in the table `quarantine`"
+def _give_up(store: JournalStore, bad: list[BadRow]) -> None:
+    """The first failure on a row may be the machine's, so the start ends; from the second on the row is put aside. All
+    of them count at once: with many bad rows there are two failed starts at most, not one for each.
+    """
+    kept = [row for row in bad if not store.suspect(row.row, row.reason, wall_ms())]
+    for row in bad:
+        if row not in kept:
+            log.error("%s; it was put aside in the table `quarantine` of %s", row, store.path)
+    if kept:
+        more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
+        message = f"{store.path}: {kept[0]}{more}; what fails once more is put aside in the table `quarantine`"
         raise fail("E_JOURNAL_CORRUPT", message, suggestion="Start the kernel again.")
-    log.error("%s; it was put aside in the table `quarantine` of %s", bad, store.path)

@@ -19,6 +19,7 @@ from kernel.broker.bus import CREDIT, Bus
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
+from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.mailbox import SpawnRecord, Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
@@ -104,7 +105,10 @@ class Router:
     # --- entry points of the loop
 
     def receive(self, connection: Connection, data: bytes, now: float) -> None:
-        """One frame of a welcomed connection. Nothing that a peer can send makes it raise."""
+        """One frame of a welcomed connection. Nothing that a peer can send makes it raise.
+
+        Raises JournalFailed when the file cannot be read.
+        """
         try:
             frame = decode_frame(data)
             handler = connection.handlers.get(frame.type)
@@ -122,6 +126,8 @@ class Router:
         except GoondanError as error:
             self.bus.counters["frames_refused"] += 1
             self.bus.error(connection.cls, connection.ident, error.info, frame)
+        except JournalFailed:
+            raise  # what has ended cannot be read any more: this process must end, and the next one looks at the file
         except Exception as error:
             # A bug of ours must cost the frame that met it, not the bus.
             self.bus.faults.append(error)

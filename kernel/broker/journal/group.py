@@ -1,8 +1,8 @@
 """Writes groups of batches, with the rules of a full disk.
 
-When the disk is full, the reserve is freed and only ends of old work are written. New work is refused, item by item,
-until the reserve could be made again. Ends for which there is no room even then wait: they are acknowledged to nobody
-before they are written.
+When the disk is full, only ends of old work are written, and the reserve is freed as far as they need it. New work is
+refused, item by item, until the reserve could be made again. Ends for which there is no room even then wait: they are
+acknowledged to nobody before they are written.
 """
 
 from __future__ import annotations
@@ -47,11 +47,26 @@ class GroupWriter:
             except DiskFull:
                 self.full = True
                 self._next_try = time.monotonic() + FULL_RETRY_S
-                self._reserve.release()
         ends = _writes(group, refusable=False)
-        if ends:
-            self._store.commit(ends, self._wall_ms())
+        try:
+            if ends:
+                self._store.commit(ends, self._wall_ms())
+        except DiskFull:
+            self._commit_ends(ends)
         return [Settled(number, frozenset(_refusable(batch))) for number, batch in group]
+
+    def _commit_ends(self, ends: list[Write]) -> None:
+        """Write ends of old work, with as much of the reserve as they need. Raises DiskFull when it is used up."""
+        while True:
+            # What is in the file need not stay in the WAL, whose room is used again then. A copy for which there is too
+            # little room makes the file longer all the same, so the next one needs less.
+            self._store.checkpoint()
+            try:
+                self._store.commit(ends, self._wall_ms())
+                return
+            except DiskFull:
+                if not self._reserve.release():
+                    raise
 
     def tidy(self) -> bool:
         """Remove some old rows; True when there is more to do. Raises JournalFailed."""

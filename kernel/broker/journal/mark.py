@@ -6,7 +6,9 @@ after a loss of power it may be behind the journal but never ahead of a synced o
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 import zlib
 from contextlib import suppress
@@ -39,10 +41,12 @@ class MarkFile:
     def read(self) -> Mark | None:
         """The mark; None when there is none, or when a loss of power tore it. Raises OSError."""
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Not to be kept waiting by a pipe that stands in the file's place: reading one then says that it is none.
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
+            _check_regular(file.fileno(), self._path)
             data = file.read(_BODY.size + _CHECKSUM.size)
         if len(data) < _BODY.size + _CHECKSUM.size:
             return None
@@ -54,10 +58,14 @@ class MarkFile:
 
     def write(self, mark: Mark) -> None:
         """Replace the mark. A full disk leaves the old one, which promises less. Raises OSError otherwise."""
-        if self._fd is None:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         body = _BODY.pack(_MAGIC, mark.boot_id.encode("ascii", "replace"), mark.last, mark.digest)
-        os.pwrite(self._fd, body + _CHECKSUM.pack(zlib.crc32(body)), 0)
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.pwrite(self._fd, body + _CHECKSUM.pack(zlib.crc32(body)), 0)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def close(self) -> None:
         """Close the file."""
@@ -65,3 +73,8 @@ class MarkFile:
         if fd is not None:
             with suppress(OSError):
                 os.close(fd)
+
+
+def _check_regular(fd: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "is no regular file", path)

@@ -11,6 +11,7 @@ from kernel.broker.journal.group import GroupWriter
 from kernel.broker.journal.interface import Journal
 from kernel.broker.journal.reserve import Reserve
 from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
+from schemas.errors import GoondanError
 
 #: The file whose space is freed when the disk is full.
 RESERVE_FILE: Final = "kernel.reserve"
@@ -26,7 +27,17 @@ def boot_id() -> str:
 def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> JournalStore:
     """The journal's file of `state_dir`. Raises GoondanError: see JournalStore."""
     path = os.path.join(state_dir, JOURNAL_FILE)
-    return JournalStore(path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss)
+    while True:
+        try:
+            return JournalStore(path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss)
+        except GoondanError as error:
+            if error.info.code != "E_DISK_FULL" or not release_reserve(state_dir):
+                raise
+
+
+def release_reserve(state_dir: str) -> bool:
+    """Free a bit of the reserve, for a start has to write a little; False when there is none left."""
+    return Reserve(os.path.join(state_dir, RESERVE_FILE)).release()
 
 
 def start(store: JournalStore, state_dir: str) -> Journal:

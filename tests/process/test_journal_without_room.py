@@ -1,0 +1,70 @@
+"""The journal on a disk that something else goes on filling: a small tmpfs in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: In a namespace of its own: fills the disk with new events, then with a file, and ends the events all the same.
+ENDING = """
+import os, subprocess, sys, time
+from kernel.broker.journal.interface import Item, Put, Retire
+from kernel.broker.journal.opening import open_store, start
+from kernel.broker.__main__ import _assemble
+from tests.process.bare_broker import plan
+
+folder, durability = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=True)
+store = open_store(folder, durability)
+journal = start(store, folder)
+
+def refused(item):
+    number = journal.append([item])
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        for settled in journal.settled():
+            if settled.number == number:
+                return bool(settled.refused)
+        time.sleep(0.001)
+    raise SystemExit("an end was not written")
+
+accepted = []
+while not refused(Item((Put(f"event:{len(accepted)}", b"x" * 1500),), True)):
+    accepted.append(f"event:{len(accepted)}")
+
+def fill():
+    with open(folder + "/filler", "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+for name in accepted:
+    fill()
+    assert not refused(Item((Retire(name, b"d" * 16, "done", b"answer" * 100),)))
+journal.close()
+fill()
+store = open_store(folder, durability)
+_assemble(plan(folder), b"s" * 32, store, folder)
+assert len(accepted) > 100, len(accepted)
+print([row.subject for row in store.rows()])
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs a mount of its own")
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_running_work_ends_and_a_broker_starts_while_something_fills_the_disk(tmp_path: Path, durability: str) -> None:
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", ENDING, str(tmp_path), durability],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "['epochs']", done.stderr + done.stdout
