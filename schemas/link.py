@@ -223,6 +223,10 @@ class Link:
         """The random name of this process on the bus."""
         return self._peer.incarnation
 
+    def accepted(self) -> frozenset[str]:
+        """The ids of frames that the broker has accepted and not answered."""
+        return self._peer.accepted()
+
     # --- sending
 
     def send(self, frame: Frame) -> bool:

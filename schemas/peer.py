@@ -194,6 +194,10 @@ class Peer:
             return None
         return data
 
+    def accepted(self) -> frozenset[str]:
+        """The ids of frames that the broker has accepted and not answered."""
+        return frozenset(entry.id for entry in self._outbox.values() if entry.accepted)
+
     def goes_by_reference(self, frame: Frame, size: int) -> bool:
         """Whether the payload of a frame of `size` bytes, encoded, is to go by reference.
 

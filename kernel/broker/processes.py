@@ -221,11 +221,12 @@ class Processes:
             self._drain(message, now)
 
     def _drain(self, message: Drain, now: float) -> None:
-        """The kernel ends: tell every agent, and those that come back later, when they say hello."""
+        """The kernel ends: tell every agent and client, and agents that come back later when they say hello."""
         self._bus.closing = True
         self._bus.draining = (message.reason, now + message.grace_period_ms / 1000)
-        for connection in self._bus.presence.connections[AGENTS].values():
-            self._bus.shutdown(connection, message.grace_period_ms, message.reason)
+        for cls in (AGENTS, CLIENTS):  # clients hear why their answers do not come
+            for connection in self._bus.presence.connections[cls].values():
+                self._bus.shutdown(connection, message.grace_period_ms, message.reason)
 
     def _inventory(self, message: Inventory, now: float) -> None:
         """The agents that run, told at every control connect: others that it had started have ended unheard.

@@ -10,11 +10,15 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.cli.attach import Kernel
-    from kernel.cli.session import Listener
+    from kernel.cli.session import Listener, Session
     from schemas.frames import Answer
 
 #: How long `send` waits when nothing is said (seconds): longer than most turns, shorter than a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
+#: How long a message may wait before a person is told what it waits for (seconds): an idle agent has begun by then.
+QUEUE_NOTICE_S: Final = 0.5
+#: How long the broker may take to say what an instance has to do (seconds); after that nobody is told.
+QUEUE_ANSWER_S: Final = 5.0
 #: Longer ids are refused by the broker (characters).
 MAX_EVENT_ID: Final = 256
 
@@ -160,7 +164,33 @@ async def _send(
         cancelling = Cancelling(session, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
             asking = ask(None) if as_json else shown(ask)
-            answer = await cancelling.wait(asyncio.ensure_future(asking))
+            telling = None if as_json else asyncio.ensure_future(_tell_turn(session, agent, instance, known_id))
+            try:
+                answer = await cancelling.wait(asyncio.ensure_future(asking))
+            finally:
+                if telling is not None:
+                    telling.cancel()
         if answer is None:
             raise SystemExit(interrupts.status)
         return known_id, answer, interrupts.status
+
+
+async def _tell_turn(session: Session, agent: str, instance: str, event_id: str) -> None:
+    """Say on stderr, once, how many messages are before this one at its instance, if any are."""
+    import asyncio
+    import sys
+    from contextlib import suppress
+
+    from kernel.cli.output import write
+    from kernel.cli.terminal import printable
+    from schemas.errors import GoondanError
+
+    await asyncio.sleep(QUEUE_NOTICE_S)
+    with suppress(GoondanError):
+        question = {"op": "events", "agent": agent, "instanceKey": instance}
+        listed = (await session.admin(question, QUEUE_ANSWER_S))["events"]
+        before = next((at for at, event in enumerate(listed) if event["eventId"] == event_id), 0)
+        if before:
+            what = "1 message" if before == 1 else f"{before} messages"
+            place = printable(f"{agent}/{instance}")
+            write(f"gdn: {place} is busy; {what} before yours (gdn ps --why shows for what)", stream=sys.stderr)

@@ -44,6 +44,10 @@ class Session:
         self._run = secrets.token_hex(8)
         self._count = 0
         self._linger_s = 0.0
+        #: The kernel has said that it stops.
+        self._stopping = False
+        #: Frames that were accepted and not answered when the kernel ended.
+        self._kept: frozenset[str] = frozenset()
         #: Event id -> who listens while it is worked on.
         self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
@@ -87,6 +91,8 @@ class Session:
             raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
 
     def _on_frame(self, frame: Frame) -> None:
+        if frame.type == "shutdown":
+            self._stopping = True
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return
@@ -98,6 +104,7 @@ class Session:
         if not self.lost.done():
             self.lost.set_result(None)
         if self._link is not None:
+            self._kept = self._link.accepted()
             self._closing = asyncio.ensure_future(self._link.close(0))  # ends everything that waits
 
     def new_id(self) -> str:
@@ -182,7 +189,7 @@ class Session:
             raise
         except GoondanError as error:
             if self.lost.done() or error.info.code == "E_TOKEN_INVALID":
-                raise self.lost_error() from None
+                raise self._lost_with(frame) from None
             raise
 
     def _frame(
@@ -206,8 +213,23 @@ class Session:
             payload=to_raw(event),
         )
 
+    def _lost_with(self, frame: Frame) -> GoondanError:
+        """The error for one frame that was sent."""
+        if frame.type != "event" or not self._stopping:
+            return self.lost_error()
+        if frame.id not in self._kept:
+            message = f"the kernel was stopped before it had accepted the message {frame.event_id}"
+            return fail("E_KERNEL_LOST", message, suggestion="Send it again when the kernel runs.")
+        message = (
+            f"the kernel was stopped; the message {frame.event_id} is kept, and its turn goes on at the next start"
+        )
+        suggestion = f"Then the same command with `--event-id {frame.event_id}` waits for the answer."
+        return fail("E_KERNEL_LOST", message, suggestion=suggestion)
+
     def lost_error(self) -> GoondanError:
         """The error for everything that a lost kernel left without an answer."""
+        if self._stopping:
+            return fail("E_KERNEL_LOST", "the kernel was stopped", suggestion="What it had accepted is kept.")
         return fail("E_KERNEL_LOST", f"the kernel ended unexpectedly; see {self._kernel.place.state_dir}/logs")
 
 

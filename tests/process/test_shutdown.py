@@ -140,3 +140,42 @@ def test_agents_leave_though_the_broker_that_was_to_tell_them_is_gone() -> None:
         os.kill(broker, signal.SIGKILL)
         assert stopping.wait(15) == 0
         assert "agents did not leave in time" not in kernel.log("supervisor")
+
+
+def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_finishes_it() -> None:
+    with sandbox() as kernel:
+        mark = kernel.home / "work"
+        mark.mkdir()
+        kernel.detach()
+        # The first run waits for ever, the one after the restart finds the mark and ends at once.
+        line = """/bash__exec command='if [ -e mark ]; then echo resumed; else touch mark; sleep 60; fi'"""
+        words = ("send", line, "--event-id", "kept-1", "--workdir", str(mark))
+        waiting = kernel.popen(*words, "--json")
+        wait_until((mark / "mark").exists)
+        behind = kernel.popen("send", "hello", "--event-id", "kept-2")
+        assert behind.stderr is not None
+        assert b"main/default is busy; 1 message before yours" in behind.stderr.readline()
+        assert kernel.gdn("stop").status == 0
+        out, _ = waiting.communicate(timeout=20)
+        assert waiting.returncode == 1
+        error = json.loads(out)["error"]
+        assert error["code"] == "E_KERNEL_LOST"
+        assert "the message kept-1 is kept, and its turn goes on at the next start" in error["message"]
+        assert "--event-id kept-1" in error["suggestion"]
+        assert behind.wait(20) == 1
+        assert b"the message kept-2 is kept" in behind.stderr.read()
+
+        kernel.detach()  # nobody asks again, and both turns run
+        trace = lambda: kernel.gdn("trace", "kept-2", "--json")
+        wait_until(lambda: (told := trace()).status == 0 and told.json["status"] == "completed")
+        answer = kernel.gdn("send", "hello", "--event-id", "kept-2", "--json")
+        assert (answer.status, answer.json["status"]) == (0, "completed")
+        first = kernel.gdn(*words, "--json")
+        assert first.json["status"] == "completed", first.out
+
+
+def test_a_send_to_an_idle_agent_says_nothing_of_a_queue() -> None:
+    with sandbox() as kernel:
+        kernel.detach()
+        told = kernel.gdn("send", "/bash__exec command='sleep 1.2; echo done'")
+        assert (told.status, told.out, told.err) == (0, "done\n", "")
