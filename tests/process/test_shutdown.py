@@ -166,8 +166,12 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         assert b"the message kept-2 is kept" in behind.stderr.read()
 
         kernel.detach()  # nobody asks again, and both turns run
-        trace = lambda: kernel.gdn("trace", "kept-2", "--json")
-        wait_until(lambda: (told := trace()).status == 0 and told.json["status"] == "completed")
+
+        def is_over() -> bool:
+            told = kernel.gdn("trace", "kept-2", "--json")
+            return told.status == 0 and bool(told.json["status"] == "completed")
+
+        wait_until(is_over)
         answer = kernel.gdn("send", "hello", "--event-id", "kept-2", "--json")
         assert (answer.status, answer.json["status"]) == (0, "completed")
         first = kernel.gdn(*words, "--json")
