@@ -66,6 +66,8 @@ class ToolCalls:
             call = self._open(event, call_id, frame, now)
         elif call.event is not event:
             raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
+        else:
+            call.frame_id = frame.id  # the process that waits now may be another one than the first
         frame.from_ = instance.agent
         frame.to = None
         frame.instance_key = instance.key

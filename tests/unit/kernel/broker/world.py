@@ -151,6 +151,7 @@ class Client(Actor):
     def ask(self, event_id: str, agent: str = "coder", key: str = "k", calls: int = 1, *, live: bool = False) -> None:
         event = AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=calls)
         self.asked.append(event_id)
+        self.world.asked_of[event_id] = (agent, key)
         frame = Frame(
             "event",
             to=agent,
@@ -232,9 +233,7 @@ class Agent(Actor):
         assert frame.type == "event", frame.type
         if self.held is not None and self.held.event_id not in self.store.finished:
             if frame.event_id != self.held.event_id:
-                known = self.world.router.bus.mailbox.events.get(self.held.event_id or "")
-                assert known is not None, "a second lease at a time"
-                assert known.state == "cancelled", "a second lease at a time"
+                assert self.world.state(self.held.event_id or "") == "cancelled", "a second lease at a time"
                 self.next = frame
                 return
             self.held = frame
@@ -292,8 +291,8 @@ class Agent(Actor):
 
     def tell(self, event_id: str, epoch: int) -> None:
         """News for the asker, and what nobody may hear: of another's event, and under an epoch that is over."""
-        another = "c0e1" if event_id == "c0e0" else "c0e0"
-        for about, under in ((event_id, epoch), (another, epoch), (event_id, epoch - 1)):
+        others = (asked for asked, of in self.world.asked_of.items() if of != (self.name, self.key))
+        for about, under in ((event_id, epoch), (next(others, "c9e9"), epoch), (event_id, epoch - 1)):
             payload = to_raw(RuntimeEvent(kind="text", text=f"{event_id}@{under}"))
             self.send(Frame("runtime.event", event_id=about, epoch=under, payload=payload))
 
@@ -481,6 +480,8 @@ class World:
         self.agents: dict[tuple[str, str], Agent] = {}
         self.stores: dict[tuple[str, str], Store] = {}
         self.ran: list[tuple[int, str]] = []
+        #: Event id -> the instance that a client has asked.
+        self.asked_of: dict[str, tuple[str, str]] = {}
         self.plan = plan(max_live_agents, max_open_events)
         self.router = self._new_router()
         self.supervisor = Supervisor(self)
