@@ -1,9 +1,9 @@
 """`python -m tests.power.replay [--steps N] [--cuts sync|call]`: cut the power at every point of a run, and look.
 
-The journal (`durability: power`) and a conversation are written by a program of their own under strace. Then the disk is
-cut at each sync (before and after it) or at each call, in each kind of luck (disk.py), and what is left is opened as the
-next start does. Everything that was promised must be there, nothing else that was not written, and a cut alone is never
-called corruption. Exit status 1 if that does not hold somewhere.
+The journal (`durability: power`) and a conversation are written by a program of their own under strace. Then the disk
+is cut at each sync (before and after it) or at each call, in each kind of luck (disk.py), and what is left is opened as
+the next start does. Everything that was promised must be there, nothing else that was not written, and a cut alone is
+never called corruption. Exit status 1 if that does not hold somewhere.
 """
 
 from __future__ import annotations

@@ -138,6 +138,19 @@ def test_nothing_is_left_in_the_journal_of_work_that_is_done() -> None:
     assert {subject.partition(":")[0] for subject in subjects(world)} <= {"epochs"}
 
 
+def test_a_call_that_a_new_process_repeats_is_asked_for_again_under_its_own_frame() -> None:
+    """Its agent is gone and the next one repeats the call; then the connection of the tool host breaks."""
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    world.kill_agent(agent(world))
+    run(world)
+    assert list(world.host.running) == ["coder/k/e1/0"]
+    world.cut(world.host)
+    world.settle()
+    assert world.stores["coder", "k"].results["e1"] == {0: "ran1"}
+
+
 # --- epochs
 
 

@@ -314,7 +314,7 @@ class Agent(Actor):
                 assert settled.error is not None
                 assert settled.error.code in ("E_LEASE_LOST", "E_OVERLOADED"), settled.error
                 if settled.error.code == "E_LEASE_LOST":
-                    self.held = None
+                    self.take_next()
                 return
             result = from_raw(settled.frame.payload, dict)
             code = result["output"] if result["status"] == "ok" else result["error"]["code"]
@@ -322,11 +322,15 @@ class Agent(Actor):
             self.send(Frame("ack", stage="result", calls=[settled.frame.call_id or ""]))
             self.step()
         elif what[0] == "done" and held is not None and what[1] == held.event_id:
-            self.held, after, self.next = None, self.next, None
-            if after is not None:
-                self.on_frame(after)
+            self.take_next()
         elif what[0] == "bye" and settled.error is None:
             self.world.kill_agent(self)
+
+    def take_next(self) -> None:
+        """What was held is over."""
+        self.held, after, self.next = None, self.next, None
+        if after is not None:
+            self.on_frame(after)
 
     def ask_to_leave(self) -> None:
         if self.held is None:
