@@ -44,15 +44,16 @@ def _folder_of(spec: ModuleSpec) -> str | None:
 def leave_current_folder(environment: Mapping[str, str] = os.environ) -> None:
     """Take out of our module path what an empty or relative entry of PYTHONPATH has put there: the folder that we were
     called in may be anybody's. Absolute entries stay; they are somebody's choice."""
-    if sys.flags.ignore_environment:
-        return
-    current = {
-        os.path.abspath(entry)
-        for entry in environment.get("PYTHONPATH", "").split(os.pathsep)
-        if not os.path.isabs(entry)
-    }
-    if "PYTHONPATH" in environment:
+    current = {os.path.abspath(entry) for entry in entries_of_current_folder(environment)}
+    if current:
         sys.path[:] = _without(sys.path, current)
+
+
+def entries_of_current_folder(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The empty and the relative entries of PYTHONPATH; none where this interpreter does not obey it."""
+    if sys.flags.ignore_environment or not environment.get("PYTHONPATH"):
+        return []  # an empty variable is as none
+    return [entry for entry in environment["PYTHONPATH"].split(os.pathsep) if not os.path.isabs(entry)]
 
 
 def _without(path: Sequence[str], unwanted: set[str]) -> list[str]:

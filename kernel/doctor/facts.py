@@ -18,13 +18,16 @@ UNLIMITED = -1
 
 
 class Versions(Struct, frozen=True, kw_only=True):
-    """What runs. `libzmq_ipc`: whether libzmq can use the sockets of one machine at all."""
+    """What runs. `libzmq_ipc`: whether libzmq can use the sockets of one machine at all. `current_folder`: the
+    entries of PYTHONPATH, empty or relative, by which Python imports from the folder that `gdn` is called in.
+    """
 
     kernel: str
     python: str
     pyzmq: str
     libzmq: str
     libzmq_ipc: bool = True
+    current_folder: list[str] = []
     system: str = "Linux"
     release: str = ""
     machine: str = ""

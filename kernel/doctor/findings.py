@@ -106,6 +106,14 @@ def _problem(area: Area, check: str, message: str, fix: str) -> Finding:
 def _versions(versions: Versions) -> Iterator[Finding]:
     yield _ok("versions", "kernel", f"goondan-kernel {versions.kernel}")
     yield _ok("versions", "python", f"Python {versions.python}")
+    if versions.current_folder:
+        entries = ", ".join(repr(entry) if entry else "an empty one" for entry in versions.current_folder)
+        yield _warning(
+            "versions",
+            "pythonPath",
+            f"PYTHONPATH makes Python import from the current folder ({entries}), before gdn can leave it out",
+            "export PYTHONPATH=   # or keep only entries that begin with /",
+        )
     text = f"pyzmq {versions.pyzmq} with libzmq {versions.libzmq}"
     if versions.libzmq_ipc:
         yield _ok("versions", "zeromq", text)

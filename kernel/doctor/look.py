@@ -47,6 +47,7 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
+from kernel.import_path import entries_of_current_folder
 from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
 from schemas import own_users
@@ -141,6 +142,7 @@ def _versions() -> Versions:
         pyzmq=zmq.__version__,
         libzmq=zmq.zmq_version(),
         libzmq_ipc=zmq.has("ipc"),
+        current_folder=entries_of_current_folder(),
         system=system.sysname,
         release=system.release,
         machine=system.machine,

@@ -37,6 +37,7 @@ from kernel.doctor.facts import (
     Versions,
 )
 from kernel.doctor.findings import Finding, judge
+from kernel.import_path import entries_of_current_folder
 from schemas.errors import error_payload
 
 COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
@@ -122,6 +123,25 @@ def test_sized_workdirs_are_fine_where_they_can_be_made() -> None:
 def test_root_is_fine_where_each_jail_is_a_user_of_its_own() -> None:
     as_root = replace(with_host(uid=0), survey=with_survey(walls=["namespaces", "uid"]).survey)
     assert {finding.level for finding in judge(as_root) if finding.check != "tool host"} == {"ok"}
+
+
+def test_entries_of_pythonpath_that_mean_the_current_folder_are_named() -> None:
+    found = [
+        one
+        for one in judge(replace(GOOD, versions=replace(GOOD.versions, current_folder=["", "lib"])))
+        if one.check == "pythonPath"
+    ]
+    assert [one.level for one in found] == ["warning"]
+    assert "(an empty one, 'lib')" in found[0].message
+    assert not [one for one in judge(GOOD) if one.check == "pythonPath"]
+
+
+def test_which_entries_of_pythonpath_mean_the_current_folder() -> None:
+    def found(**environment: str) -> list[str]:
+        return entries_of_current_folder(environment)
+
+    assert found(PYTHONPATH=":/x:lib") == ["", "lib"]
+    assert found(PYTHONPATH="/x:/y") == found(PYTHONPATH="") == found() == []
 
 
 @pytest.mark.parametrize(("user", "level"), [(2013265919, "ok"), (0, "warning")])
