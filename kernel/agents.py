@@ -261,6 +261,8 @@ class Agents:
 
     def _row(self, principal: Principal, status: str, pid: int | None, since: float) -> ProcessInfo:
         history = self.roster.histories.get(principal)
+        if history is not None and history.loops:
+            status = "crash-loop"
         return ProcessInfo(
             role="agent",
             name=principal.name,

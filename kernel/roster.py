@@ -23,6 +23,8 @@ from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED (delivery.md section 3).
 MAX_START_FAILURES: Final = 5
+#: Ends in a row, none of them ordered, after which a principal or a service is shown as being in a crash loop.
+LOOPS_AT: Final = 3
 #: Agents that may be between "asked for" and "ready" at once: more only slow each other down on few cores. The broker
 #: wants no more at a time; this is for what is to be started again, after a fork server or many agents were lost.
 MAX_STARTING: Final = 32
@@ -63,6 +65,11 @@ class History(Struct):
     crashes: int = 0  # unordered deaths in a row after it was ready
     restarts: int = 0
     last_exit: str | None = None
+
+    @property
+    def loops(self) -> bool:
+        """Whether it ends again and again, however it is started."""
+        return max(self.failures, self.crashes) >= LOOPS_AT
 
 
 class Spawn(Struct, frozen=True):

@@ -43,7 +43,7 @@ from kernel.lifecycle import (
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.reaping import Reaper
-from kernel.roster import MAX_START_FAILURES
+from kernel.roster import LOOPS_AT, MAX_START_FAILURES
 from kernel.services import Launch, Services
 from kernel.spawn import (
     AGENT_ENVIRONMENT,
@@ -578,7 +578,7 @@ class Supervisor:
                     name=role,
                     instance_key=None,
                     pid=services.pid(role),
-                    status=_SERVICE_STATUS[service.phase],
+                    status="crash-loop" if service.deaths >= LOOPS_AT else _SERVICE_STATUS[service.phase],
                     since=rfc3339(services.since[role] + offset),
                     restarts=service.restarts,
                     last_exit=service.last_exit,

@@ -83,6 +83,7 @@ class DeadLetters:
             workdir=accepted.workdir,
             trace_id=accepted.trace_id,
             blob=accepted.blob,
+            since=self._bus.now,
         )
         self._bus.mailbox.stage(again)
         accept = self._bus.ledger.accepted(again, self._bus.now)

@@ -106,6 +106,7 @@ class Events:
             root=actor.root,
             session=actor.session,
             asking=None if chain is None else actor.turn,
+            since=now,
         )
         self._admit(connection, actor, event, now)
         if event.asking is not None:

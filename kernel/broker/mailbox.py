@@ -80,6 +80,7 @@ class Event:
         "root",
         "sender",
         "session",
+        "since",
         "source",
         "state",
         "trace_id",
@@ -108,6 +109,7 @@ class Event:
         root: str | None = None,
         session: str | None = None,
         asking: Event | None = None,
+        since: float = 0.0,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -136,6 +138,8 @@ class Event:
         self.call_id = call_id
         #: The event whose turn asked for it and waits; None when nobody's turn does.
         self.asking = asking
+        #: When it was accepted.
+        self.since = since
         #: What its own turn has asked of other instances and waits for, and what of that has ended: order of asking.
         self.requests: dict[Event, None] = {}
         self.answered: dict[Event, None] = {}

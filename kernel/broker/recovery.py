@@ -123,6 +123,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         root=record.root,
         session=record.session,
         asking=asking,
+        since=record.at_ms / 1000 - bus.booted_at,
     )
     if asking is not None:
         asking.requests[event] = None

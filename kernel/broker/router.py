@@ -25,6 +25,7 @@ from kernel.broker.mailbox import SpawnRecord, Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.tool_calls import ToolCalls
+from kernel.broker.waits import Waits
 from schemas.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
@@ -302,7 +303,8 @@ class Router:
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
-        who is connected except clients; `{op: "events"}`: what an instance has to do; `dead.*`: see dead_letters.py.
+        who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
+        `dead.*`: see dead_letters.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
@@ -315,11 +317,16 @@ class Router:
         if op == "events" and operator:
             self._events.cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
             return
+        if op == "why" and operator:
+            Waits(self.bus).tell(connection, frame, now)
+            return
         if op == "peers" and operator:
             self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))
             return
         if op != "stats":
-            message = "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events` and `dead.*`"
+            message = (
+                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why` and `dead.*`"
+            )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox
         body = {

@@ -18,9 +18,15 @@ _COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "L
 
 @click.command()
 @options.bundle
+@click.option("--why", is_flag=True, help="Show who waits for whom, and since when.")
 @options.as_json
-def command(bundle: str | None, as_json: bool) -> int:
-    """Show the processes of a running swarm."""
+def command(bundle: str | None, why: bool, as_json: bool) -> int:
+    """Show the processes of a running swarm.
+
+    --why shows what its agents wait for: answers of others, their turn, a place, a process, a tool.
+    """
+    if why:
+        return _why(bundle, as_json)
     from kernel.cli.attach import by_hand, locate
     from kernel.cli.output import write, write_json
     from kernel.supervisor_client import SupervisorClient
@@ -42,6 +48,28 @@ def command(bundle: str | None, as_json: bool) -> int:
         write(*render(rows, datetime.datetime.now(datetime.UTC)), *note)
     else:
         write("no kernel runs " + place.bundle)
+    return 0
+
+
+def _why(bundle: str | None, as_json: bool) -> int:
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.output import write, write_json
+    from kernel.cli.session import Session
+    from kernel.cli.waits import render as render_waits
+
+    kernel = attach(locate(bundle))
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel) as session:
+            return await session.admin({"op": "why"})
+
+    try:
+        answer = asyncio.run(ask())
+    finally:
+        kernel.finish()
+    write_json(answer) if as_json else write(*render_waits(answer))
     return 0
 
 

@@ -1,0 +1,139 @@
+"""Who waits for whom, since when: what `gdn ps --why` shows. Pure, and changes nothing.
+
+Kinds of waits.
+- `answer`: the turn of an instance has asked another instance and waits.
+- `turn`: messages wait behind the turn that their instance runs.
+- `place`: the instance has work and waits for one of the places for turns; with the session and root that would pay.
+- `process`: the instance has work, and its process is being started, or a leaving one has not ended yet.
+- `tool`: the turn has calls open. Without a tool host they wait for one.
+
+Besides: circles of turns that wait for each other's answers (they are refused where they would close, so none should be
+there), and leases that are stuck: nothing was heard of the holder for so long that renewals are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from kernel.broker.bus import Bus
+from kernel.broker.calls import Call
+from kernel.broker.mailbox import LEASE_S, Event, Instance
+from kernel.broker.presence import Connection
+from schemas.codec import to_raw
+from schemas.frames import Frame
+
+#: Waits of one answer: it has to fit a frame.
+MAX_LISTED: Final = 1000
+#: A holder renews every 10 s; one that has missed two renewals is called stuck (seconds).
+STUCK_S: Final = 25.0
+#: Claims that are named of an instance that waits for a place.
+MAX_CLAIMS: Final = 3
+
+
+class Waits:
+    """Looks at the broker's state when it is asked."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def tell(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`{op: "why"}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted."""
+        instances = [*self._bus.mailbox.instances.values()]
+        calls: dict[Event, list[Call]] = {}
+        for call in self._bus.calls.open.values():
+            calls.setdefault(call.event, []).append(call)
+        waits = [row for instance in instances for row in self._of(instance, calls, now)]
+        waits.sort(key=lambda row: -row["forMs"])
+        edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
+        stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]
+        body = {
+            "waits": waits[:MAX_LISTED],
+            "more": max(0, len(waits) - MAX_LISTED),
+            "cycles": circles(edges)[:MAX_LISTED],
+            "stuck": stuck[:MAX_LISTED],
+        }
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _of(self, instance: Instance, open_calls: Mapping[Event, list[Call]], now: float) -> Iterator[dict[str, Any]]:
+        turn = instance.leased
+        for asked in _asked(instance):
+            yield {
+                **_row("answer", instance, asked.since, now),
+                "eventId": None if turn is None else turn.id,
+                "target": asked.instance.agent,
+                "targetKey": asked.instance.key,
+                "targetEventId": asked.id,
+            }
+        calls = [] if turn is None else open_calls.get(turn, [])
+        if turn is not None and calls:
+            yield {
+                **_row("tool", instance, min(call.began for call in calls), now),
+                "eventId": turn.id,
+                "tools": sorted({call.tool or "" for call in calls}),
+                "calls": len(calls),
+                "host": all(call.host is not None for call in calls),
+            }
+        waiting = [event for event in instance.queue if not event.ending]
+        if not waiting and not instance.spawns:
+            return
+        since = min([event.since for event in waiting] or [now])
+        if turn is not None:
+            yield {**_row("turn", instance, since, now), "messages": len(waiting), "eventId": turn.id}
+        elif self._bus.mailbox.places.waits(instance):
+            claims = [{"session": event.session, "root": event.root} for event in waiting[:MAX_CLAIMS]]
+            yield {**_row("place", instance, since, now), "messages": len(waiting), "claims": claims}
+        elif instance.conn is None:
+            yield {**_row("process", instance, since, now), "messages": len(waiting), "leaving": instance.leaving}
+
+    def _stuck(self, instance: Instance, now: float) -> dict[str, Any] | None:
+        turn = instance.leased
+        if turn is None:
+            return None
+        silent = now - (turn.lease_until - LEASE_S)
+        if silent < STUCK_S:
+            return None
+        row = _row("stuck", instance, now - silent, now)
+        return {**row, "eventId": turn.id, "connected": instance.conn is not None, "attempts": turn.attempts}
+
+
+def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The circles of a graph, one for each knot of nodes that reach each other; each begins with its smallest name."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+    for start in sorted(edges):
+        path: list[str] = []
+        at: dict[str, int] = {}
+        iterators: list[Iterator[str]] = []
+        node: str | None = start
+        while True:
+            if node is not None and node not in done:
+                if node in at:
+                    circle = path[at[node] :]
+                    low = circle.index(min(circle))
+                    circle = circle[low:] + circle[:low]
+                    if circle not in found:
+                        found.append(circle)
+                else:
+                    at[node] = len(path)
+                    path.append(node)
+                    iterators.append(iter(edges.get(node, ())))
+            if not iterators:
+                break
+            node = next(iterators[-1], None)
+            if node is None:
+                iterators.pop()
+                over = path.pop()
+                del at[over]
+                done.add(over)
+    return found
+
+
+def _asked(instance: Instance) -> list[Event]:
+    """What the turn of an instance has asked others for and has no answer to."""
+    return [] if instance.leased is None else [event for event in instance.leased.requests if not event.finished]
+
+
+def _row(kind: str, instance: Instance, since: float, now: float) -> dict[str, Any]:
+    lasted = max(0, round((now - since) * 1000))
+    return {"kind": kind, "agent": instance.agent, "instanceKey": instance.key, "forMs": lasted}

@@ -1,0 +1,66 @@
+"""What `gdn ps --why` prints: one line for each wait, the longest first, then what is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kernel.cli.plain import one_line
+
+#: Instance keys and ids are anybody's text; so much of each is shown (characters).
+MAX_NAME = 80
+
+
+def render(answer: Mapping[str, Any]) -> list[str]:
+    """The lines. `answer` is the broker's (kernel/broker/waits.py)."""
+    lines = [f"{_age(row['forMs']):>5}  {_place(row)} {_for_what(row)}" for row in answer["waits"]]
+    if answer["more"]:
+        lines.append(f"and {answer['more']} more")
+    lines += [_circle([*circle, circle[0]]) for circle in answer["cycles"]]
+    for row in answer["stuck"]:
+        holder = "its process" if row["connected"] else "its process, which is not connected,"
+        lines.append(
+            f"stuck: {_place(row)}: {holder} has said nothing about {_name(row['eventId'])} for {_age(row['forMs'])}"
+        )
+    return lines or ["nobody waits"]
+
+
+def _for_what(row: Mapping[str, Any]) -> str:
+    kind, messages = row["kind"], _messages(row.get("messages", 0))
+    if kind == "answer":
+        return (
+            f"waits for the answer of {_name(row['target'] + '/' + row['targetKey'])} ({_name(row['targetEventId'])})"
+        )
+    if kind == "tool":
+        names = ", ".join(_name(name) for name in row["tools"])
+        return f"waits for {names}" if row["host"] else f"waits for a tool host that runs {names}"
+    if kind == "turn":
+        return f"is busy with {_name(row['eventId'])}; {messages} behind it"
+    if kind == "place":
+        who = "; ".join(f"session {_name(claim['session'])}, root {_name(claim['root'])}" for claim in row["claims"])
+        return f"waits for a place with {messages} ({who})"
+    return f"waits for its {'leaving process to end' if row['leaving'] else 'process to start'} with {messages}"
+
+
+def _circle(names: list[str]) -> str:
+    return "circle: " + " -> ".join(map(_name, names))
+
+
+def _messages(number: int) -> str:
+    return "1 message" if number == 1 else f"{number} messages"
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return _name(f"{row['agent']}/{row['instanceKey']}")
+
+
+def _name(text: str) -> str:
+    return one_line(text, MAX_NAME)
+
+
+def _age(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    for size, unit in ((3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
