@@ -34,6 +34,8 @@ PRIVATE_UMASK: Final = 0o077
 _MAX_NAME: Final = 15
 #: A token is some hundred bytes; more on the descriptor is no token.
 _MAX_TOKEN: Final = 4096
+#: Standard input, output and error are the descriptors up to this one.
+_LAST_STREAM: Final = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -133,6 +135,9 @@ def report_failure(ready_fd: int | None, error: ErrorPayload) -> None:
 def read_token(token_fd: int | None, token_file: str | None) -> str:
     """The launch token, from a descriptor (read to its end and closed) or a file.
 
+    A standard stream is replaced by /dev/null instead of being closed: libuv aborts when it has to close a descriptor
+    with such a number, and the next one that is opened would have it.
+
     Raises GoondanError E_USAGE when neither is given or nothing can be read. The message never holds the token.
     """
     if token_fd is None and token_file is None:
@@ -140,6 +145,11 @@ def read_token(token_fd: int | None, token_file: str | None) -> str:
     try:
         with open(token_fd if token_fd is not None else str(token_file), "rb") as source:
             data = source.read(_MAX_TOKEN + 1)
+        if token_fd is not None and token_fd <= _LAST_STREAM:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the number that has become free, if no lower one is
+            if null != token_fd:
+                os.dup2(null, token_fd)
+                os.close(null)
     except OSError as error:
         raise fail("E_USAGE", f"the token cannot be read: {error.strerror}") from None
     if not data.strip() or len(data) > _MAX_TOKEN or not data.isascii():
