@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +22,7 @@ kind: Tool
 metadata: {name: slow}
 spec:
   entry: tools/slow.py
-  exports: [{name: start}, {name: later}, {name: fails}, {name: stays}, {name: dies}, {name: nested}]
+  exports: [{name: start}, {name: later}, {name: fails}, {name: stays}, {name: dies}, {name: nested}, {name: block}]
 ---
 """
 CODE = """\
@@ -51,7 +52,13 @@ def dies(ctx, input): return Pending("dying", lambda: os._exit(3))
 
 def nested(ctx, input): return Pending("outer", lambda: Pending("inner"))
 
-handlers = {f.__name__: f for f in (start, later, fails, stays, dies, nested)}
+def block(ctx, input):
+    def work():
+        time.sleep(1)
+        return "slept"
+    return Pending(input["handle"], work)
+
+handlers = {f.__name__: f for f in (start, later, fails, stays, dies, nested, block)}
 """
 WITH_TOOL = TOOL + BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/slow, Tool/tool-result]")
 
@@ -142,6 +149,30 @@ def test_results_that_nobody_polls_for_come_by_themselves(kernel: Sandbox) -> No
     assert "E_TOOL_CRASHED" in by_handle["slow/dying"]
     assert "E_TOOL_BAD_OUTPUT" in by_handle["slow/outer"]
     assert len(talk.told()) == 4, "each once"
+
+
+def test_two_hundred_pieces_that_block_a_second_end_within_seven(kernel: Sandbox) -> None:
+    talk = Talk(kernel, "load")
+    talk.say("/slow__stays")  # its jail is there
+
+    def lasted(name: str, told_in_all: int) -> float:
+        began = time.monotonic()
+        said = talk.say("\n".join(f"/slow__block handle={name}{number}" for number in range(200)))
+        assert said.count("pending, handle") == 200
+        wait_until(lambda: sum('"slept"' in told for told in talk.told()) == told_in_all)
+        return time.monotonic() - began
+
+    # 5.3 s on an idle machine: forty at a time. Other tests may have the processors, once.
+    assert lasted("p", 200) < 7 or lasted("q", 400) < 7
+
+
+def test_the_257th_piece_is_refused_and_all_others_end(kernel: Sandbox) -> None:
+    talk = Talk(kernel, "full")
+    said = talk.say("\n".join(f"/slow__block handle=p{number}" for number in range(257)))
+    assert said.count("pending, handle") == 256
+    assert said.count("[E_OVERLOADED]") == 1
+    wait_until(lambda: sum('"slept"' in told for told in talk.told()) == 256)
+    assert "pending, handle" in talk.say("/slow__block handle=again"), "there is room again"
 
 
 def test_work_outlives_agent_and_broker(kernel: Sandbox) -> None:

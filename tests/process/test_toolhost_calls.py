@@ -11,6 +11,7 @@ import pytest
 from msgspec import Raw
 
 import toolhost.jails.launch
+import toolhost.jails.live
 from schemas.codec import encode_value
 from schemas.errors import fail
 from schemas.frames import Frame, ToolCallPayload
@@ -391,3 +392,27 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
         assert len(slot.pending) == most
         (workdir / "go").touch()
         await until(lambda: not slot.calls)
+
+
+async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not_end(
+    tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolhost.jails.live, "CLOSE_S", 0.3)
+    first, second = tool(tmp_path, name="first"), tool(tmp_path, name="second")
+    async with bench(first, second) as host:
+        call = {"file": "marks"}
+        assert (await host.call("first__mark", call, workdir=workdir))["status"] == "ok"
+        [slot] = host.host.jails.pool.slots()
+        slot.jail.jail.dying = (
+            True  # as after a SIGKILL that the kernel cannot carry out: its processes are still there
+        )
+        refused = await host.call("second__mark", call, workdir=workdir)
+        assert code(refused) == "E_SANDBOX_UNAVAILABLE"
+        assert f"the jail before this one does not end in {workdir}" in refused["error"]["message"]
+        assert (workdir / "marks").read_text() == "x", "nothing ran beside it"
+        other = workdir.parent / "other"
+        other.mkdir()
+        assert (await host.call("second__mark", call, workdir=other))["status"] == "ok"
+        slot.jail.jail.dying = False
+        slot.jail.jail.kill("it ends after all")
+        assert (await host.call("second__mark", call, workdir=workdir))["status"] == "ok"

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.errors import GoondanError, error_payload, tool_error
+from schemas.errors import GoondanError, error_payload, fail, tool_error
 from schemas.frames import Frame, ToolError
 from schemas.hosts import read_network
 from schemas.launch import ToolHostSpec
@@ -339,14 +339,23 @@ class Jails:
 
     async def _last_one_ended(self, workdir: str | None) -> None:
         """Wait, CLOSE_S at most, for jails in this workdir that are being ended: what those still write to it would
-        count as the growth of the next one.
+        count as the growth of the next one, and would change files under it.
+
+        Raises GoondanError E_SANDBOX_UNAVAILABLE when one does not end: the kernel cannot kill it, for example while a
+        disk does not answer.
         """
         there = [slot.jail for slot in self.pool.slots() if slot.jail is not None]
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CLOSE_S):
                 for tenancy in there:
                     if tenancy.jail.dying and workdir is not None and tenancy.jail.plan.workdir == workdir:
                         await tenancy.gone.wait()
+        except TimeoutError:
+            message = f"the jail before this one does not end in {workdir}; it was waited for {CLOSE_S:g} s"
+            suggestion = (
+                "Call again later, or in another instance. If it stays so, look for what its processes wait for."
+            )
+            raise fail("E_SANDBOX_UNAVAILABLE", message, suggestion=suggestion) from None
 
     def _run(self, slot: Slot, call: Call) -> None:
         """Hand a call to its jail."""
