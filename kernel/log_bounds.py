@@ -15,9 +15,9 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from kernel.log_shares import cut_line, thin
-from kernel.logs import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
-from schemas.private_files import replace_in
+from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX
+
+# What reads and rewrites lines is imported where a log has become too large: every command and every start opens logs.
 
 #: A log that is larger moves to `<name>.1` (bytes); what is kept of all older lines is at most as large.
 MAX_LOG_BYTES: Final = 8 << 20
@@ -74,7 +74,7 @@ def bound_log(path: str) -> None:
                 _check(log, path)
                 if os.fstat(log).st_size > MAX_LOG_BYTES:
                     _keep_older(folder, name)
-                    replace_in(folder, name + OLD_SUFFIX, _content(log, MAX_OLD_BYTES))
+                    _replace(folder, name + OLD_SUFFIX, _content(log, MAX_OLD_BYTES))
                     os.ftruncate(log, 0)
             finally:
                 os.close(log)
@@ -94,7 +94,7 @@ def _rotate(folder: int, name: str) -> None:
         else:
             fd = os.open(name, _READ, dir_fd=folder)
             try:
-                replace_in(folder, name + OLD_SUFFIX, _content(fd, MAX_OLD_BYTES))
+                _replace(folder, name + OLD_SUFFIX, _content(fd, MAX_OLD_BYTES))
             finally:
                 os.close(fd)
             os.unlink(name, dir_fd=folder)
@@ -102,6 +102,8 @@ def _rotate(folder: int, name: str) -> None:
 
 def _keep_older(folder: int, name: str) -> None:
     """Before `<name>.1` is replaced: what is kept of it joins `<name>.2`."""
+    from kernel.log_shares import thin
+
     old = _read(folder, name + OLD_SUFFIX)
     if not old:
         return
@@ -109,7 +111,13 @@ def _keep_older(folder: int, name: str) -> None:
     if not lines[-1]:
         lines.pop()
     kept = thin(name.removesuffix(SUFFIX), lines, MAX_LOG_BYTES)
-    replace_in(folder, name + OLDER_SUFFIX, b"".join(line + b"\n" for line in kept))
+    _replace(folder, name + OLDER_SUFFIX, b"".join(line + b"\n" for line in kept))
+
+
+def _replace(folder: int, name: str, data: bytes) -> None:
+    from schemas.private_files import replace_in
+
+    replace_in(folder, name, data)
 
 
 def _read(folder: int, name: str) -> bytes:
@@ -135,6 +143,8 @@ def _content(fd: int, limit: int) -> bytes:
     if size <= limit:
         data = _part(fd, 0, size)
     else:
+        from kernel.log_shares import cut_line
+
         half = (limit - _LINE) // 2
         first, last = _part(fd, 0, half), _part(fd, size - half, half)
         first, last = first[: first.rfind(b"\n") + 1], last[last.find(b"\n") + 1 :]

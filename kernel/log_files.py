@@ -13,7 +13,8 @@ import os
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from kernel.logs import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, Entry, Reader, is_wanted, role_of
+from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
+from kernel.logs import Entry, Reader, is_wanted
 
 #: Bytes read at once, and in one look at one log.
 BLOCK: Final = 1 << 16

@@ -17,11 +17,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-#: A log's file is `<role>.log`; its content before it became too large is `<role>.log.1`, and what is kept of all that
-#: was before is `<role>.log.2` (kernel/log_bounds.py).
-SUFFIX: Final = ".log"
-OLD_SUFFIX: Final = ".1"
-OLDER_SUFFIX: Final = ".2"
 #: Longer lines are cut (characters): they are no longer read, and a terminal would choke.
 MAX_LINE: Final = 8192
 #: Processes that have one log; each agent's is `agent-<name>`.
@@ -51,12 +46,6 @@ class _Said(Struct, rename="camel"):
     agent: str | None = None
     instance_key: str | None = None
     code: str | None = None
-
-
-def role_of(name: str) -> str | None:
-    """The role that a file of the log folder belongs to; None for what is no log."""
-    role = name.removesuffix(OLD_SUFFIX).removesuffix(OLDER_SUFFIX).removesuffix(SUFFIX)
-    return role if role and name in (role + SUFFIX + end for end in ("", OLD_SUFFIX, OLDER_SUFFIX)) else None
 
 
 def is_wanted(role: str, wanted: str | None) -> bool:

@@ -5,7 +5,7 @@ Source: docs/design/delivery.md, "Recovery".
 
 from __future__ import annotations
 
-import logging
+import sys
 
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
@@ -17,8 +17,7 @@ from kernel.broker.router import Router
 from kernel.broker.spawn_file import SpawnFile
 from schemas.errors import fail
 from schemas.launch import KernelPlan
-
-log = logging.getLogger("broker")
+from schemas.visible import visible_line
 
 
 def assemble(
@@ -64,7 +63,8 @@ def _give_up(store: JournalStore, bad: list[BadRow]) -> None:
     kept = [row for row in bad if not store.suspect(row.row, row.reason, wall_ms())]
     for row in bad:
         if row not in kept:
-            log.error("%s; it was put aside in the table `quarantine` of %s", row, store.path)
+            text = f"{row}; it was put aside in the table `quarantine` of {store.path}"
+            print(visible_line(text), file=sys.stderr)
     if kept:
         more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
         message = f"{store.path}: {kept[0]}{more}; what fails once more is put aside in the table `quarantine`"

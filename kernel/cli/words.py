@@ -100,7 +100,8 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
-    from kernel.logs import AGENT, ROLES, role_of
+    from kernel.log_names import role_of
+    from kernel.logs import AGENT, ROLES
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}

@@ -15,7 +15,8 @@ from kernel import log_bounds, log_files
 from kernel.cli.logs import render
 from kernel.cli.terminal import Style
 from kernel.log_files import Log, last_lines
-from kernel.logs import MAX_LINE, Entry, Reader, is_wanted, merge, parse, role_of
+from kernel.log_names import role_of
+from kernel.logs import MAX_LINE, Entry, Reader, is_wanted, merge, parse
 
 
 def texts(entries: list[Entry]) -> list[str]:
