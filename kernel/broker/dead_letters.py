@@ -4,8 +4,9 @@ Rules.
 - Only operators ask (`admin`): `dead.list`, `dead.show`, `dead.requeue`, `dead.drop`.
 - A dead letter is a record of the journal until it is requeued or dropped. So it survives every restart.
 - To requeue is to accept a new event, at the end of its instance's queue. It names the old one in its id, and wants no
-  answer: whoever waited was told long ago.
-- Both are answered when the journal has them, and say the same when they are repeated.
+  answer: whoever waited was told long ago. Such ids are the broker's: no peer's event may have one (events.py).
+- Both take effect and are answered when the journal has them, and say the same when they are repeated. When the disk is
+  full, a dead letter stays one.
 
 Source: docs/design/delivery.md, "Dead letters".
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from msgspec import Struct
+
 from kernel.broker.bus import MAX_ID, Bus
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
@@ -23,14 +26,24 @@ from kernel.broker.ledger import raw
 from kernel.broker.mailbox import Event, Staged
 from kernel.broker.presence import Connection
 from schemas.codec import to_raw
-from schemas.errors import fail
+from schemas.errors import error_payload, fail
 from schemas.frames import Frame
 
 #: Dead letters of one list: it has to fit one frame.
 MAX_LISTED: Final = 1000
+#: How the ids of events end that take the place of a dead letter.
+REQUEUED_SUFFIX: Final = "~requeued"
 #: How the end of a dead letter reads that was sent again, or dropped.
 REQUEUED: Final = "requeued"
 DROPPED: Final = "dropped"
+
+
+class _Dealing(Struct):
+    """What a person wants done with a dead letter, on its way into the journal. `askers`: connection and frame id."""
+
+    event: Event
+    how: str
+    askers: list[tuple[Connection, str]]
 
 
 class DeadLetters:
@@ -38,6 +51,8 @@ class DeadLetters:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        #: By the id of the dead letter.
+        self._dealings: dict[str, _Dealing] = {}
 
     def list(self, connection: Connection, frame: Frame, event_id: Any) -> None:
         """`dead.list`: the oldest first."""
@@ -59,9 +74,8 @@ class DeadLetters:
         if self._told_again(connection, frame, event_id, DROPPED):
             return
         event = self._dead(event_id)
-        self._bus.staged.append(Staged("note", self._bus.ledger.dealt_with(event, DROPPED)))
-        self._bus.mailbox.drop_dead(event)
-        self._reply(connection, frame, {"eventId": event.id, "state": DROPPED})
+        self._bus.staged.append(Staged("note", self._bus.ledger.dealt_with(event, DROPPED), event))
+        self._dealings[event.id] = _Dealing(event, DROPPED, [(connection, frame.id)])
 
     def requeue(self, connection: Connection, frame: Frame, event_id: Any) -> None:
         """`dead.requeue`: a new event with the same content."""
@@ -89,19 +103,57 @@ class DeadLetters:
         accept = self._bus.ledger.accepted(again, self._bus.now)
         over = self._bus.ledger.dealt_with(event, REQUEUED)
         self._bus.staged.append(Staged("accept", Item((*accept.writes, *over.writes), refusable=True), again))
-        self._bus.mailbox.drop_dead(event)
-        self._reply(connection, frame, {"eventId": event.id, "state": REQUEUED, "newEventId": again.id})
+        self._dealings[event.id] = _Dealing(event, REQUEUED, [(connection, frame.id)])
+
+    def settled(self, item: Staged) -> None:
+        """The journal has a decision; perhaps one about a dead letter."""
+        dealing = self._dealing(item)
+        if dealing is not None:
+            self._bus.mailbox.drop_dead(dealing.event)
+            for connection, frame_id in dealing.askers:
+                self._tell(connection, frame_id, dealing.event.id, dealing.how)
+
+    def refused(self, item: Staged) -> None:
+        """The disk has no room for the new event: nothing was done."""
+        dealing = self._dealing(item)
+        if dealing is not None:
+            info = error_payload("E_DISK_FULL", "the disk of the state directory is full; the dead letter stays")
+            for connection, frame_id in dealing.askers:
+                self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
+
+    def _dealing(self, item: Staged) -> _Dealing | None:
+        """What `item` says of a dead letter; it is over now."""
+        event = item.event
+        if not self._dealings or event is None:
+            return None
+        if item.kind == "note":
+            return self._dealings.pop(event.id, None)
+        old = next((known for known in self._dealings if item.kind == "accept" and new_id(known) == event.id), None)
+        return None if old is None else self._dealings.pop(old)
 
     def _told_again(self, connection: Connection, frame: Frame, event_id: Any, state: str) -> bool:
-        """Whether this was done before, and the question is a repeat."""
-        if not isinstance(event_id, str) or event_id in self._bus.mailbox.dead:
+        """Whether this was done before, or is being done, and the question is a repeat."""
+        if not isinstance(event_id, str):
+            return False
+        dealing = self._dealings.get(event_id)
+        if dealing is not None:
+            if dealing.how != state:
+                raise fail("E_EVENT_NOT_FOUND", f"the dead letter {event_id[:100]!r} was {dealing.how}")
+            dealing.askers.append((connection, frame.id))
+            return True
+        if event_id in self._bus.mailbox.dead:
             return False
         ended = self._bus.archive.find_ended(records.event_subject(event_id))
         if ended is None or ended.state != state:
             return False
-        body = {"eventId": event_id, "state": state}
-        self._reply(connection, frame, body if state == DROPPED else {**body, "newEventId": new_id(event_id)})
+        self._tell(connection, frame.id, event_id, state)
         return True
+
+    def _tell(self, connection: Connection, frame_id: str, event_id: str, state: str) -> None:
+        body = {"eventId": event_id, "state": state}
+        if state == REQUEUED:
+            body["newEventId"] = new_id(event_id)
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
     def _dead(self, event_id: Any) -> Event:
         event = self._bus.mailbox.dead.get(event_id) if isinstance(event_id, str) else None
@@ -123,11 +175,11 @@ class DeadLetters:
 
 def new_id(event_id: str) -> str:
     """The id of the event that takes a dead letter's place: it names the old one as far as there is room."""
-    name = f"{event_id}~requeued"
+    name = event_id + REQUEUED_SUFFIX
     if len(name) <= MAX_ID:
         return name
     digest = hashlib.sha256(event_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"{event_id[: MAX_ID - 42]}~{digest}~requeued"
+    return f"{event_id[: MAX_ID - 42]}~{digest}{REQUEUED_SUFFIX}"
 
 
 def _line(event: Event) -> dict[str, Any]:

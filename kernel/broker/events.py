@@ -22,6 +22,7 @@ from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
+from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.journal.interface import Ended, Item
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
 from kernel.broker.journal.records import decode as decode_record
@@ -77,7 +78,10 @@ class Events:
         if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
             message = f"an event needs an eventId of 1 to {MAX_ID} characters"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
-        digest = event_digest(instance.agent, instance.key, frame.digest)
+        if event_id.endswith(REQUEUED_SUFFIX):
+            message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        digest = event_digest(instance.agent, instance.key, actor.sender, frame.digest)
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
         if known is not None:
             self._repeat(known, actor, connection, frame, digest)

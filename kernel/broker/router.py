@@ -58,7 +58,7 @@ class Router:
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
         directory.restore(spawned)
-        dead = DeadLetters(bus)
+        self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
             "dead.list": dead.list,
             "dead.show": dead.show,
@@ -163,10 +163,12 @@ class Router:
         for at, item in enumerate(staged):
             if at in refused:
                 self._events.refused(item)
+                self._dead.refused(item)
             elif item.instance is not None:
                 self._directory.settled(item.instance, now)
             else:
                 self._events.settled(item, now)
+                self._dead.settled(item)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
         """libzmq has no peer of that routing id."""

@@ -18,7 +18,7 @@ from schemas.frames import NO_PAYLOAD, Blob, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]
-#: Bytes of the digest of an event's instance, and of what its sender says of its content.
+#: Bytes of the digest of an event's instance, and of its sender with what that says of its content.
 INSTANCE_DIGEST_BYTES: Final = 8
 CONTENT_DIGEST_BYTES: Final = 8
 
@@ -154,9 +154,12 @@ def instance_subject(agent: str, key: str) -> str:
     return f"{_INSTANCE}{agent}/{key}"
 
 
-def event_digest(agent: str, key: str, content: str | None) -> bytes:
-    """What a repeat of an event must have in common with the first: its instance, and what its sender says of it."""
-    return instance_digest(agent, key) + _digest(content or "", CONTENT_DIGEST_BYTES)
+def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:
+    """What a repeat of an event must have in common with the first: its instance, its sender, and what that says of it.
+
+    The sender as well: nobody else is given the answer of an event that has ended.
+    """
+    return instance_digest(agent, key) + _digest(f"{sender}\0{content or ''}", CONTENT_DIGEST_BYTES)
 
 
 def instance_digest(agent: str, key: str) -> bytes:

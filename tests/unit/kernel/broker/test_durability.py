@@ -9,7 +9,7 @@ import pytest
 from kernel.broker.dead_letters import new_id
 from kernel.broker.journal.records import Deadline, event_subject
 from kernel.broker.mailbox import MAX_ATTEMPTS
-from kernel.broker.presence import CLIENTS, Connection
+from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.tokens import Claims
@@ -390,3 +390,52 @@ def test_an_answer_that_was_read_takes_no_memory_and_is_there_when_it_is_asked_f
     assert (known.answer, first is not None) == (None, True)
     (again,) = [one for one in said(world, connection, frame) if one.in_reply_to == "corr"]
     assert again.payload == first
+
+
+def test_no_peer_can_take_the_id_that_a_requeued_event_will_have() -> None:
+    world = dead(World())
+    world.clients[0].ask("e1~requeued", key="other")
+    run(world)
+    assert world.clients[0].errors == {"e1~requeued": "E_FRAME_INVALID"}
+    assert admin(world, "dead.requeue", eventId="e1")["newEventId"] == "e1~requeued"
+    world.kill_broker()  # two events of one id would end the next start
+    world.settle()
+    assert world.stores["coder", "k"].completed == ["e1~requeued"]
+
+
+def test_a_dead_letter_stays_one_when_the_disk_is_full() -> None:
+    world = dead(World())
+    world.full = True
+    assert admin(world, "dead.requeue", eventId="e1") == {"error": "E_DISK_FULL"}
+    assert [line["eventId"] for line in admin(world, "dead.list")["events"]] == ["e1"]
+    world.full = False
+    assert admin(world, "dead.requeue", eventId="e1")["state"] == "requeued"
+    world.settle()
+    assert world.stores["coder", "k"].completed == ["e1~requeued"]
+
+
+@pytest.mark.parametrize("op", ["dead.requeue", "dead.drop"])
+def test_what_becomes_of_a_dead_letter_is_said_when_the_journal_has_it(op: str) -> None:
+    world = dead(World())
+    connection = operator(world)
+    question = encode(Frame("admin", id="q", payload=to_raw({"op": op, "eventId": "e1"})))
+    for _ in range(2):
+        world.router.receive(connection, question, world.now)
+    assert [ident for _, ident, _ in world.router.bus.out if ident == connection.ident] == []
+    world.commit()
+    assert [ident for _, ident, _ in world.router.bus.out if ident == connection.ident] == [connection.ident] * 2
+    assert admin(world, "dead.list") == {"events": [], "more": 0}
+
+
+def test_the_answer_of_an_ended_event_is_given_to_its_own_sender_only() -> None:
+    world = World()
+    world.clients[0].ask("e1", calls=0)
+    world.settle()
+    world.clients[0].ask("e2", agent="reviewer", key="other", calls=0)
+    run(world)
+    (connection,) = (c for c in world.router.bus.presence.connections[AGENTS].values() if c.claims.agent == "reviewer")
+    stolen = Frame("event", id="f", to="coder", instance_key="k", event_id="e1", payload=to_raw(1))
+    stolen.reply_to = ReplyTo("reviewer", "c")
+    answers = said(world, connection, stolen)
+    assert [frame.type for frame in answers] == ["error"]
+    assert from_raw(answers[0].payload, ErrorPayload).code == "E_FRAME_INVALID"
