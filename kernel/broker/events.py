@@ -478,6 +478,13 @@ class Events:
             answer = failure_answer(event, error_payload(code, message))
             self._stage_end(event, state, answer, None, cause=f"{code}: {message}")
 
+    def end_without_agent(self) -> None:
+        """After a restart: events for agents that the bundle has no more become dead letters, as nobody can take them."""
+        for event in list(self._mailbox.events.values()):
+            if not event.ending and event.instance.agent not in self._bus.plan.agents:
+                message = f"the bundle has no agent {event.instance.agent!r} any more"
+                self.end(event, "dead", "E_AGENT_NOT_FOUND", message)
+
     def _stage_end(
         self,
         event: Event,

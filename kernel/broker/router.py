@@ -58,6 +58,7 @@ class Router:
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
         directory.restore(spawned)
+        self._events.end_without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
             "dead.list": dead.list,

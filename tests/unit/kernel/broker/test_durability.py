@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kernel.broker.dead_letters import new_id
@@ -439,3 +440,25 @@ def test_the_answer_of_an_ended_event_is_given_to_its_own_sender_only() -> None:
     answers = said(world, connection, stolen)
     assert [frame.type for frame in answers] == ["error"]
     assert from_raw(answers[0].payload, ErrorPayload).code == "E_FRAME_INVALID"
+
+
+def test_an_event_for_an_agent_that_the_bundle_has_no_more_is_a_dead_letter() -> None:
+    world = World()
+    client = world.clients[0]
+    client.ask("e1", agent="reviewer")
+    while world.state("e1") != "accepted":
+        assert world.pump_up(client) or world.pump_down(client)
+    agents = world.plan.agents
+    world.plan = msgspec.structs.replace(world.plan, agents={"coder": agents["coder"]})
+    world.kill_broker()
+    world.settle()
+    (answer,) = client.answers["e1"]
+    assert answer.answer is not None
+    assert answer.answer.error is not None
+    assert answer.answer.error.code == "E_AGENT_NOT_FOUND"
+    assert admin(world, "dead.requeue", eventId="e1") == {"error": "E_AGENT_NOT_FOUND"}
+    world.plan = msgspec.structs.replace(world.plan, agents=agents)
+    world.kill_broker()
+    assert admin(world, "dead.requeue", eventId="e1")["state"] == "requeued"
+    world.settle()
+    assert world.stores["reviewer", "k"].completed == ["e1~requeued"]
