@@ -10,6 +10,7 @@ import sys
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
 from kernel.broker.journal.opening import wall_ms
+from kernel.broker.journal.records import EPOCHS
 from kernel.broker.journal.store import JournalStore
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
@@ -28,8 +29,7 @@ def assemble(
     Raises GoondanError E_JOURNAL_CORRUPT for a record that cannot be applied for the first time, E_DISK_FULL.
     """
     wall_s = wall_ms() / 1000
-    rows = list(store.rows())
-    epochs = Epochs(reserved_epochs(rows), wall_ms())
+    epochs = Epochs(reserved_epochs(store.find_records(EPOCHS)), wall_ms())
     ledger = Ledger(boot_id, wall_s - now)
     bus = Bus(
         plan,
@@ -46,7 +46,7 @@ def assemble(
     if top is not None:
         store.commit(ledger.epochs(top).writes, wall_ms())
     bad: list[BadRow] = []
-    spawned = restore(bus, rows, bad.append)
+    spawned = restore(bus, store.rows(), bad.append)
     _give_up(store, bad)
     older = SpawnFile(plan.state_dir)
     for record in older.read():

@@ -267,7 +267,7 @@ class Events:
                 self._mailbox.accept(event)
             for connection, frame_id in event.waiting_acks:
                 self._bus.ack(connection, frame_id, event)
-            event.waiting_acks.clear()
+            event.acknowledged()
         elif item.kind == "finish":
             if not event.finished:  # else it is a second word about the same end
                 self._end(event, item)
@@ -479,7 +479,7 @@ class Events:
             self._stage_end(event, state, answer, None, cause=f"{code}: {message}")
 
     def end_without_agent(self) -> None:
-        """After a restart: events for agents that the bundle has no more become dead letters, as nobody can take them."""
+        """After a restart: events for agents that the bundle has no more become dead letters."""
         for event in list(self._mailbox.events.values()):
             if not event.ending and event.instance.agent not in self._bus.plan.agents:
                 message = f"the bundle has no agent {event.instance.agent!r} any more"

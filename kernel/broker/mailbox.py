@@ -48,17 +48,18 @@ class Event:
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
 
     __slots__ = (
+        "_answered",
+        "_calls",
+        "_requests",
+        "_waiting_acks",
         "answer",
         "answer_blob",
-        "answer_id",
-        "answered",
         "asker",
         "asking",
         "attempts",
         "auth",
         "blob",
         "call_id",
-        "calls",
         "cancelled",
         "cause",
         "chain",
@@ -76,7 +77,6 @@ class Event:
         "position",
         "progressed",
         "reply_to",
-        "requests",
         "root",
         "sender",
         "session",
@@ -84,7 +84,6 @@ class Event:
         "source",
         "state",
         "trace_id",
-        "waiting_acks",
         "workdir",
     )
 
@@ -140,26 +139,24 @@ class Event:
         self.asking = asking
         #: When it was accepted.
         self.since = since
-        #: What its own turn has asked of other instances and waits for, and what of that has ended: order of asking.
-        self.requests: dict[Event, None] = {}
-        self.answered: dict[Event, None] = {}
+        # Made when they are used: there may be 100,000 events that wait, and none of them uses one.
+        self._requests: dict[Event, None] | None = None
+        self._answered: dict[Event, None] | None = None
+        self._calls: dict[str, str | None] | None = None
+        self._waiting_acks: list[tuple[Connection, str]] | None = None
         self.state: State = "staged"
         self.attempts = 0
         self.progressed = False
         #: How many messages its turn has stored, as its holder said last.
         self.position = 0
-        #: Every callId it has made, with the incarnation of the tool host that had it; and how many are open.
-        self.calls: dict[str, str | None] = {}
+        #: How many of its calls are open.
         self.open_calls = 0
         self.lease_until = 0.0
         self.answer: Raw | None = None
-        self.answer_id = event_id + ANSWER_SUFFIX
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
         #: That connection wants to hear of the turn while it runs.
         self.live = False
-        #: Frames to acknowledge once the event is journaled: (connection, frame id).
-        self.waiting_acks: list[tuple[Connection, str]] = []
         #: Somebody wishes it to end: nobody is handed it any more.
         self.cancelled = False
         #: How it ends, from the moment in which that is decided; of dead letters also why, and when (milliseconds since
@@ -167,6 +164,43 @@ class Event:
         self.end: State | None = None
         self.cause = ""
         self.ended_ms = 0
+
+    @property
+    def answer_id(self) -> str:
+        """The id of the event that answers it."""
+        return self.id + ANSWER_SUFFIX
+
+    @property
+    def requests(self) -> dict[Event, None]:
+        """What its own turn has asked of other instances and waits for, in order."""
+        if self._requests is None:
+            self._requests = {}
+        return self._requests
+
+    @property
+    def answered(self) -> dict[Event, None]:
+        """What its own turn has asked for and has ended, in order."""
+        if self._answered is None:
+            self._answered = {}
+        return self._answered
+
+    @property
+    def calls(self) -> dict[str, str | None]:
+        """Every callId that it has made, with the incarnation of the tool host that had it."""
+        if self._calls is None:
+            self._calls = {}
+        return self._calls
+
+    @property
+    def waiting_acks(self) -> list[tuple[Connection, str]]:
+        """Frames to acknowledge once the event is journaled: (connection, frame id)."""
+        if self._waiting_acks is None:
+            self._waiting_acks = []
+        return self._waiting_acks
+
+    def acknowledged(self) -> None:
+        """Its senders know that it is journaled."""
+        self._waiting_acks = None
 
     @property
     def finished(self) -> bool:

@@ -12,6 +12,9 @@ Source: docs/design/delivery.md, "Recovery".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import lru_cache
+from sys import intern
 
 from kernel.broker.bus import Bus
 from kernel.broker.journal import records
@@ -27,6 +30,7 @@ from kernel.broker.journal.records import (
 from kernel.broker.ledger import raw
 from kernel.broker.mailbox import Event, SpawnRecord
 from schemas.codec import DECODE_ERRORS
+from schemas.frames import Source
 
 
 class BadRow(Exception):
@@ -38,12 +42,15 @@ class BadRow(Exception):
         self.reason = reason
 
 
-def reserved_epochs(rows: Iterable[Row]) -> int:
-    """The highest epoch that was reserved; 0 when none was."""
+def reserved_epochs(written: Iterable[bytes]) -> int:
+    """The highest epoch that was reserved, by the records of the subject EPOCHS; 0 when none was.
+
+    One that cannot be read counts as none: the clock is above it, nearly always (epochs.py).
+    """
     top = 0
-    for row in rows:
-        if row.subject == records.EPOCHS:
-            record = _decode(row)
+    for data in written:
+        with suppress(*DECODE_ERRORS):
+            record = records.decode(data)
             if isinstance(record, EpochsReserved):
                 top = max(top, record.top)
     return top
@@ -107,11 +114,12 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
     event = Event(
         event_id,
         instance,
-        sender=record.sender,
-        from_=record.from_,
-        payload=record.payload,
+        # Many events have these in common, and each record brings its own copy.
+        sender=intern(record.sender),
+        from_=None if record.from_ is None else intern(record.from_),
+        payload=record.payload.copy(),  # else it would keep the whole record in memory
         digest=record.digest,
-        source=record.source,
+        source=None if record.source is None else _shared(record.source),
         reply_to=record.reply_to,
         chain=record.chain,
         auth=raw(record.auth),
@@ -120,8 +128,8 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
         call_id=record.call_id,
         blob=record.blob,
-        root=record.root,
-        session=record.session,
+        root=None if record.root == event_id else record.root,
+        session=None if record.session is None else intern(record.session),
         asking=asking,
         since=record.at_ms / 1000 - bus.booted_at,
     )
@@ -129,6 +137,12 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         asking.requests[event] = None
     bus.mailbox.stage(event)
     bus.mailbox.accept(event)
+
+
+@lru_cache(maxsize=1024)
+def _shared(source: Source) -> Source:
+    """One object for all that say the same."""
+    return source
 
 
 def _release_orphans(bus: Bus) -> None:

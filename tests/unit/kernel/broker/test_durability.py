@@ -452,10 +452,7 @@ def test_an_event_for_an_agent_that_the_bundle_has_no_more_is_a_dead_letter() ->
     world.plan = msgspec.structs.replace(world.plan, agents={"coder": agents["coder"]})
     world.kill_broker()
     world.settle()
-    (answer,) = client.answers["e1"]
-    assert answer.answer is not None
-    assert answer.answer.error is not None
-    assert answer.answer.error.code == "E_AGENT_NOT_FOUND"
+    assert client.errors == {"e1": "E_AGENT_NOT_FOUND"}
     assert admin(world, "dead.requeue", eventId="e1") == {"error": "E_AGENT_NOT_FOUND"}
     world.plan = msgspec.structs.replace(world.plan, agents=agents)
     world.kill_broker()

@@ -16,7 +16,7 @@ from msgspec import Raw
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
 from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.journal.records import event_subject
+from kernel.broker.journal.records import EPOCHS, event_subject
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
@@ -496,7 +496,7 @@ class World:
     def _new_router(self) -> Router:
         ms = int(self.now * 1000)
         rows = list(self.journal.rows())
-        epochs = Epochs(reserved_epochs(rows), ms)
+        epochs = Epochs(reserved_epochs(self.journal.find_records(EPOCHS)), ms)
         bus = Bus(
             self.plan,
             SECRET,
