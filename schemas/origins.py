@@ -16,16 +16,29 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def origin_of(url: str) -> str | None:
-    """`scheme://host:port` of an http or https URL, always with its port, in lower case; None for anything else."""
+    """`scheme://host:port` of an http or https URL, always with its port, in lower case; None for anything else.
+
+    A name is written as it goes over the wire (`xn--…`): letters of other alphabets look like those of a vendor's name.
+    """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        host, port = _wire_form(parts.hostname or ""), parts.port
     except ValueError:
         return None
     if parts.scheme not in _PORTS or not host:
         return None
     named = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{named}:{_PORTS[parts.scheme] if port is None else port}"
+
+
+def _wire_form(host: str) -> str:
+    """Raises ValueError for what is no host."""
+    if ":" in host:
+        return str(ip_address(host))
+    name = host if host.isascii() else host.encode("idna").decode("ascii").lower()
+    if not all(letter.isalnum() or letter in "-._" for letter in name):
+        raise ValueError("a host name with other than letters, digits, - and .")
+    return name
 
 
 def is_open(origin: str) -> bool:

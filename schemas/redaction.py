@@ -4,8 +4,8 @@ Whoever writes such a text may know the secret, and need not write it as it is. 
 any mixture of upper and lower case, and with anything but letters and digits between its characters (spaces, line
 breaks, hyphens, quotes, invisible characters):
 
-- as it is, backwards, and with characters written as `%2f`, `\\u002f`, `\\x2f` or `&#47;`
-- as base64 of either alphabet, alone or inside a longer base64 text
+- as it is, backwards, and with characters written as `%2f`, `%252f`, `\\u002f`, `\\x2f`, `\\057`, `=2F` or `&#47;`
+- as base64 of either alphabet, alone or inside a longer base64 text; as base64 of UTF-16, and as base32, alone
 - as its bytes in hexadecimal or decimal numbers, with or without `0x`
 
 A text that was cut in the middle of a secret ends with its beginning, which is found as well. A secret that is short
@@ -41,7 +41,12 @@ _LOWER = bytes(range(0x41)) + bytes(range(0x61, 0x7B)) + bytes(range(0x5B, 0x100
 #: Without a form of its own in a text: fills up what an escape was longer than its character.
 _FILL = 0
 #: Escapes of one byte: what they begin with, and how they are written in lower case.
-_ESCAPES = ((b"%", "%{:02x}"), (b"\\", "\\u{:04x}"), (b"\\", "\\x{:02x}"), (b"&", "&#x{:x};"), (b"&", "&#{:d};"))
+_ESCAPES = (
+    (b"%25", "%25{:02x}"), (b"%", "%{:02x}"), (b"%u", "%u{:04x}"),
+    (b"\\u", "\\u{:08x}"), (b"\\u", "\\u{:04x}"), (b"\\u{", "\\u{{{:x}}}"), (b"\\x", "\\x{:02x}"), (b"\\", "\\{:03o}"),
+    (b"&#x", "&#x{:x};"), (b"&#x0", "&#x{:04x};"), (b"&#", "&#{:d};"), (b"&#0", "&#{:03d};"), (b"&#0", "&#{:04d};"),
+    (b"=", "={:02x}"),
+)  # fmt: skip
 #: What JSON and programming languages have short escapes for, and what else separates.
 _SHORT = (b"\\n", b"\\r", b"\\t", b"\\b", b"\\f")
 _SEPARATING = b" \t\r\n\0-_.:,;'\"/\\"
@@ -88,12 +93,20 @@ def _forms(secret: str) -> Iterable[bytes]:
     yield "".join([str(byte) for byte in data]).encode()
     from binascii import b2a_base64
 
+    yield _base32(data)
+    yield _regular(b2a_base64(secret.encode("utf-16-le", "surrogatepass")), _LETTERS)
     for before in range(3):
         # Of the first characters some bits are those of what stands before, of the last ones of what follows.
         encoded = b2a_base64(b"\0" * before + data, newline=False).rstrip(b"=")
         whole = (before + len(data)) // 3 * 4
         inner = encoded[(0, 2, 3)[before] : whole + (0, 1, 2)[(before + len(data)) % 3]]
         yield _regular(inner, _LETTERS)
+
+
+def _base32(data: bytes) -> bytes:
+    """In lower case, without the signs that fill it up. The library's own module costs a cold jail milliseconds."""
+    number, digits = int.from_bytes(data, "big") << -8 * len(data) % 5, (8 * len(data) + 4) // 5
+    return bytes([b"abcdefghijklmnopqrstuvwxyz234567"[number >> 5 * at & 31] for at in reversed(range(digits))])
 
 
 class _Alike:

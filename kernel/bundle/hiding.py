@@ -36,6 +36,11 @@ _SHORTEST_NAMED: Final = 8
 _SHORTEST_LINE: Final = 16
 
 
+def is_secret_by_name(variable: str) -> bool:
+    """Whether a variable of this name probably holds a secret."""
+    return not _PUBLIC.match(variable) and _SECRET_NAME.search(variable) is not None
+
+
 class EnvironmentRedactor:
     """Takes the values out of texts. `env` is the person's environment, `named` what the bundle names of it, `written`
     the bytes of the bundle's documents. The work begins with the first text.

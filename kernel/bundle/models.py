@@ -117,11 +117,7 @@ def shown_endpoint(url: str) -> str:
 
 def is_http_url(text: str) -> bool:
     """Whether requests can be sent there."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
+    return origin_of(text) is not None and urlsplit(text).port != 0
 
 
 def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:

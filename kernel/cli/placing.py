@@ -102,7 +102,8 @@ class Placing:
     # --- inside
 
     def _make_folder(self) -> None:
-        """Make what is missing of the folder's own path; links on it are the person's."""
+        """Make what is missing of the folder's own path; links on it are the person's, or they are refused."""
+        _refuse_planted(self.folder)
         path = self.folder
         missing: list[str] = []
         while path and not os.path.isdir(path):
@@ -180,6 +181,19 @@ class Placing:
         for path in reversed(self._made_above):
             with suppress(OSError):
                 os.rmdir(path)
+
+
+def _refuse_planted(folder: str) -> None:
+    """Follow no link that somebody else has put where everybody can make names. Raises GoondanError E_INIT."""
+    here = "/" if folder.startswith("/") else "."
+    for name in folder.split("/"):
+        above, here = here, os.path.join(here, name)
+        with suppress(OSError):
+            linked, state = os.lstat(here), os.stat(above)
+            others = linked.st_uid not in (0, os.geteuid()) or linked.st_nlink > 1
+            if stat.S_ISLNK(linked.st_mode) and others and state.st_mode & 0o002:
+                message = f"{here} is a link of uid {linked.st_uid} in a folder that everybody can write to"
+                raise fail("E_INIT", message, suggestion="Name another directory.")
 
 
 def _refused(path: str, error: OSError) -> GoondanError:

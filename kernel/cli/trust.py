@@ -12,6 +12,7 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.bundle.opening import Inspected
+    from kernel.trust.judge import Judgement
 
 
 @click.command()
@@ -47,8 +48,6 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.cli.consent import ask, can_ask, look_again, remember
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
-    from kernel.cli.terminal import style_of
-    from kernel.cli.trust_screen import screen
     from kernel.paths import find_bundle
     from kernel.trust.judge import untrusted
 
@@ -61,7 +60,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
         if as_json:
             write_json(_document(inspected, judgement.trusted))
         elif judgement.powers:
-            write(*screen(judgement, bundle, style_of(sys.stdout)), f"trusted: {_why(inspected)}")
+            write(*_shown(inspected), f"trusted: {_why(inspected)}")
         else:
             write(f"{bundle} asks for nothing beyond its jails: it runs without a question")
         return 0
@@ -69,7 +68,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
         if ask(inspected) != "always":
             raise untrusted(judgement, bundle)
     elif not as_json and not judgement.trusted:
-        write(*screen(judgement, bundle))
+        write(*_shown(inspected))
     remember(inspected, place.state_dir, how="command", own=own or None)
     if as_json:
         write_json(_document(inspected, True))
@@ -78,13 +77,42 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     return 0
 
 
+def _shown(inspected: Inspected) -> list[str]:
+    """The screen. What no person reads lands in logs: an address can hold a value of the environment."""
+    from kernel.cli.output import is_terminal
+    from kernel.cli.terminal import style_of
+    from kernel.cli.trust_screen import screen
+
+    judgement = inspected.judgement if is_terminal(sys.stdout) else _without_values(inspected)
+    return screen(judgement, inspected.path, style_of(sys.stdout))
+
+
+def _without_values(inspected: Inspected) -> Judgement:
+    """The judgement with `***` for values of the environment that a bundle has put into addresses and paths."""
+    from msgspec.structs import replace
+
+    from kernel.trust.powers import Endpoint, Folder, OpenKey, Power
+
+    def hidden(power: Power) -> Power:
+        if isinstance(power, Endpoint | OpenKey):
+            return replace(power, origin=inspected.redact(power.origin))
+        return replace(power, path=inspected.redact(power.path)) if isinstance(power, Folder) else power
+
+    judgement = inspected.judgement
+    return replace(
+        judgement,
+        powers=[hidden(power) for power in judgement.powers],
+        missing=[hidden(power) for power in judgement.missing],
+    )
+
+
 def _why(inspected: Inspected) -> str:
     reason = inspected.judgement.reason
     return {"not trusted": "no", "record": "yes", "shipped": "yes, it came with goondan"}.get(reason, f"yes ({reason})")
 
 
 def _document(inspected: Inspected, trusted: bool) -> dict[str, Any]:
-    judgement = inspected.judgement
+    judgement = _without_values(inspected)
     return {
         "bundle": inspected.path,
         "trusted": trusted,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kernel.bundle.hiding import is_secret_by_name
+from kernel.cli.plain import fit
 from kernel.cli.terminal import Style, printable
 from kernel.trust.judge import Judgement
 from kernel.trust.owners import group_name, owner_name
@@ -31,8 +33,10 @@ from kernel.trust.powers import (
 #: whole text fits on a terminal of 40 lines, and nothing scrolls away at its top.
 MANY_ROWS: Final = 14
 MAX_ROWS: Final = 2
-#: Characters of one row.
-MAX_ROW: Final = 96
+#: Columns of one row: with its indent it fits into 80, so that nobody's text goes on at the beginning of a line.
+MAX_ROW: Final = 76
+#: Columns of what stands behind a path or an address: the tool, or the key.
+MAX_REST: Final = 36
 
 _MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
 _OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
@@ -96,14 +100,43 @@ def words(power: Power) -> str:
 def _rows(powers: Sequence[Power], many: bool) -> list[str]:
     if not many or len(powers) <= MAX_ROWS:
         return [words(power) for power in powers]
-    rows = [words(power) for power in powers[: MAX_ROWS - 1]]
+    rows = [words(power) for power in sorted(powers, key=_harmless)[: MAX_ROWS - 1]]
     return [*rows, f"… and {len(powers) - len(rows)} more; `gdn trust --show --json` has all of them"]
 
 
+def _harmless(power: Power) -> tuple[bool, ...]:
+    """What sorts a section that is not shown whole: the worst first, so that many small things hide no great one."""
+    match power:
+        case Variable(name):
+            return (not is_secret_by_name(name),)
+        case Folder(_, access, path):
+            return (access != "write", "/." not in path and path.count("/") > 1)
+        case Reach(_, rule):
+            return (rule != "public", not rule.startswith("*."))
+        case Endpoint(_, key):
+            return (not key,)
+        case _:
+            return ()
+
+
 def _row(text: str) -> str:
+    """One line of at most MAX_ROW columns."""
+    return _short(text, MAX_ROW)
+
+
+def _short(text: str, columns: int) -> str:
+    """Harmless, and so wide at most. Both ends stay: the end of a host's name says whose it is."""
     # Cut first: escaping a megabyte takes time, and makes it longer.
-    flat = printable(text[: MAX_ROW + 1])
-    return flat if len(flat) <= MAX_ROW else flat[: MAX_ROW - 1] + "…"
+    head, tail = printable(text[: 2 * columns]), printable(text[-2 * columns :])
+    if len(text) <= 2 * columns and fit(head, columns) == head:
+        return head
+    return f"{fit(head, columns // 3)}…{fit(tail[::-1], columns - columns // 3 - 1)[::-1]}"
+
+
+def _with(what: str, rest: str) -> str:
+    """A row of two parts, of which a long second one does not push the end of the first out of sight."""
+    rest = _short(rest, MAX_REST)
+    return _short(what, MAX_ROW - len(rest)) + rest
 
 
 def _variable(power: Variable) -> str:
@@ -115,13 +148,14 @@ def _variable(power: Variable) -> str:
 
 def _reach(power: Reach) -> str:
     where = "every public address" if power.rule == "public" else power.rule
-    return f"{where} (Tool/{power.tool})"
+    return _with(where, f" (Tool/{power.tool})")
 
 
 def _endpoint(power: Endpoint) -> str:
+    rest = f", with your {power.key}" if power.key else ""
     if power.origin.startswith("${"):
-        return f"the address in your {power.origin[2:-1]}" + (f", with your {power.key}" if power.key else "")
-    return _origin(power.origin) + (f", with your {power.key}" if power.key else "")
+        return _with(f"the address in your {power.origin[2:-1]}", rest)
+    return _with(_origin(power.origin), rest)
 
 
 def _origin(origin: str) -> str:
@@ -153,10 +187,10 @@ def _writers(power: Writers) -> str:
 
 
 _WORDS: Final[dict[type, Callable[..., str]]] = {
-    Module: lambda power: f"{power.entry} (Extension/{power.extension})",
+    Module: lambda power: _with(power.entry, f" (Extension/{power.extension})"),
     OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {_origin(power.origin)}",
     Variable: _variable,
-    Folder: lambda power: f"{power.access}s {power.path} (Tool/{power.tool})",
+    Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
     Reach: _reach,
     Endpoint: _endpoint,
     OwnModel: _own_model,

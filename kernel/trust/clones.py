@@ -17,8 +17,11 @@ from kernel.bundle.lookup import Unreadable
 MAX_CONFIG: Final = 1 << 20
 #: Of `.git` files, which hold one line with a path (bytes).
 MAX_LINK: Final = 8192
-#: A remote by itself, or a further file that can name one.
-_REMOTE: Final = re.compile(rb"^[ \t]*\[[ \t]*(remote|include|includeif|svn-remote)\b", re.MULTILINE | re.IGNORECASE)
+#: A remote by itself, a branch that comes from an address, or a further file that can name one. Git reads several
+#: sections in one line, so they are looked for anywhere.
+_REMOTE: Final = re.compile(
+    rb"\[\s*(?:remote|include|includeif|svn-remote)\b|\bremote[ \t]*=(?![ \t]*\.[ \t]*$)", re.IGNORECASE | re.MULTILINE
+)
 
 
 def comes_from_elsewhere(folder: str) -> bool:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from msgspec import Struct
 
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.models import KEY_VARIABLE, VENDOR_ORIGIN, is_http_url
@@ -34,14 +37,20 @@ from schemas.address import build_tool_name
 from schemas.grantable import within
 from schemas.launch import ExtensionSpec, Limits, SandboxSpec
 from schemas.origins import is_open, origin_of
-from schemas.resources import ModelBody, ValueSource
+from schemas.resources import AgentPolicy, ModelBody, SwarmPolicy, ValueSource
 
 
-def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: Mapping[str, str]) -> list[Power]:
+def powers_of(
+    checked: Checked,
+    documents: Iterable[Document],
+    root: str,
+    env: Mapping[str, str],
+    real: Callable[[str], str] = lambda path: path,
+) -> list[Power]:
     """What the bundle asks for, each once, in the order in which a person should read it: the most dangerous first.
 
     `root` is the bundle's folder, `env` the user's environment: only which variables are set counts, and the address
-    in one that a model's endpoint consists of.
+    in one that a model's endpoint consists of. `real` resolves links: a path in the bundle can lead out of it.
     """
     found: dict[Power, None] = {}
 
@@ -65,7 +74,7 @@ def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: M
         if sandbox is not None:
             add(Variable(name, f"tool {tool.name}") for name in sandbox.env)
     for tool, sandbox in tools:
-        add(_folders(tool, sandbox, root) if sandbox is not None else ())
+        add(_folders(tool, sandbox, root, real) if sandbox is not None else ())
     for tool, sandbox in tools:
         add(_network(tool, sandbox) if sandbox is not None else ())
     add(models)
@@ -77,7 +86,27 @@ def powers_of(checked: Checked, documents: Iterable[Document], root: str, env: M
     for agent in agents:
         patterns = agent.body.policy.tool_calls.allow_registry
         add(Setting(f"Agent/{agent.name}", "allowRegistry", pattern) for pattern in patterns)
+        add(_beyond(agent.body.policy, AgentPolicy(), _AGENT_LIMITS, f"Agent/{agent.name}"))
+    add(_beyond(checked.policy, SwarmPolicy(), _SWARM_LIMITS, f"Swarm/{checked.swarm}"))
     return list(found)
+
+
+#: What costs the person money, memory or disk.
+_AGENT_LIMITS: Final = {"conversation_mb": "conversationMb"}
+_SWARM_LIMITS: Final = {
+    "max_steps_per_turn": "maxStepsPerTurn",
+    "max_live_agents": "maxLiveAgents",
+    "mailbox_mb": "mailboxMb",
+    "max_open_events": "maxOpenEvents",
+}
+
+
+def _beyond(policy: Struct, usual: Struct, limits: Mapping[str, str], whose: str) -> Iterable[Power]:
+    """Limits of a policy that are above the defaults."""
+    for name, key in limits.items():
+        value = getattr(policy, name)
+        if value > getattr(usual, name):
+            yield Setting(whose, f"policy.{key}", str(value))
 
 
 def _module(extension: ExtensionSpec, root: str) -> Module:
@@ -112,12 +141,13 @@ def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str) -> Iterable[Power]:
+def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[[str], str]) -> Iterable[Power]:
+    """What is opened counts, and not how it is spelt: a link in the bundle can lead anywhere."""
     venv = sandbox.python.venv
-    for path in (*sandbox.filesystem.read, *([venv] if venv is not None else [])):
+    for path in map(real, (*sandbox.filesystem.read, *([venv] if venv is not None else []))):
         if not within(path, root):
             yield Folder(tool.name, "read", path)
-    for path in sandbox.filesystem.write:
+    for path in map(real, sandbox.filesystem.write):
         yield Folder(tool.name, "write", path)
 
 
@@ -146,6 +176,10 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
     document, body = agent.model_document, agent.model_body
     if document is None or body is None or body.provider == "embedded":
         return
+    # Vendors take addresses of further servers in a request, which they then send parts of the conversation to.
+    for named in _texts([body.params, agent.body.model_config.params]):
+        if (other := origin_of(named)) is not None:
+            yield Endpoint(other, "")
     if body.provider == "auto":
         yield OwnModel(asleep=agent.model is not None and agent.model.provider == "embedded")
         return
@@ -159,6 +193,17 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
             yield OpenKey(origin, key)
         if not keys and body.api_key is not None:
             yield OpenKey(origin, "")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value.strip()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _keys(document: Document, body: ModelBody, env: Mapping[str, str]) -> list[str]:

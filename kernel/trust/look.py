@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from glob import escape, glob
 
 import msgspec
 from msgspec import Struct
 
 from kernel.bundle.check import Checked
 from kernel.bundle.load import Loaded
+from kernel.grants.merge import requested
 from kernel.paths import quickstart_folders
 from kernel.trust import records
 from kernel.trust.clones import comes_from_elsewhere
 from kernel.trust.gather import powers_of
 from kernel.trust.judge import Consent, Judgement, everything_trusted, judge
-from kernel.trust.owners import others_who_can_write
+from kernel.trust.owners import all_below, others_who_can_write
 from kernel.trust.powers import Power
 from schemas.errors import fail
 
@@ -38,11 +40,10 @@ def look(
     bundle: str, loaded: Loaded, checked: Checked, state_root: str | None, env: Mapping[str, str], asking: Asking
 ) -> Judgement:
     """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's."""
-    powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env)
+    powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env, os.path.realpath)
     powers += others_who_can_write(_files(loaded, checked))
     reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
     record = records.read(state_root, bundle) if state_root is not None and reason is None else None
-    entries = {extension.entry for agent in checked.agents.values() for extension in agent.extensions}
     consent = Consent(
         agreed=[*(record.powers if record is not None else ()), *asking.agreed],
         known=record is not None or bool(asking.agreed),
@@ -50,7 +51,7 @@ def look(
         everything=asking.everything or everything_trusted(os.environ),
         shipped=is_shipped(bundle, loaded, checked),
         # From each module's own folder: it can be a clone inside a repository of one's own.
-        elsewhere=any(comes_from_elsewhere(folder) for folder in {os.path.dirname(entry) for entry in entries}),
+        elsewhere=any(comes_from_elsewhere(folder) for folder in {os.path.dirname(path) for path in _modules(checked)}),
         running=asking.running,
     )
     return judge(powers, consent, reason if record is None else None)
@@ -76,15 +77,31 @@ def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:
 
 
 def _files(loaded: Loaded, checked: Checked) -> Iterable[str]:
-    """What is read or run of the bundle. Of a tool its entry and its folder: the rest of it runs in jails."""
+    """What is read or run of the bundle. Of a tool its entry and its folder: the rest of it runs in jails. Of one that
+    is given something there, a key say, all of it: whoever can change a module of it gets the same.
+    """
     yield from (source.path for source in loaded.sources)
     yield loaded.root
     yield from checked.files
     yield from checked.extension_roots
-    for agent in checked.agents.values():
-        for extension in agent.extensions:
-            folder = os.path.dirname(extension.entry)
-            yield from (os.path.join(folder, name) for name in extension.modules or ())
+    yield from _modules(checked)
     for tool in checked.tools.values():
         if not tool.bundled and not tool.package:
             yield from (path for path in (tool.root, tool.entry) if path)
+            if tool.root and requested(tool.sandbox):
+                yield from all_below(tool.root)
+            venv = tool.sandbox.python.venv
+            if venv is not None:
+                yield from (venv, *glob(f"{escape(venv)}/lib/*/site-packages"))
+
+
+def _modules(checked: Checked) -> Iterable[str]:
+    """The modules that run outside of jails: with links, and where those lead."""
+    for agent in checked.agents.values():
+        for extension in agent.extensions:
+            folder = os.path.dirname(extension.entry)
+            for name in extension.modules or ():
+                path = os.path.join(folder, name)
+                yield path
+                if os.path.islink(path):
+                    yield os.path.realpath(path)

@@ -11,13 +11,15 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
 from kernel.trust.powers import Owner, Writers
 from schemas.directories import is_group_of
 
+#: Files and folders of one tool that are looked at; a folder with more holds something else as well.
+MAX_BELOW: Final = 5_000
 #: Owners and groups that are named; where there are more, it is everybody (entries).
 MAX_NAMED: Final = 8
 
@@ -36,6 +38,23 @@ def others_who_can_write(paths: Iterable[str]) -> list[Owner | Writers]:
         groups = {None}
     named = [Owner(uid) for uid in sorted(owners)[:MAX_NAMED]]
     return [*named, *(Writers(gid) for gid in sorted(groups, key=lambda gid: -1 if gid is None else gid))]
+
+
+def all_below(folder: str) -> Iterator[str]:
+    """Files and folders below a folder, at most MAX_BELOW of them, without hidden ones; links are not followed."""
+    left = MAX_BELOW
+    todo = [folder]
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except OSError:
+            continue  # a file, or a folder that cannot be read
+        for entry in entries[:left]:
+            if not entry.name.startswith("."):
+                left -= 1
+                yield entry.path
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
 
 
 def _above(path: str, owners: set[int], groups: set[int | None], seen: set[str]) -> None:

@@ -159,7 +159,7 @@ def _covered(power: Power, known: Sequence[Power]) -> bool:
             return any(isinstance(k, Endpoint) and k.origin == origin and key in ("", k.key) for k in known)
         case OwnModel():
             return any(isinstance(k, OwnModel) for k in known)
-        case Setting(whose, name, value) if name.startswith("limits."):
+        case Setting(whose, name, value) if name.startswith(("limits.", "policy.")):
             same = [k.value for k in known if isinstance(k, Setting) and (k.whose, k.name) == (whose, name)]
             return any(_number(k) >= _number(value) for k in same)
         case _:

@@ -87,6 +87,21 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "goondan.yaml").read_bytes() == template_files("agent")["goondan.yaml"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of somebody else")
+@pytest.mark.parametrize("named", ["link", "link/new", "link/inner/.."])
+def test_a_link_that_somebody_else_has_put_into_a_shared_folder_is_not_followed(tmp_path: Path, named: str) -> None:
+    """As in /tmp, where the system does not see to it itself (fs.protected_symlinks)."""
+    (tmp_path / "home" / "inner").mkdir(parents=True)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(tmp_path / "home")
+    os.lchown(shared / "link", 4242, 4242)
+    before = everything(tmp_path)
+    assert execute(["init", f"{shared}/{named}"]) != 0
+    assert everything(tmp_path) == before
+
+
 def test_what_fails_late_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     with pytest.raises(GoondanError, match="too long"), Placing(str(folder)) as placing:

@@ -98,7 +98,15 @@ def test_an_untrusted_bundle_is_valid_all_the_same(home: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["validate", "."], ["tool", "list"], ["tool", "show", "named"], ["grant", "list"], ["doctor"]]
+    "command",
+    [
+        ["validate", "."],
+        ["trust", "--show", "."],
+        ["tool", "list"],
+        ["tool", "show", "named"],
+        ["grant", "list"],
+        ["doctor"],
+    ],
 )
 def test_what_a_bundle_puts_into_its_documents_shows_nowhere(home: Sandbox, command: list[str]) -> None:
     folder = home.home / "puts"
@@ -107,7 +115,7 @@ def test_what_a_bundle_puts_into_its_documents_shows_nowhere(home: Sandbox, comm
     (folder / "goondan.yaml").write_text(
         BUNDLE.replace(
             "{provider: embedded}",
-            "{provider: openai, model: '${COMPANY_THING}', endpoint: 'http://127.0.0.1/${COMPANY_THING}'}",
+            "{provider: openai, model: '${COMPANY_THING}', endpoint: 'http://${COMPANY_THING}.localhost/x'}",
         )
         + TOOL.replace("name: spy", "name: named")
         .replace("./spy/spy.py", "./t/t.py")
@@ -116,7 +124,7 @@ def test_what_a_bundle_puts_into_its_documents_shows_nowhere(home: Sandbox, comm
             "{name: run,", "{name: run, description: 'a ${COMPANY_THING}', parameters: {default: '${COMPANY_THING}'},"
         )
     )
-    where = [str(folder)] if command == ["validate", "."] else ["--bundle", str(folder)]
+    where = [str(folder)] if "." in command else ["--bundle", str(folder)]
     for more in ([], ["--json"]):
         result = home.gdn(*[word for word in command if word != "."], *where, *more)
         assert not leaks(result.out + result.err), result.out + result.err

@@ -340,8 +340,8 @@ def _everything(host: HostFacts) -> list[Place]:
 def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     """A path that was granted; a relative one is meant from the tool's folder.
 
-    A link on the way is refused where a jail could have put it: whoever can write beside a granted place could
-    otherwise send the next jail elsewhere.
+    A link on the way is refused where a jail or another user could have put it: whoever can write beside a granted
+    place could otherwise send the next jail elsewhere.
 
     What an agent's narrowing of `tool` cut out of a granted folder must lie there without links: a tool that can write
     to the folder could otherwise plant one, and with it send the next jail elsewhere.
@@ -352,7 +352,9 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     name = "/" + os.path.normpath(os.path.join(folder, os.path.expanduser(path))).lstrip("/")  # it leaves `//` as it is
     real = os.path.realpath(name)
     if (link := _replaceable_link(name)) is not None:
-        text = f"the granted path {path} leads through the link {link}, which a tool could have put there"
+        text = (
+            f"the granted path {path} leads through the link {link}, which a tool or another user could have put there"
+        )
         raise fail("E_SANDBOX_DENIED", text, suggestion="Name the place itself, without links.")
     for outer in _cut_from(name, tool):
         if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
@@ -365,16 +367,25 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
 
 
 def _replaceable_link(path: str) -> str | None:
-    """The first link on the way to `path` that does not stand in a folder which is closed to every jail."""
+    """The first link on the way to `path` that does not stand in a folder which is closed to every jail, and to every
+    user but this one and root.
+    """
     here = "/"
     for name in path.split("/")[1:]:
         above, here = here, os.path.join(here, name)
         if os.path.islink(here):
             closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
             # As an ordinary user a jail is that user, and can do no more.
-            if not closed and (runs_for_root() or os.access(above, os.W_OK)):
+            if not closed and (runs_for_root() or os.access(above, os.W_OK) or _is_others(above, here)):
                 return here
     return None
+
+
+def _is_others(folder: str, link: str) -> bool:
+    """Whether somebody else can put another link in the place of one in `folder`, or has made it."""
+    state = os.stat(folder)
+    owners = {state.st_uid, os.lstat(link).st_uid}
+    return not owners <= {0, os.geteuid()} or bool(state.st_mode & 0o022)
 
 
 def _cut_from(name: str, tool: ToolSpec | None) -> list[str]:

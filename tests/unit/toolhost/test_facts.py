@@ -182,6 +182,27 @@ def test_what_the_tool_host_may_not_write_to_itself_says_nothing_when_root_has_s
             look_up(granted, None, spec(), HOST)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of somebody else")
+@pytest.mark.parametrize(("owner", "mode"), [("link", 0o755), ("folder", 0o755), ("nobody", 0o775), ("nobody", 0o757)])
+def test_a_link_that_another_user_could_have_made_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str, mode: int
+) -> None:
+    """A stranger's bundle in the stranger's folder: the jails of whoever runs it would show that person's keys."""
+    (tmp_path / "keys").mkdir()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "keys")
+    granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(folder / "link")])))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert len(look_up(granted, None, spec(), HOST).read) == 1
+    if owner != "nobody":
+        os.lchown({"link": folder / "link", "folder": folder}[owner], 4242, 4242)
+    folder.chmod(mode)
+    with pytest.raises(GoondanError, match="another user could have put there"):
+        look_up(granted, None, spec(), HOST)
+
+
 def test_links_where_no_jail_can_write_are_followed(tmp_path: Path) -> None:
     links = [path for path in ("/bin", "/lib", "/sbin") if os.path.islink(path)]
     if not links:
