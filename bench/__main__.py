@@ -13,7 +13,18 @@ from bench.compare import Benchmark, machine, run, table
 
 RESULTS = Path(__file__).parent / "results.json"
 #: In this order; each module has one BENCHMARK.
-MODULES = ("round_trip", "tool_call", "arguments", "mcp_sdk", "cold_jail", "forked_call", "walls", "agent", "turn")
+MODULES = (
+    "round_trip",
+    "durable",
+    "tool_call",
+    "arguments",
+    "mcp_sdk",
+    "cold_jail",
+    "forked_call",
+    "walls",
+    "agent",
+    "turn",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -32,10 +32,13 @@ class Together:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a metric should reach: a number, or that factor of the baseline `of` in the same run."""
+    """What a metric should reach: a number, or that factor of the baseline `of` in the same run; with `plus` so much more
+    than the baseline.
+    """
 
     value: float
     of: str | None = None
+    plus: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,10 @@ def summarize(metric: Metric, figures: Mapping[str, Sequence[Mapping[str, float]
     ours = medians[next(iter(figures))]
     target = None
     if metric.goal is not None:
-        target = metric.goal.value * (1.0 if metric.goal.of is None else medians[metric.goal.of])
+        baseline = None if metric.goal.of is None else medians[metric.goal.of]
+        target = metric.goal.value
+        if baseline is not None:
+            target = target + baseline if metric.goal.plus else target * baseline
     met = None if target is None else (ours >= target if metric.better == "higher" else ours <= target)
     return Row(metric, runs, medians, target, met)
 

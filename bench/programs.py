@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +44,9 @@ class Bus:
         return mint(self.secret, Claims(cls, operator=cls == "client"))
 
 
-def plan_of(folder: str, items: list[CatalogItem], tools: list[ToolSpec]) -> KernelPlan:
+def plan_of(
+    folder: str, items: list[CatalogItem], tools: list[ToolSpec], durability: Literal["power", "process"] = "power"
+) -> KernelPlan:
     """A plan with one agent whose catalog is `items`."""
     agent = AgentSpec(
         name=AGENT,
@@ -60,6 +63,7 @@ def plan_of(folder: str, items: list[CatalogItem], tools: list[ToolSpec]) -> Ker
         entry_agent=AGENT,
         agents={AGENT: agent},
         toolhost=ToolHostSpec(tools=tools, state_dir=folder, revision="bench"),
+        durability=durability,
     )
 
 
@@ -102,13 +106,19 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def broker(items: list[CatalogItem], tools: list[ToolSpec] | None = None) -> Iterator[Bus]:
-    """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own."""
+def broker(
+    items: list[CatalogItem],
+    tools: list[ToolSpec] | None = None,
+    *,
+    durability: Literal["power", "process"] = "power",
+    module: str = "kernel.broker",
+) -> Iterator[Bus]:
+    """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own; or another program like it."""
     secret = secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
-        plan = msgspec.msgpack.encode(plan_of(folder, items, tools or []))
+        plan = msgspec.msgpack.encode(plan_of(folder, items, tools or [], durability))
         files = {"--plan-fd": plan, "--secret-fd": secret}
-        with running("kernel.broker", "--run-dir", folder, files=files) as process:
+        with running(module, "--run-dir", folder, files=files) as process:
             yield Bus(Path(folder), secret, process.pid)
 
 

@@ -23,9 +23,9 @@ from schemas.launch import CatalogItem
 
 
 @contextmanager
-def peer(role: str, *arguments: str, token: str = "") -> Iterator[subprocess.Popen[str]]:
-    """One program of bench.peers, ended when the block ends."""
-    command = [sys.executable, "-I", "-m", "bench.peers", role, *arguments]
+def peer(role: str, *arguments: str, token: str = "", module: str = "bench.peers") -> Iterator[subprocess.Popen[str]]:
+    """One program of `module`, ended when the block ends."""
+    command = [sys.executable, "-I", "-m", module, role, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdin is not None

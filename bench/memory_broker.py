@@ -1,0 +1,54 @@
+"""`python -m bench.memory_broker`: the broker with a journal in memory, as a baseline. Takes what kernel.broker takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from kernel.broker.bus import Bus
+from kernel.broker.epochs import Epochs
+from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.journal.opening import boot_id, wall_ms
+from kernel.broker.ledger import Ledger
+from kernel.broker.loop import BrokerLoop, clock
+from kernel.broker.router import Router
+from schemas.launch import KernelPlan
+from schemas.startup import report_ready
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", type=Path)
+    for name in ("--plan-fd", "--secret-fd", "--ready-fd"):
+        parser.add_argument(name, type=int)
+    options = parser.parse_args()
+    with os.fdopen(options.plan_fd, "rb") as source:
+        plan = msgspec.msgpack.decode(source.read(), type=KernelPlan)
+    with os.fdopen(options.secret_fd, "rb") as source:
+        secret = source.read()
+    journal, now = MemoryJournal(), clock()
+    bus = Bus(
+        plan,
+        secret,
+        broker_id=secrets.token_hex(4),
+        started_ms=int(now * 1000),
+        epochs=Epochs(0, wall_ms()),
+        archive=journal,
+        ledger=Ledger(boot_id(), wall_ms() / 1000 - now),
+    )
+    loop = BrokerLoop(Router(bus), journal, options.run_dir)
+    loop.bind()
+    report_ready(options.ready_fd)
+    try:
+        loop.run()
+    finally:
+        loop.close()
+
+
+if __name__ == "__main__":
+    main()
