@@ -32,8 +32,8 @@ class Together:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a metric should reach: a number, or that factor of the baseline `of` in the same run; with `plus` so much more
-    than the baseline.
+    """What a metric should reach: a number, or that factor of the baseline `of` in the same run; with `plus` so much
+    more than the baseline.
     """
 
     value: float

@@ -1,4 +1,4 @@
-"""`python -m bench.memory_broker`: the broker with a journal in memory, as a baseline. Takes what kernel.broker takes."""
+"""`python -m bench.memory_broker`: the broker with a journal in memory, a baseline. Takes what kernel.broker takes."""
 
 from __future__ import annotations
 

@@ -66,6 +66,8 @@ class Directory:
         self._actors = actors
         #: Oldest first.
         self._spawned: dict[Instance, None] = {}
+        #: Instances for whose process somebody may still wait.
+        self._awaited: dict[Instance, None] = {}
 
     def restore(self, records: Iterable[SpawnRecord]) -> None:
         """What a broker before this one has remembered, oldest first."""
@@ -162,6 +164,7 @@ class Directory:
         lender, depth = (None, 0) if turn is None else (turn.id, 1 + len(turn.chain or ()))  # it waits for the process
         claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
         instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
+        self._awaited[instance] = None
         self._bus.staged.append(Staged("spawn", item, instance=instance))
 
     def settled(self, instance: Instance, now: float) -> None:
@@ -183,12 +186,15 @@ class Directory:
             self._refuse(waiting, code, message)
         instance.spawns.clear()
 
-    def tick(self, instance: Instance, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Whoever has waited long enough is told so; the process may still come."""
-        for by, waiting in list(instance.spawns.items()):
-            if waiting.until <= now:
-                del instance.spawns[by]
-                self._refuse(waiting, "E_AGENT_TIMEOUT", f"{instance.address} was not started in time")
+        for instance in list(self._awaited):
+            for by, waiting in list(instance.spawns.items()):
+                if waiting.until <= now:
+                    del instance.spawns[by]
+                    self._refuse(waiting, "E_AGENT_TIMEOUT", f"{instance.address} was not started in time")
+            if not instance.spawns:
+                del self._awaited[instance]
 
     # --- inside
 

@@ -507,11 +507,10 @@ class Events:
     def _expire(self, event: Event) -> None:
         self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
 
-    def tick(self, instance: Instance, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Queued events end at their deadline."""
-        for event in instance.queue:
-            if event.deadline is not None and event.deadline <= now:
-                self._expire(event)
+        for event in self._mailbox.deadlines.take(now):
+            self._expire(event)
 
 
 def _is_first(actor: Actor, event: Event) -> bool:

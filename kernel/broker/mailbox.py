@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, Struct
 
 from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.due import Due
 from kernel.broker.epochs import Epochs
 from kernel.broker.journal.interface import Item
 from kernel.broker.places import Claim, Places
@@ -399,6 +400,10 @@ class Mailbox:
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
         self.epochs = epochs
+        #: Instances with an event that is leased.
+        self.holding: dict[Instance, None] = {}
+        #: Queued events with a deadline.
+        self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted")
         #: Of roots with unfinished events: whose they are, and how many events.
         self._roots: dict[str, tuple[str, int]] = {}
 
@@ -452,6 +457,8 @@ class Mailbox:
         """The journal has it: queue it."""
         event.state = "accepted"
         event.instance.queue.append(event)
+        if event.deadline is not None:
+            self.deadlines.add(event.deadline, event)
 
     def lease(self, event: Event, now: float) -> None:
         """Hand over `event`, which is the first in its queue, to an instance that has a place or is to have one."""
@@ -459,6 +466,7 @@ class Mailbox:
         self.places.force(instance, event.claim)
         instance.queue.popleft()
         instance.leased = event
+        self.holding[instance] = None
         event.state = "leased"
         event.progressed = False
         event.lease_until = now + LEASE_S
@@ -468,10 +476,17 @@ class Mailbox:
         event = instance.leased
         if event is None:
             return
-        instance.leased = None
-        self.places.release(instance)
+        self._rests(instance)
         event.state = "accepted"
         instance.queue.appendleft(event)
+        if event.deadline is not None:
+            self.deadlines.add(event.deadline, event)
+
+    def _rests(self, instance: Instance) -> None:
+        """It holds no event any more, and needs no place."""
+        instance.leased = None
+        del self.holding[instance]
+        self.places.release(instance)
 
     def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
         """The holder is gone: new epoch, event to the front. Returns the event if that was an attempt that counts."""
@@ -490,8 +505,7 @@ class Mailbox:
         """
         instance = event.instance
         if instance.leased is event:
-            instance.leased = None
-            self.places.release(instance)
+            self._rests(instance)
         elif event.state == "accepted":
             instance.queue.remove(event)
         self._closed(event)

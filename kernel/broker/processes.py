@@ -333,7 +333,7 @@ class Processes:
 
     def tick(self, now: float) -> None:
         """Hung holders, quiet peers, starts that take long, room."""
-        for instance in list(self._instances.values()):
+        for instance in list(self._bus.mailbox.holding):
             event = instance.leased
             if event is None:
                 continue
@@ -366,9 +366,11 @@ class Processes:
         """Ask peers that hold something, or that nobody watches, for a sign of life."""
         for cls in (AGENTS, TOOLS, CLIENTS):
             for connection in list(self._bus.presence.connections[cls].values()):
+                if now - connection.last_seen <= PING_AFTER_S:
+                    continue
                 instance = connection.instance
                 watched_and_idle = instance is not None and connection.claims.launch > 0 and not instance.wanted
-                if not watched_and_idle and now - connection.last_seen > PING_AFTER_S:
+                if not watched_and_idle:
                     connection.last_seen = now
                     self._bus.send(connection, Frame("ping"))
 

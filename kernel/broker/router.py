@@ -184,11 +184,8 @@ class Router:
         """Deadlines, hung holders, quiet peers, epochs. Call a few times a second."""
         self.bus.now = now
         self.bus.reserve_epochs()
-        for instance in list(self.bus.mailbox.instances.values()):
-            if instance.queue:
-                self._events.tick(instance, now)
-            if instance.spawns:
-                self._directory.tick(instance, now)
+        self._events.tick(now)
+        self._directory.tick(now)
         self._tool_calls.tick(now)
         self._processes.tick(now)
 
