@@ -17,6 +17,12 @@ from kernel.cli.init import TEMPLATES, template_files
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
 
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `gdn init` trusts here is kept here, and not in the state of whoever runs the tests."""
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path_factory.mktemp("state")))
+
+
 def made(home: Sandbox, template: str) -> Path:
     folder = home.home / "new" / template
     result = home.gdn("init", str(folder), "--template", template)

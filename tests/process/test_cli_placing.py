@@ -18,6 +18,12 @@ from schemas.errors import GoondanError
 from tests.kernel_fixture import BUNDLE
 
 
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `gdn init` trusts here is kept here, and not in the state of whoever runs the tests."""
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path_factory.mktemp("state")))
+
+
 def everything(folder: Path) -> dict[str, str]:
     """All below a folder: path -> content, target of a link, or "/" for a directory."""
     return {
