@@ -62,7 +62,7 @@ def find_trace(state_dir: str, wanted: str | None, *, agent: str | None, instanc
     """
     if wanted is not None and not is_utf8(wanted):
         raise fail("E_USAGE", "the id of the turn is not UTF-8")
-    places = sorted(_places(state_dir, agent, instance), key=lambda place: place.written, reverse=True)
+    places = sorted(conversation_files(state_dir, agent, instance), key=lambda place: place.written, reverse=True)
     found: list[Trace] = []
     problem: GoondanError | None = None
     for place in places if wanted is not None else places[:RECENT_FILES]:
@@ -83,7 +83,8 @@ def find_trace(state_dir: str, wanted: str | None, *, agent: str | None, instanc
     raise fail("E_TURN_NOT_FOUND", f"no turn {wanted}{where}" if wanted is not None else f"no turn{where} yet")
 
 
-def _places(state_dir: str, agent: str | None, instance: str | None) -> Iterator[Place]:
+def conversation_files(state_dir: str, agent: str | None, instance: str | None) -> Iterator[Place]:
+    """The conversation files of a workspace, in no order; of one agent, or one instance key, if given."""
     root = Path(state_dir, "instances")
     for agent_dir in _children(root) if agent is None else [root / path_segment(agent)]:
         for folder in _children(agent_dir) if instance is None else [agent_dir / path_segment(instance)]:

@@ -26,6 +26,7 @@ COMMANDS: Final[dict[str, str]] = {
     "send": "Send one message to a running swarm and print the answer.",
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
+    "instance": "List and show the instances of agents.",
     "dead": "Show messages that were given up; send them again, or drop them.",
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",

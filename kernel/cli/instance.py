@@ -1,0 +1,156 @@
+"""`gdn instance list|show`: the instances of a workspace, those without a process too.
+
+What is on disk is read as `gdn trace` reads it, and a kernel is asked for the rest only if one runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.cli.attach import Place
+
+
+@click.group()
+def command() -> None:
+    """List and show instances of agents."""
+
+
+@command.command(name="list")
+@options.bundle
+@click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
+@options.as_json
+def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
+    """List them, the one that was used last first."""
+    from kernel.cli.attach import locate
+    from kernel.cli.output import write, write_json
+    from kernel.instances import instances
+
+    place = locate(bundle)
+    running = _processes(place)
+    rows = [
+        {
+            **found.document(),
+            "status": running.get((found.agent, found.instance_key or ""), {}).get("status", "dormant"),
+        }
+        for found in instances(place.state_dir, agent)
+    ]
+    write_json(rows) if as_json else write(*render(rows))
+    return 0
+
+
+@command.command()
+@click.argument("agent", shell_complete=options.completed("agents"))
+@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@options.bundle
+@options.as_json
+def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
+    """Show one: its files, its process, its last turn, and what waits for it. KEY is `default` if left out."""
+    from kernel.cli.attach import locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
+    from kernel.instances import instances
+    from kernel.trace_files import find_trace
+    from schemas.address import instance_workdir
+    from schemas.errors import GoondanError, fail
+
+    check_instance(key)
+    place = locate(bundle)
+    found = next(iter(instances(place.state_dir, agent, key)), None)
+    if found is None:
+        raise fail("E_INSTANCE_NOT_FOUND", f"there is no instance {agent[:100]}/{key[:100]}")
+    process = _processes(place).get((agent, key))
+    document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
+    document |= process or {}
+    document["workdir"] = instance_workdir(place.state_dir, agent, key)
+    document["events"], document["more"] = _events(place, agent, key)
+    document["lastTurn"] = None
+    try:
+        last = find_trace(place.state_dir, None, agent=agent, instance=key)
+        document["lastTurn"] = {"turnId": last.turn_id, "status": last.status, "startedAt": last.started_at}
+    except GoondanError as error:
+        if error.info.code != "E_TURN_NOT_FOUND":
+            raise
+    if as_json:
+        write_json(document)
+        return 0
+    lines = [
+        f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in ("events", "lastTurn")
+    ]
+    last_turn = document["lastTurn"]
+    if last_turn is not None:
+        lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
+    lines += [f"{event['state']:<16} {one_line(event['eventId'], 200)}" for event in document["events"]]
+    write(*lines)
+    return 0
+
+
+def render(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each: status, size, when it was written last, and its name last, which is anybody's text."""
+    from kernel.cli.plain import one_line
+
+    lines = []
+    for row in rows:
+        name = f"{row['agent']}/{row['instanceKey'] if row['instanceKey'] is not None else row['folder']}"
+        lines.append(f"{row['status']:<10} {row['bytes']:>12}  {row['written']}  {one_line(name, 400)}")
+    return lines or ["there are no instances yet"]
+
+
+def _processes(place: Place) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `gdn ps` has about agents, by agent and key; nothing where no kernel runs."""
+    from kernel.supervisor_client import SupervisorClient
+
+    client = SupervisorClient.connect(place.state_dir)
+    if client is None:
+        return {}
+    try:
+        rows = client.ask("ps").processes or []
+    finally:
+        client.close()
+    return {
+        (row.name, row.instance_key or ""): {
+            "status": row.status,
+            "pid": row.pid,
+            "restarts": row.restarts,
+            "lastExit": row.last_exit,
+        }
+        for row in rows
+        if row.role == "agent"
+    }
+
+
+def _events(place: Place, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
+    """What the instance works on and what waits for it, as the broker says; nothing where no kernel runs."""
+    import asyncio
+
+    from kernel.cli.attach import attach
+    from kernel.cli.session import Session
+    from schemas.errors import GoondanError
+
+    try:
+        kernel = attach(place)
+    except GoondanError as error:
+        if error.info.code == "E_KERNEL_NOT_RUNNING":
+            return [], 0
+        raise
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel) as session:
+            return await session.admin({"op": "events", "agent": agent, "instanceKey": key})
+
+    try:
+        answer = asyncio.run(ask())
+    except GoondanError as error:
+        if error.info.code == "E_AGENT_NOT_FOUND":  # the bundle that runs has this agent no more
+            return [], 0
+        raise
+    finally:
+        kernel.finish()
+    return list(answer["events"]), int(answer["more"])
