@@ -47,8 +47,12 @@ def base_tools() -> dict[str, CheckedTool]:
     return dict(sorted(tools.items()))
 
 
-def load_manifests(folders: list[str]) -> dict[str, CheckedTool]:
-    """The Tools whose manifests lie in `folders`; folders without one are skipped. Raises BundleError."""
+def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, CheckedTool]:
+    """The Tools whose manifests lie in `folders`; folders without one are skipped. Raises BundleError.
+
+    Their parameters and examples are looked at with `schemas` only. They come along and do not change: a test looks at
+    them, so that not every start has to.
+    """
     report = Report()
     tools: dict[str, CheckedTool] = {}
     budget = Budget()
@@ -62,7 +66,7 @@ def load_manifests(folders: list[str]) -> dict[str, CheckedTool]:
             document.resource = f"Tool/{built.metadata.name}"
             files = BundleFiles(folder)
             tool = CheckedTool(document, built.metadata.name, built.spec, bundled=True)
-            check_tool(tool, files, report)
+            check_tool(tool, files, report, schemas=schemas)
             tool.root = files.root
             tools[tool.name] = tool
     if report.errors:
