@@ -52,7 +52,7 @@ def test_who_waits_for_whom_and_since_when() -> None:
         assert "main/default is busy with asks; 1 message behind it" in shown
         os.kill(kernel.pid("broker"), signal.SIGKILL)  # what is asked for is known from the journal
         back = wait_until(lambda: (now := waits(kernel)) and ("answer", "main") in now and now)
-        assert back["answer", "main"]["forMs"] >= later["forMs"]
+        assert later["forMs"] <= back["answer", "main"]["forMs"] < 60_000
 
 
 def test_what_ends_again_and_again_is_shown_as_a_crash_loop() -> None:
