@@ -182,8 +182,12 @@ class AgentApp:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 
     def _on_event(self, frame: Frame) -> None:
-        if frame.in_reply_to is not None:
+        if frame.in_reply_to is not None and not frame.asynchronous:
             return  # an answer that nobody here waits for
+        if frame.asynchronous and frame.epoch is None:
+            if self._runner is not None:
+                self._runner.answered(frame)
+            return
         if frame.event_id is None or frame.epoch is None:
             log.warning("an event without id or epoch was ignored")
             return

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agentproc.base.agents import agents
+from agentproc.base.handoff import handoff
 from agentproc.calls import failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.conversation import error_result
@@ -26,7 +27,7 @@ from schemas.frames import ToolResult
 #: The handlers by their full names.
 HANDLERS: Final[dict[str, Handler]] = {
     build_tool_name(tool, export): handler
-    for tool, handlers in (("agents", agents.handlers),)
+    for tool, handlers in (("agents", agents.handlers), ("handoff", handoff.handlers))
     for export, handler in handlers.items()
 }
 

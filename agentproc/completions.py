@@ -9,21 +9,26 @@ Source: requirement RESULT-04; PROTOCOL.md "Pending results".
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import MessageSource
+from agentproc.questions import text_of
 from schemas.codec import check_json, from_raw
-from schemas.errors import fail
-from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolResult
+from schemas.errors import GoondanError, fail
+from schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
+from schemas.questions import ANSWER_SUFFIX, handoff_correlation
 
 
 class Ended(Struct, frozen=True):
-    """The end of one piece of pending work: what a user message says of it, and who said it."""
+    """The end of one piece of pending work: what a user message says of it, who said it, and its metadata."""
 
     event_id: str
     text: str
     source: MessageSource
+    metadata: dict[str, Any] = {}
 
 
 def read_completion(frame: Frame, event: AgentEvent) -> Ended:
@@ -43,3 +48,39 @@ def read_completion(frame: Frame, event: AgentEvent) -> Ended:
         f"{msgspec.json.encode(shown).decode()}"
     )
     return Ended(event.id, text, MessageSource("tool", told.tool_name))
+
+
+#: In the metadata of the message that an answer becomes: {target, eventId, correlationId, status, response or error}.
+INTER_AGENT: Final = "__goondanInterAgentResponse"
+
+
+def read_answer(frame: Frame) -> Ended:
+    """The answer to what was asked without waiting: by `agents__request`, or by `handoff__request`, whose handle is the
+    correlation id. Raises GoondanError E_FRAME_INVALID.
+    """
+    target, correlation_id = frame.from_ or "", frame.in_reply_to or ""
+    event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
+    shown: dict[str, Any] = {"target": target, "eventId": event_id, "correlationId": correlation_id}
+    error: ErrorPayload | None = None
+    response: str | None = None
+    try:
+        response = text_of(target, frame)
+    except GoondanError as failure:
+        error = failure.info
+    if correlation_id == handoff_correlation(event_id):
+        call = event_id.rpartition("~")[0].partition("/")[2]
+        ended = {"status": "ok", "output": {**shown, "response": response}}
+        if error is not None:
+            ended = {"status": "error", "error": msgspec.to_builtins(error)}
+        text = (
+            f"The pending result {correlation_id} of handoff__request (call {call}) is here:\n"
+            f"{msgspec.json.encode(ended).decode()}"
+        )
+        return Ended(str(frame.event_id), text, MessageSource("tool", "handoff__request"))
+    if error is None:
+        text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
+        shown |= {"status": "ok", "response": response}
+    else:
+        text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
+        shown |= {"status": "error", "error": msgspec.to_builtins(error)}
+    return Ended(str(frame.event_id), text, MessageSource("tool", "agents__request"), {INTER_AGENT: shown})

@@ -21,7 +21,7 @@ from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
-from agentproc.completions import read_completion
+from agentproc.completions import read_answer, read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.load import give_state, load_extensions
 from agentproc.extensions.pipeline import Pipeline
@@ -161,6 +161,11 @@ class TurnRunner:
         if self._run is not None:
             self._run.completed(read_completion(frame, from_raw(frame.payload, AgentEvent)))
 
+    def answered(self, frame: Frame) -> None:
+        """An answer that nobody waits for: for the turn that runs. Raises GoondanError E_FRAME_INVALID."""
+        if self._run is not None and frame.blob is None:
+            self._run.answered(read_answer(frame))
+
     async def close(self) -> None:
         """Stop timers, give back the file and the model's connections."""
         self.acks.close()
@@ -219,6 +224,9 @@ class TurnRunner:
         """
         if frame.blob is not None:
             raise GoondanError(from_raw(frame.payload, ErrorPayload))
+        if frame.asynchronous:
+            ended = read_answer(frame)
+            return Begin(ended.text, ended.source, ended.metadata)
         event = from_raw(frame.payload, AgentEvent)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)

@@ -29,6 +29,7 @@ from schemas.questions import (
     answer_error,
     answered,
     correlation,
+    handoff_correlation,
     is_event_type,
 )
 
@@ -52,7 +53,7 @@ class Question(Struct, frozen=True, kw_only=True):
     """What is asked of an agent. `name` is the tool call's id, or what else names the question within its turn.
 
     `input` is any JSON value. `instance_key` None: the asker's. `timeout_ms`: how long the answer may take, None for as
-    long as it takes.
+    long as it takes. `asynchronous`: the asker goes on; the answer comes as a message (agentproc/completions.py).
     """
 
     op: Literal["request", "send", "handoff"]
@@ -63,6 +64,7 @@ class Question(Struct, frozen=True, kw_only=True):
     event_type: str | None = None
     timeout_ms: int | None = TIMEOUT_MS
     metadata: dict[str, Any] | None = None
+    asynchronous: bool = False
 
 
 def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> Frame:
@@ -80,7 +82,8 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         raise _invalid("metadata is an object")
     digest = hashlib.sha256(_encoded([question.target, key, kind, question.input, question.metadata])).hexdigest()
     event_id = f"{_named(asker.turn_id, question.name)}~{digest[:_ID_DIGITS]}"
-    reply_to = None if question.op == "send" else ReplyTo(asker.agent, correlation(event_id))
+    named = handoff_correlation if question.op == "handoff" else correlation
+    reply_to = None if question.op == "send" else ReplyTo(asker.agent, named(event_id))
     event = AgentEvent(
         id=event_id,
         type=kind,
@@ -91,7 +94,9 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         reply_to=reply_to,
     )
     frame = Frame("event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest)
-    if question.op == "request":
+    if question.asynchronous:
+        frame.asynchronous, frame.deadline_ms = True, question.timeout_ms
+    elif question.op == "request":
         frame.deadline_ms = _shorter(question.timeout_ms, left_ms)
     frame.payload = to_raw(event)
     return frame
@@ -123,15 +128,20 @@ def catalog_frame(left_ms: int | None) -> Frame:
 def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:
     """What a request came to (AGENTS-13). Raises GoondanError E_AGENT_*, and E_TOOL_LIMIT for an answer too large."""
     target, event_id = asked.to or "", asked.event_id or ""
+    return answered(target, event_id, correlation(event_id), text_of(target, answer))
+
+
+def text_of(target: str, answer: Frame) -> str | None:
+    """What an answering event says. Raises GoondanError as `response_of`."""
     ended = from_raw(answer.payload, AgentEvent).answer
     if (error := answer_error(target, ended)) is not None:
         raise GoondanError(error)
     response = None if ended is None else ended.response
-    size = len((response or "").encode())
+    size = len((response or "").encode("utf-8", "replace"))
     if size > MAX_ANSWER_BYTES:
         message = f"the answer of agent {target!r} has {size} bytes, limit {MAX_ANSWER_BYTES}"
         raise fail("E_TOOL_LIMIT", message, suggestion="Let the agent write to a file.")
-    return answered(target, event_id, correlation(event_id), response)
+    return response
 
 
 def late(asked: Frame) -> GoondanError:

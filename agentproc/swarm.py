@@ -24,7 +24,7 @@ from agentproc.questions import (
 )
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import Frame
+from schemas.frames import OPERATOR_AGENT, Frame
 
 #: A bundled tool's handler: the turn's side of the swarm, the tool call's id, and the checked arguments; what it gives
 #: is a JSON value or a ToolResult.
@@ -68,6 +68,18 @@ class Swarm:
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
         await self._until_done(frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
+
+    async def submit(self, question: Question) -> Frame:
+        """A turn of another agent whose answer comes as a message later: the broker has the event when this returns.
+
+        Gives the frame of the event.
+        """
+        if self._asker.agent == OPERATOR_AGENT:
+            message = "a call from outside has no conversation that an answer could come to later"
+            raise fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
+        frame = event_frame(self._asker, question, None, self._clock())
+        await self._until_done(frame, self._link.post(frame))
+        return frame
 
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
         """The process of an instance; returns when it is there. `name` names the question within its turn."""

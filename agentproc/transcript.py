@@ -65,6 +65,10 @@ class Transcript:
             self._store.append(self._turn_id, position, read, origin=origin)
         self._keep(position, read)
 
+    def has_origin(self, origin: str) -> bool:
+        """Whether the turn has an event of this origin."""
+        return origin in self._origins
+
     @property
     def base_messages(self) -> list[Message]:
         """What earlier turns left."""

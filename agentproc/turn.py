@@ -67,10 +67,11 @@ class AskedCall(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """A new event with this text; `source` is whose words they are."""
+    """A new event with this text; `source` is whose words they are, `metadata` that of the message."""
 
     text: str
     source: MessageSource = MessageSource("user")
+    metadata: dict[str, Any] = {}
 
 
 class BeginCall(Struct, frozen=True):
@@ -83,12 +84,14 @@ class BeginCall(Struct, frozen=True):
 class Resume(Struct, frozen=True):
     """What an earlier incarnation stored of this turn: (position, message) in the order of positions.
 
-    Only what the machine itself had asked to be stored; positions below `next_position` are taken by others.
+    Only what the machine itself had asked to be stored; positions below `next_position` are taken by others. `told`:
+    an answer to an earlier question was put behind the last of them, and no model has read it yet.
     """
 
     stored: list[tuple[int, Message]]
     operator: bool = False
     next_position: int = 0
+    told: bool = False
 
 
 class ModelAnswered(Struct, frozen=True):
@@ -268,6 +271,7 @@ class Turn:
         self._max_steps = max_steps
         self._next = 0
         self._pausing = False
+        self._told = False  # something came that the next model call is to read
         self._operator = False
         self._used_ids: set[str] = set()
         # the calls of the step that is running
@@ -286,8 +290,8 @@ class Turn:
         match self.phase, event:
             case "over", _:
                 return []
-            case "new", Begin(text, source):
-                return [self._store(UserData(text), source, at), *self._open_turn()]
+            case "new", Begin(text, source, metadata):
+                return [self._store(UserData(text), source, at, metadata), *self._open_turn()]
             case "new", BeginCall(tool, args):
                 self._operator = True
                 return self._answer(ModelAnswered("", [AskedCall("", tool, args)]), at)
@@ -322,6 +326,10 @@ class Turn:
                 return self._break_off(self._failure(error), reason, at, told)
             case _:
                 return []
+
+    def hear(self) -> None:
+        """Something has come that the model is to read: the turn gets one more step, if it has steps left."""
+        self._told = True
 
     def take_position(self) -> int:
         """The next free position, for a message event that somebody else adds to the turn."""
@@ -358,7 +366,10 @@ class Turn:
         if self._wraps_steps:
             self.phase = "entering"
             return [EnterStep(self.steps)]
-        self.phase = "thinking"
+        return self._ask()
+
+    def _ask(self) -> list[Action]:
+        self.phase, self._told = "thinking", False
         return [AskModel(self.steps)]
 
     def _enter_step(self) -> list[Action]:
@@ -366,8 +377,7 @@ class Turn:
             self.phase = "acting"
             rerun, self._rerun = self._rerun, []
             return list(rerun)
-        self.phase = "thinking"
-        return [AskModel(self.steps)]
+        return self._ask()
 
     def _answer(self, answer: ModelAnswered, at: str) -> list[Action]:
         parts = [self._name_call(call, index) for index, call in enumerate(answer.calls)]
@@ -401,6 +411,8 @@ class Turn:
     def _step_done(self, should_continue: bool, end: End | None, error: ErrorPayload | None = None) -> list[Action]:
         """The core of the step is done; `end` is how the turn ends if no other step follows."""
         results, self._results = list(self._results.values()), {}
+        if self._told and end is not None and end.status == "completed":
+            should_continue = should_continue or (self.steps < self._max_steps and not self._pausing)
         if self._wraps_steps and not self._operator:
             self.phase = "leaving"
             self._end_as_is = end
@@ -448,7 +460,7 @@ class Turn:
         calls = data.calls
         self._end_as_is = self._completion(data.text, None)
         if not calls:
-            return self._end(self._end_as_is)
+            return self._boundary() if resume.told else self._end(self._end_as_is)
         self._open(position, calls)
         for call in calls:
             if call.tool_call_id in results:

@@ -65,6 +65,7 @@ from schemas.arguments import invalid_arguments
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ToolResult
+from schemas.questions import ANSWER_SUFFIX
 from schemas.results import cut_message
 
 if TYPE_CHECKING:
@@ -422,11 +423,18 @@ class TurnRun:
         """Pending work has ended: the next model call of this turn will know, if there is one."""
         self._completed[ended.event_id] = ended
 
+    def answered(self, ended: Ended) -> None:
+        """An answer has come to what an earlier step or turn asked without waiting: the model reads it in this turn."""
+        if not self._transcript.has_origin(ended.event_id) and not self._runner.store.has_message(ended.event_id):
+            self._completed[ended.event_id] = ended
+            self.turn.hear()
+
     def _tell_completed(self) -> None:
         completed, self._completed = self._completed, {}
         for ended in completed.values():
             data = {"role": "user", "content": ended.text}
             message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
+            message["metadata"] = ended.metadata
             self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
 
     def _ask_model(self, action: AskModel) -> None:
@@ -553,4 +561,6 @@ class TurnRun:
 def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
     """What the turn machine needs of the events that an earlier incarnation stored."""
     own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
-    return Resume(own, operator, max((s.position + 1 for s in stored), default=0))
+    told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
+    behind = bool(own) and told > own[-1][0]
+    return Resume(own, operator, max((s.position + 1 for s in stored), default=0), behind)

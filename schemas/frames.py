@@ -102,7 +102,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     sets it, on everything that agents and tools ask and send because of that event. `digest` (`event` only) is what its
     sender says of its content: another event under a known id is refused when it differs. `position` (`tool.call` and
     `ack` of stage `renew`): how many messages of the turn are stored. `seen_epoch` (`ack` of stage `release`): a higher
-    epoch that the instance's file holds.
+    epoch that the instance's file holds. `asynchronous` (`event` with `reply_to`): its sender does not wait; the answer
+    comes as an event of its own, which says the same and names the request in `in_reply_to`.
     """
 
     type: str
@@ -135,6 +136,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     digest: str | None = None
     position: int | None = None
     seen_epoch: int | None = field(default=None, name="seenEpoch")
+    asynchronous: bool = field(default=False, name="async")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

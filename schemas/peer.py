@@ -293,7 +293,7 @@ class Peer:
             del self._outbox[entry.id]
             self._release(entry)
             return Settled(entry, frame)
-        if kind == "event" and frame.in_reply_to is not None:
+        if kind == "event" and frame.in_reply_to is not None and not frame.asynchronous:
             return self._receive_answer(frame)
         if kind in ("ack", "reply", "error", "welcome") and frame.in_reply_to is not None:
             return self._receive_reply(frame, now)
@@ -316,7 +316,9 @@ class Peer:
         """Whether anybody here wants the payload of this frame; an answer or a result may be a repeat."""
         if frame.type == "tool.result" and frame.call_id is not None:
             return frame.call_id in self._by_call
-        return frame.type != "event" or frame.in_reply_to is None or frame.in_reply_to in self._by_correlation
+        if frame.type != "event" or frame.in_reply_to is None or frame.asynchronous:
+            return True
+        return frame.in_reply_to in self._by_correlation
 
     def unreadable(self, frame: Frame, error: ErrorPayload, now: float) -> Outcome | None:
         """What to do about a frame whose payload cannot be had. Who waits for it gets the error; anything else is

@@ -19,6 +19,8 @@ TIMEOUT_MS: Final = 60_000
 LOOK_UP_MS: Final = 10_000
 #: An answer as the asker gets it (bytes of its text): it becomes a tool's result, of which this is the usual limit.
 MAX_ANSWER_BYTES: Final = 4 << 20
+#: An answer is named after its event.
+ANSWER_SUFFIX: Final = ":answer"
 #: Of `request`, `send` (AGENTS-12, AGENTS-19) and `handoff`.
 EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send", "handoff": "agent.handoff"}
 #: Events of these types come from elsewhere, and mean something to the agent.
@@ -51,6 +53,11 @@ def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
         return error_payload(error.code, f"agent {target!r}: {error.message}", suggestion=error.suggestion)
     text = f"agent {target!r} failed: {error.message} [{error.code}]"
     return error_payload("E_AGENT_FAILED", text, suggestion=error.suggestion)
+
+
+def handoff_correlation(event_id: str) -> str:
+    """The correlation id of a handoff, which is its handle too."""
+    return f"handoff:{event_id}"
 
 
 def answered(target: str, event_id: str, correlation_id: str, response: str | None) -> dict[str, Any]:

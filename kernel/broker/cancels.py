@@ -21,6 +21,7 @@ from typing import Any, Final
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.journal.records import event_subject
+from kernel.broker.late_answers import late_answer
 from kernel.broker.mailbox import Event, Instance, Staged
 from kernel.broker.presence import Connection
 from schemas.codec import to_raw
@@ -108,9 +109,10 @@ class Cancels:
         if not event.ending:
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
             answer = failure_answer(event, error)
-            item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now)
+            follow = late_answer(self._bus, event, answer, None)
+            item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now, follow)
             event.end = "cancelled"
-            self._bus.staged.append(Staged("finish", item, event, answer=answer, state="cancelled"))
+            self._bus.staged.append(Staged("finish", item, event, answer=answer, state="cancelled", follow=follow))
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
         """An agent said hello with what it holds: it may not have heard."""

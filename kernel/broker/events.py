@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
@@ -26,7 +26,8 @@ from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.journal.interface import Ended, Item
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
 from kernel.broker.journal.records import decode as decode_record
-from kernel.broker.mailbox import ANSWER_SUFFIX, LEASE_S, MAX_QUEUED, Event, Instance, Staged, State
+from kernel.broker.late_answers import late_answer, news, waiting_news
+from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
@@ -34,6 +35,7 @@ from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Blob, Frame, Hello, ReplyTo, Source
+from schemas.questions import ANSWER_SUFFIX
 
 if TYPE_CHECKING:
     from kernel.broker.processes import Processes
@@ -81,6 +83,9 @@ class Events:
         if event_id.endswith(REQUEUED_SUFFIX):
             message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if event_id.endswith(ANSWER_SUFFIX):
+            message = f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
         digest = event_digest(instance.agent, instance.key, actor.sender, frame.digest)
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
         if known is not None:
@@ -111,6 +116,7 @@ class Events:
             session=actor.session,
             asking=None if chain is None else actor.turn,
             since=now,
+            asynchronous=_is_asynchronous(actor, frame),
         )
         self._admit(connection, actor, event, now)
         if event.asking is not None:
@@ -215,8 +221,8 @@ class Events:
         self._mailbox.blobs.discard(frame.blob)
         event = Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD, call_id=actor.call_id)
         event.reply_to, event.asker, event.trace_id = _reply_to(actor, frame), connection, frame.trace_id
-        event.state = "done"
-        if frame.reply_to is not None:
+        event.state, event.asynchronous = "done", _is_asynchronous(actor, frame)
+        if frame.reply_to is not None and not event.asynchronous:
             kept = self._bus.archive.find_answer(event_subject(event_id))
             record = None if kept is None else decode_record(kept)
             if not isinstance(record, Finished):
@@ -228,7 +234,7 @@ class Events:
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
         """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
-        if actor.instance is None or frame.reply_to is None:
+        if actor.instance is None or frame.reply_to is None or frame.asynchronous:
             return None
         chain = _longer(actor.turn, actor.instance)
         if target.address in chain or len(chain) > MAX_CHAIN:
@@ -269,11 +275,26 @@ class Events:
                 self._bus.ack(connection, frame_id, event)
             event.acknowledged()
         elif item.kind == "finish":
+            follow = item.follow
+            if follow is not None:  # before the end, which would let go of a payload that both refer to
+                where = follow.instance
+                follow.instance = self._bus.instance(where.agent, where.key, now)  # it may have been forgotten
+                self._mailbox.stage(follow)
+                self._mailbox.accept(follow)
             if not event.finished:  # else it is a second word about the same end
                 self._end(event, item)
+            if follow is not None:
+                self._tell_late(follow, now)
             if item.conn is not None:
                 self._bus.ack(item.conn, item.frame_id, event)
         self.dispatch(event.instance, now)
+
+    def _tell_late(self, answer: Event, now: float) -> None:
+        """A late answer waits for its instance; a turn that runs there hears of it at once."""
+        instance = answer.instance
+        if instance.leased is not None and instance.conn is not None and not instance.leaving:
+            self._bus.send(instance.conn, news(answer))
+        self.dispatch(instance, now)
 
     def _end(self, event: Event, item: Staged) -> None:
         self._tool_calls.drop(event)
@@ -344,8 +365,12 @@ class Events:
             live=event.live,
             blob=event.blob,
             root_event=event.root,
+            in_reply_to=event.in_reply_to,
+            asynchronous=event.in_reply_to is not None,
         )
         self._bus.send(connection, frame)
+        for told in waiting_news(instance):
+            self._bus.send(connection, told)
 
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
         """Bring the lease that a process says it holds together with the one that is known here.
@@ -428,7 +453,7 @@ class Events:
 
     def _send_answer(self, event: Event) -> None:
         asker = event.asker
-        if event.reply_to is None or asker is None or not event.finished:
+        if event.reply_to is None or asker is None or not event.finished or event.asynchronous:
             return
         answer = event.answer if event.answer is not None else self._journaled_answer(event.id)
         agent, key = event.instance.agent, event.instance.key
@@ -497,12 +522,13 @@ class Events:
         frame_id: str = "",
     ) -> None:
         """Have the journal write an end; a second word about it waits for the first and changes nothing."""
-        item = Item(())
+        item, follow = Item(()), None
         if not event.ending:
-            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now)
+            follow = late_answer(self._bus, event, answer, blob)
+            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state
         staged = Staged("finish", item, event, conn=conn, frame_id=frame_id, answer=answer, blob=blob, state=state)
-        self._bus.staged.append(staged)
+        self._bus.staged.append(staged if follow is None else structs.replace(staged, follow=follow))
 
     def _expire(self, event: Event) -> None:
         self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
@@ -528,6 +554,11 @@ def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
     if frame.reply_to is None or actor.instance is None:
         return frame.reply_to
     return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
+
+
+def _is_asynchronous(actor: Actor, frame: Frame) -> bool:
+    """Whether an agent asks without waiting; a client's answers come as they always do."""
+    return frame.asynchronous and frame.reply_to is not None and actor.instance is not None
 
 
 def _id_in_use() -> GoondanError:

@@ -59,6 +59,8 @@ class Ledger:
             at_ms=self._wall_ms(now),
             root=event.root,
             session=event.session,
+            asynchronous=event.asynchronous,
+            in_reply_to=event.in_reply_to,
         )
         return _put(event, record, refusable=True)
 
@@ -70,8 +72,17 @@ class Ledger:
         """The event is to end."""
         return _put(event, records.CancelWish())
 
-    def finished(self, event: Event, state: State, answer: Raw, blob: Blob | None, cause: str, now: float) -> Item:
-        """The end of an event, and with it of what its turn had asked for."""
+    def finished(
+        self,
+        event: Event,
+        state: State,
+        answer: Raw,
+        blob: Blob | None,
+        cause: str,
+        now: float,
+        follow: Event | None = None,
+    ) -> Item:
+        """The end of an event, and with it of what its turn had asked for; and the event that its answer becomes."""
         event.cause, event.ended_ms = cause, self._wall_ms(now)
         record = Finished(_end(state), answer, blob, event.ended_ms, cause)
         # An answer that is on its way into the journal in the same batch is over as well.
@@ -85,6 +96,8 @@ class Ledger:
             kept = records.encode(record) if event.keeps_answer else None
             large = None if kept is None or blob is None else (blob.file, blob.size)
             writes.append(Retire(subject, event.digest, state, kept, large))
+        if follow is not None:
+            writes.extend(self.accepted(follow, now).writes)
         return Item(tuple(writes))
 
     def dealt_with(self, event: Event, how: str) -> Item:

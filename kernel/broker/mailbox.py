@@ -28,6 +28,7 @@ from kernel.broker.journal.interface import Item
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, kept_of
 from schemas.frames import NO_PAYLOAD, Blob, ReplyTo, Source
+from schemas.questions import ANSWER_SUFFIX
 
 if TYPE_CHECKING:
     from kernel.broker.presence import Connection
@@ -41,8 +42,6 @@ MAX_ATTEMPTS: Final = 5
 LEASE_S: Final = 60.0
 #: Events that may wait for one instance; more are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
-#: An answer is named after its event.
-ANSWER_SUFFIX: Final = ":answer"
 
 
 class Event:
@@ -57,6 +56,7 @@ class Event:
         "answer_blob",
         "asker",
         "asking",
+        "asynchronous",
         "attempts",
         "auth",
         "blob",
@@ -70,6 +70,7 @@ class Event:
         "ended_ms",
         "from_",
         "id",
+        "in_reply_to",
         "instance",
         "lease_until",
         "live",
@@ -110,6 +111,8 @@ class Event:
         session: str | None = None,
         asking: Event | None = None,
         since: float = 0.0,
+        asynchronous: bool = False,
+        in_reply_to: str | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -138,6 +141,10 @@ class Event:
         self.call_id = call_id
         #: The event whose turn asked for it and waits; None when nobody's turn does.
         self.asking = asking
+        #: An agent asked for it and does not wait: its answer becomes an event of its own (late_answers.py).
+        self.asynchronous = asynchronous
+        #: Of such an answer: the correlation id of what it answers.
+        self.in_reply_to = in_reply_to
         #: When it was accepted.
         self.since = since
         # Made when they are used: there may be 100,000 events that wait, and none of them uses one.
@@ -225,7 +232,7 @@ class Event:
         come back for it, also one that did not wait.
         """
         asked = self.reply_to is not None or (self.source is not None and self.source.kind == "client")
-        return asked and self.asking is None
+        return asked and self.asking is None and not self.asynchronous
 
     @property
     def parent(self) -> str | None:
@@ -374,6 +381,8 @@ class Staged(Struct, frozen=True):
     answer: Raw = NO_PAYLOAD
     blob: Blob | None = None
     state: State = "done"
+    #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
+    follow: Event | None = None
 
 
 class Quotas(Struct, frozen=True):

@@ -132,6 +132,8 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         session=None if record.session is None else intern(record.session),
         asking=asking,
         since=record.at_ms / 1000 - bus.booted_at,
+        asynchronous=record.asynchronous,
+        in_reply_to=record.in_reply_to,
     )
     if asking is not None:
         asking.requests[event] = None

@@ -14,22 +14,30 @@ Answer = str | list[tuple[str, str, dict[str, Any]]]
 
 
 class ScriptedModel:
-    """`scripts`: what the person says -> the answers of that turn, in order. `requests`: the same -> request bodies."""
+    """`scripts`: what the person says -> the answers of that turn, in order. `requests`: the same -> request bodies.
+
+    `otherwise` is said where no script has an answer. `by_first`: a message that has no script belongs to the turn of
+    the one before it.
+    """
 
     def __init__(self) -> None:
         self.base = ""
         self.scripts: dict[str, list[Answer]] = {}
         self.requests: dict[str, list[dict[str, Any]]] = {}
+        self.otherwise: str | None = None
+        self.by_first = False
 
     def answer(self, body: dict[str, Any]) -> Answer:
         """The next answer of the turn that the last user message began."""
         messages = body["messages"]
-        at = max(number for number, message in enumerate(messages) if message["role"] == "user")
-        text = messages[at]["content"]
-        said = str(text if isinstance(text, str) else text[0]["text"])
+        users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        known = [number for number in users if _text(messages[number]) in self.scripts] if self.by_first else []
+        at = max(known or users)
+        said = _text(messages[at])
         self.requests.setdefault(said, []).append(body)
         step = sum(1 for message in messages[at:] if message["role"] == "assistant")
-        return self.scripts[said][step]
+        script = self.scripts.get(said, []) if self.otherwise is not None else self.scripts[said]
+        return script[step] if step < len(script) or self.otherwise is None else self.otherwise
 
     def offered(self, said: str, step: int = 0) -> dict[str, dict[str, Any]]:
         """The tools that the model was shown in a step, by name."""
@@ -39,6 +47,11 @@ class ScriptedModel:
         """What the model was told about each call of a turn, by the call's id."""
         messages = self.requests[said][-1]["messages"]
         return {m["tool_call_id"]: _value(m["content"]) for m in messages if m["role"] == "tool"}
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
 
 
 def _value(content: str) -> Any:

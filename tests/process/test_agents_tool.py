@@ -34,7 +34,7 @@ AGENT = """\
 apiVersion: goondan.ai/v1
 kind: Agent
 metadata: {name: NAME}
-spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/bash]EXTRA}
+spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/handoff, Tool/bash]EXTRA}
 ---
 """
 TAIL = """\
@@ -271,3 +271,88 @@ def test_a_cancelled_caller_takes_its_request_with_it(swarm: Swarm) -> None:
     assert json.loads(sending.communicate(timeout=30)[0])["error"]["code"] == "E_CANCELLED"
     wait_until(lambda: pid_of(swarm, "beta", "cancelled") is None, what="the end of the agent that was asked")
     assert len(swarm.model.requests["work for nobody"]) == 1, "it was not asked for its next step"
+
+
+# --- without waiting
+
+
+def told(swarm: Swarm, said: str) -> list[str]:
+    """The user messages that the model was shown in the last step of a turn."""
+    messages = swarm.model.requests[said][-1]["messages"]
+    return [m["content"] for m in messages if m["role"] == "user"]
+
+
+def test_an_answer_that_comes_during_the_turn_is_in_its_next_model_call(swarm: Swarm) -> None:
+    gate = "while [ ! -e go ]; do sleep 0.02; done; sleep 0.5"
+    asks = [
+        ("c1", "agents__request", {"target": "beta", "input": "quick one", "async": True}),
+        ("c2", "agents__request", {"target": "gamma", "input": "quick two", "async": True}),
+        ("c3", "bash__exec", {"command": gate}),
+    ]
+    swarm.model.by_first = True
+    swarm.script("ask both", asks, "first words", "last words")
+    swarm.script("quick one", "one is done")
+    swarm.script("quick two", "two is done")
+    sending = swarm.kernel.popen("send", "ask both", "--instance", "async", "--json")
+    wait_until(lambda: {"quick one", "quick two"} <= swarm.model.requests.keys(), what="both turns")
+    pattern = "state/workspaces/*/instances/alpha/async/workspace"
+    (wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what=pattern) / "go").touch()
+    out, err = sending.communicate(timeout=30)
+    assert json.loads(out)["status"] == "completed", err
+    result = swarm.result("ask both")
+    assert (result["accepted"], result["async"], result["response"]) == (True, True, None)
+    shown = told(swarm, "ask both")
+    assert len(shown) == 3
+    assert {text.splitlines()[-1] for text in shown[1:]} == {"one is done", "two is done"}
+
+
+def test_an_answer_that_comes_later_starts_a_turn(swarm: Swarm) -> None:
+    go = waits(swarm, "take long", "later", answer="at last")
+    swarm.script("ask for later", request("beta", "take long", **{"async": True}), "asked")
+    assert swarm.send("ask for later", "later")["response"] == "asked"
+    gate = go()
+    wait_until(lambda: pid_of(swarm, "alpha", "later") is None, what="the end of the asker")
+    swarm.model.otherwise = "heard it"
+    gate.touch()
+    said = "The answer of agent beta to your request "
+    found = wait_until(
+        lambda: [r for r in all_requests(swarm) if str(r["messages"][-1]["content"]).startswith(said)], what=said
+    )
+    assert found[0]["messages"][-1]["content"].endswith("\nat last")
+    assert found[0]["messages"][-2]["content"] == "asked", "the turn that asked had ended"
+
+
+def test_a_failure_is_told_as_well(swarm: Swarm) -> None:
+    swarm.model.otherwise = "noted"
+    swarm.script("ask the unfit", request("unfit", "x", **{"async": True}), "asked", "and heard")
+    swarm.send("ask the unfit", "unfit-async")
+    wait_until(lambda: any("did not answer your request" in json.dumps(r) for r in all_requests(swarm)), what="it")
+
+
+def all_requests(swarm: Swarm) -> list[Any]:
+    """Everything that the model was asked."""
+    return [body for bodies in list(swarm.model.requests.values()) for body in bodies]
+
+
+def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
+    swarm.model.otherwise = "noted"
+    handed = [
+        ("h1", "handoff__request", {"target": "beta", "payload": {"do": "this"}}),
+        ("h2", "handoff__request", {"target": "nobody", "payload": "x"}),
+        ("h3", "handoff__request", {"target": "beta"}),
+    ]
+    swarm.script('{"do": "this"}', "done with it")
+    swarm.script("hand over", handed, "handed", "and heard")
+    swarm.send("hand over", "hands")
+    results = swarm.model.results("hand over")
+    handle = results["h1"]["handle"]
+    assert (results["h1"]["status"], handle.startswith("handoff:t")) == ("pending", True)
+    assert "E_AGENT_NOT_FOUND" in code_of(results["h2"])
+    assert "E_TOOL_INVALID_ARGS" in code_of(results["h3"])
+    ended = f"The pending result {handle} of handoff__request (call h1) is here:"
+    found = wait_until(
+        lambda: [m for r in all_requests(swarm) for m in r["messages"] if ended in str(m["content"])], what=ended
+    )
+    shown = json.loads(found[0]["content"].splitlines()[-1])
+    assert (shown["status"], shown["output"]["response"]) == ("ok", "done with it")
+    assert shown["output"]["correlationId"] == handle

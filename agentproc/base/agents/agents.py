@@ -10,27 +10,28 @@ from typing import Any, Final
 
 from agentproc.questions import Question
 from agentproc.swarm import Handler, Swarm
-from schemas.errors import fail
-from schemas.questions import TIMEOUT_MS
+from schemas.questions import TIMEOUT_MS, answered, correlation
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
-    """A turn of another agent, and its answer."""
-    if args.get("async"):
-        message = "async: true is not there yet"
-        raise fail("E_TOOL_INVALID_ARGS", message, suggestion="Leave async out, or use agents__send.")
-    return await swarm.request(
-        Question(
-            op="request",
-            name=name,
-            target=args["target"],
-            input=args["input"],
-            instance_key=args.get("instanceKey"),
-            event_type=args.get("eventType"),
-            timeout_ms=int(args.get("timeoutMs", TIMEOUT_MS)),
-            metadata=args.get("metadata"),
-        )
+    """A turn of another agent, and its answer; with `async` the answer comes later, as a message."""
+    later = bool(args.get("async"))
+    timeout_ms = args.get("timeoutMs", None if later else TIMEOUT_MS)
+    question = Question(
+        op="request",
+        name=name,
+        target=args["target"],
+        input=args["input"],
+        instance_key=args.get("instanceKey"),
+        event_type=args.get("eventType"),
+        timeout_ms=None if timeout_ms is None else int(timeout_ms),
+        metadata=args.get("metadata"),
+        asynchronous=later,
     )
+    if not later:
+        return await swarm.request(question)
+    event_id = (await swarm.submit(question)).event_id or ""
+    return {**answered(question.target, event_id, correlation(event_id), None), "async": True}
 
 
 async def send(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:

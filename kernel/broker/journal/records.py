@@ -73,6 +73,9 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     #: The event that it began with, and whose work that is (mailbox.Event).
     root: str | None = None
     session: str | None = None
+    #: Its asker does not wait; of such an answer: the correlation id of what it answers (mailbox.Event).
+    asynchronous: bool = False
+    in_reply_to: str | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):

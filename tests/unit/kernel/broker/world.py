@@ -231,6 +231,8 @@ class Agent(Actor):
             self.cancel(frame)
             return
         assert frame.type == "event", frame.type
+        if frame.asynchronous and frame.epoch is None:
+            return  # news of a late answer, which comes as an event as well
         if self.held is not None and self.held.event_id not in self.store.finished:
             if frame.event_id != self.held.event_id:
                 assert self.world.state(self.held.event_id or "") == "cancelled", "a second lease at a time"

@@ -1,0 +1,31 @@
+"""`handoff__request`: gives a piece of work to another agent and goes on; what comes of it arrives as a message.
+
+It runs in the process of the agent that calls it, as `agents` does (docs/decisions/051).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agentproc.questions import Question
+from agentproc.swarm import Handler, Swarm
+from schemas.frames import ToolResult
+
+
+async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:
+    """`pending`, with the correlation id as handle; its end is told like that of every pending result."""
+    question = Question(
+        op="handoff",
+        name=name,
+        target=args["target"],
+        input=args["payload"],
+        instance_key=args.get("instanceKey"),
+        timeout_ms=None,
+        metadata=args.get("metadata"),
+        asynchronous=True,
+    )
+    frame = await swarm.submit(question)
+    return ToolResult(status="pending", handle=frame.reply_to.correlation_id if frame.reply_to is not None else None)
+
+
+handlers: Final[dict[str, Handler]] = {"request": request}

@@ -1,0 +1,77 @@
+"""Answers to requests whose asker went on without waiting: each is an event of its own. Pure.
+
+Rules.
+- The end of the request and its answer's event are one journal record: neither is there without the other.
+- The event goes to the instance that asked, like any other event, so it waits its turn, starts a process, and survives
+  what events survive. A turn of that instance that runs hears of it at once as well (`news`).
+- It has the answer's id, which no sender may give an event: a repeat is never a second answer.
+
+Source: docs/design/delivery.md, "Answers"; requirement AGENTS-16.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from msgspec import Raw
+
+from kernel.broker.bus import Bus
+from kernel.broker.journal.records import event_digest
+from kernel.broker.mailbox import Event, Instance
+from kernel.broker.presence import agent_address
+from schemas.frames import Blob, Frame, Source
+
+#: Answers that a turn hears of when it begins; what waits behind them has turns of its own.
+MAX_NEWS: Final = 64
+
+
+def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
+    """The event that carries the answer of `event`; None when nobody asked so, or the asker's agent is gone."""
+    asker = event.source
+    if not event.asynchronous or event.reply_to is None or asker is None or asker.kind != "agent":
+        return None
+    if asker.name not in bus.plan.agents or asker.instance_key is None:
+        bus.counters["answers_lost"] += 1
+        return None
+    agent, key = event.instance.agent, event.instance.key
+    sender = agent_address(agent, key)
+    return Event(
+        event.answer_id,
+        bus.instance(asker.name, asker.instance_key, bus.now),
+        sender=sender,
+        from_=agent,
+        payload=answer,
+        digest=event_digest(asker.name, asker.instance_key, sender, None),
+        source=Source("agent", agent, key),
+        auth=event.auth,
+        trace_id=event.trace_id,
+        blob=blob,
+        root=event.root,
+        session=event.session,
+        in_reply_to=event.reply_to.correlation_id,
+        since=bus.now,
+    )
+
+
+def news(event: Event) -> Frame:
+    """What a turn that runs is told of a late answer: without an epoch, because it is not handed over."""
+    return Frame(
+        "event",
+        from_=event.from_,
+        to=event.instance.agent,
+        instance_key=event.instance.key,
+        event_id=event.id,
+        in_reply_to=event.in_reply_to,
+        trace_id=event.trace_id,
+        source=event.source,
+        payload=event.payload,
+        blob=event.blob,
+        root_event=event.root,
+        asynchronous=True,
+    )
+
+
+def waiting_news(instance: Instance) -> list[Frame]:
+    """The late answers that wait at the front of an instance's queue."""
+    return [news(event) for event in islice(instance.queue, MAX_NEWS) if event.in_reply_to is not None]

@@ -1,0 +1,144 @@
+"""Answers to what was asked without waiting: in the next model call of a turn that runs, or a turn of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.completions import INTER_AGENT, read_answer
+from agentproc.conversation import Message, UserData, is_presentable
+from agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
+from schemas.codec import to_raw
+from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Runners
+
+AT = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture
+async def runners(tmp_path: Path) -> AsyncIterator[Runners]:
+    made = Runners(tmp_path)
+    yield made
+    await made.close()
+
+
+def answer(name: str = "q1", epoch: int | None = None, correlation: str = "corr", **fields: Any) -> Frame:
+    told = Answer(turn_id="t2", **({"status": "completed", "response": f"answer {name}"} | fields))
+    event = AgentEvent(id="a", type="agent.response", created_at=AT, answer=told)
+    return Frame(
+        "event",
+        id="b.1",
+        from_="beta",
+        event_id=f"{name}:answer",
+        in_reply_to=f"{correlation}:{name}",
+        epoch=epoch,
+        payload=to_raw(event),
+        asynchronous=True,
+    )
+
+
+def said(messages: list[Message]) -> list[str]:
+    return [m.data.content.splitlines()[-1] for m in messages if isinstance(m.data, UserData)]
+
+
+async def test_what_comes_during_a_step_is_in_the_next_one_together(runners: Runners) -> None:
+    link = FakeLink(lambda *_: None)
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    runner = runners.build(link, model)
+    running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    async with asyncio.timeout(5):
+        while not link.open_calls():
+            await asyncio.sleep(0)
+    for name in ("q1", "q2", "q1"):
+        runner.answered(answer(name))
+    link.finish(link.open_calls()[0], ok(1))
+    await running
+    assert said(model.requests[1].messages) == ["go", "answer q1", "answer q2"]
+    assert is_presentable(model.requests[1].messages)
+    told = model.requests[1].messages[-1].metadata[INTER_AGENT]
+    assert told == {
+        "target": "beta",
+        "eventId": "q2",
+        "correlationId": "corr:q2",
+        "status": "ok",
+        "response": "answer q2",
+    }
+    for name in ("q1", "q2"):
+        await runner.run(answer(name, epoch=1))
+    assert len(model.requests) == 2, "the model knows them already"
+    assert [frame.stage for frame in link.posted if frame.stage != "renew"] == ["done", "done", "done"]
+
+
+async def test_what_comes_during_the_last_step_gets_one_more(runners: Runners) -> None:
+    link = FakeLink()
+    runner = runners.build(link)
+
+    class Listening(FakeModel):
+        async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> Any:
+            if len(self.requests) == 0:
+                runner.answered(answer())
+            return await super().complete(request, on_delta)
+
+    model = Listening(says("too early"), says("done"))
+    runner._provider = model
+    await runner.run(event_frame("e1", "go"))
+    assert said(model.requests[1].messages) == ["go", "answer q1"]
+    assert link.answers()[-1].response == "done"
+
+
+async def test_what_comes_later_is_a_turn_with_the_same_message(runners: Runners) -> None:
+    model = FakeModel(says("noted"))
+    runner = runners.build(FakeLink(), model)
+    runner.answered(answer())  # nothing runs: the event follows
+    await runner.run(answer(epoch=1))
+    (message,) = model.requests[0].messages
+    assert said([message]) == ["answer q1"]
+    assert message.metadata[INTER_AGENT]["correlationId"] == "corr:q1"
+
+
+def test_a_failure_and_a_handoff_are_told() -> None:
+    late = ErrorPayload("E_AGENT_TIMEOUT", "too late")
+    told = read_answer(answer(status="failed", response=None, error=late))
+    assert "did not answer" in told.text
+    assert told.metadata[INTER_AGENT]["error"]["code"] == "E_AGENT_TIMEOUT"
+    handed = read_answer(answer("t1/h1~ab", correlation="handoff"))
+    assert handed.text.startswith("The pending result handoff:t1/h1~ab of handoff__request (call h1) is here:\n")
+    assert (handed.source.name, handed.metadata) == ("handoff__request", {})
+
+
+def test_a_turn_without_steps_left_ends_as_it_would() -> None:
+    turn = Turn("t", max_steps=1)
+    turn.handle(Begin("go"), AT)
+    turn.hear()
+    assert isinstance(turn.handle(ModelAnswered("done"), AT)[-1], End)
+
+
+def test_a_model_that_has_read_it_is_asked_no_more() -> None:
+    turn = Turn("t", max_steps=9)
+    turn.handle(Begin("go"), AT)
+    turn.hear()
+    assert isinstance(turn.handle(ModelAnswered("early"), AT)[-1], AskModel)
+    assert isinstance(turn.handle(ModelAnswered("done"), AT)[-1], End)
+
+
+def test_middleware_of_the_step_is_told_that_another_follows() -> None:
+    turn = Turn("t", max_steps=9, wraps_steps=True)
+    turn.handle(Begin("go"), AT)
+    turn.phase = "thinking"
+    turn.hear()
+    left = turn.handle(ModelAnswered("early"), AT)[-1]
+    assert isinstance(left, LeaveStep)
+    assert left.should_continue
+
+
+def test_a_turn_that_died_before_the_model_read_it_asks_the_model() -> None:
+    first = Turn("t", max_steps=9)
+    stored = [(s.position, s.message) for s in first.handle(Begin("go"), AT)[:1]]  # type: ignore[union-attr]
+    stored += [(s.position, s.message) for s in first.handle(ModelAnswered("early"), AT)[:1]]  # type: ignore[union-attr]
+    assert isinstance(Turn("t", max_steps=9).handle(Resume(stored, next_position=3), AT)[-1], End)
+    assert isinstance(Turn("t", max_steps=9).handle(Resume(stored, next_position=3, told=True), AT)[-1], AskModel)
