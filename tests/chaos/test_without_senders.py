@@ -11,11 +11,13 @@ import random
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 import zmq
 
 from schemas.codec import from_raw, to_raw
 from schemas.frames import AgentEvent, Frame
+from tests.process import bare_broker as bare_broker_module
 from tests.process.bare_broker import Broker, Raw, bare_broker
 
 KEYS = 4
@@ -85,9 +87,15 @@ def ends_of(broker: Broker, names: set[str]) -> dict[str, str]:
     return states
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_what_was_acknowledged_ends_once_though_no_sender_returns(seed: int) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize("durability", ["power", "process"])
+def test_what_was_acknowledged_ends_once_though_no_sender_returns(
+    durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bare_broker_module.plan
+    monkeypatch.setattr(
+        bare_broker_module, "plan", lambda state: msgspec.structs.replace(made(state), durability=durability)
+    )
+    chance = random.Random(durability)
     acknowledged: set[str] = set()
     ended: Counter[str] = Counter()
     with bare_broker() as broker:
