@@ -16,6 +16,7 @@ RESULTS = Path(__file__).parent / "results.json"
 MODULES = (
     "round_trip",
     "durable",
+    "journal_start",
     "tool_call",
     "arguments",
     "mcp_sdk",

@@ -117,7 +117,7 @@ class Event:
         self.id = event_id
         self.instance = instance
         #: The event that it began with: itself, where no agent and no tool sent it.
-        self.root = root or event_id
+        self.root = event_id if root is None or root == event_id else root  # one string, not two: there are many events
         #: Whose work the root is: `client/<incarnation>`, the address of an agent or a tool host that acted by itself,
         #: or `root/<id>` where that is not known.
         self.session = session or unknown_session(self.root)
@@ -209,6 +209,11 @@ class Event:
     def acknowledged(self) -> None:
         """Its senders know that it is journaled."""
         self._waiting_acks = None
+
+    @property
+    def answer_id(self) -> str:
+        """What its answer is called."""
+        return self.id + ANSWER_SUFFIX
 
     @property
     def finished(self) -> bool:
