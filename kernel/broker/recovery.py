@@ -12,7 +12,6 @@ Source: docs/design/delivery.md, "Recovery".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from sys import intern
 from contextlib import suppress
 from functools import lru_cache
 from sys import intern
