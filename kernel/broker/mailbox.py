@@ -211,11 +211,6 @@ class Event:
         self._waiting_acks = None
 
     @property
-    def answer_id(self) -> str:
-        """What its answer is called."""
-        return self.id + ANSWER_SUFFIX
-
-    @property
     def finished(self) -> bool:
         """Whether it will never be handed over again."""
         return self.state in FINISHED
