@@ -46,6 +46,7 @@ def said(messages: list[Message]) -> list[str]:
     return [m.data.content.splitlines()[-1] for m in messages if isinstance(m.data, UserData)]
 
 
+@pytest.mark.requirement("AGENTS-16")
 async def test_what_comes_during_a_step_is_in_the_next_one_together(runners: Runners) -> None:
     link = FakeLink(lambda *_: None)
     model = FakeModel(wants(("a", "notes__add", {})), says("done"))
@@ -91,6 +92,7 @@ async def test_what_comes_during_the_last_step_gets_one_more(runners: Runners) -
     assert link.answers()[-1].response == "done"
 
 
+@pytest.mark.requirement("AGENTS-16")
 async def test_what_comes_later_is_a_turn_with_the_same_message(runners: Runners) -> None:
     model = FakeModel(says("noted"))
     runner = runners.build(FakeLink(), model)

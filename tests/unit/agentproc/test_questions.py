@@ -50,6 +50,7 @@ def test_ids_fit_whatever_a_model_calls_its_calls(name: str, text: str) -> None:
     assert 0 < len(str(frame.event_id)) <= 256 - len(":answer")
 
 
+@pytest.mark.requirement("AGENTS-03")
 def test_a_request_wants_an_answer_and_a_message_does_not() -> None:
     frame = asked()
     assert frame.reply_to is not None
@@ -108,6 +109,7 @@ def answer(**fields: Any) -> Frame:
     return Frame("event", payload=to_raw(AgentEvent(id="a", type="agent.response", created_at=AT, answer=told)))
 
 
+@pytest.mark.requirement("AGENTS-13")
 def test_what_comes_back() -> None:
     frame = asked()
     assert response_of(frame, answer(status="completed", response="yes")) == {
