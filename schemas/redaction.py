@@ -49,6 +49,7 @@ _ESCAPES = (
 )  # fmt: skip
 #: What JSON and programming languages have short escapes for, and what else separates.
 _SHORT = (b"\\n", b"\\r", b"\\t", b"\\b", b"\\f")
+_SHORT_LETTERS = frozenset(written[1:] for written in _SHORT)
 _SEPARATING = b" \t\r\n\0-_.:,;'\"/\\"
 
 
@@ -87,6 +88,8 @@ def _forms(secret: str) -> Iterable[bytes]:
     if len(plain) < SHORTEST_IN_FORMS:
         return
     yield plain
+    if plain[:1] in _SHORT_LETTERS and len(plain) > SHORTEST_IN_FORMS:
+        yield plain[1:]  # behind a backslash the first letter reads as an escape
     yield plain[::-1] if secret.isascii() else _regular(secret[::-1].encode("utf-8", "surrogatepass"), _LETTERS + _WIDE)
     yield data.hex().encode()
     yield "".join([f"0x{byte:02x}" for byte in data]).encode()
@@ -126,8 +129,10 @@ class _Alike:
         """`text` without the needles."""
         data = text.encode("utf-8", "surrogatepass")
         lower = data.translate(_LOWER)
-        # A backslash may be an escape or stand for itself.
-        hits = _joined([place for shown in {lower, self._unescaped(lower)} for place in self._found(shown)])
+        # A backslash may be an escape or stand for itself, also beside other escapes.
+        unescaped = self._unescaped(lower)
+        views = {lower, unescaped, _without_short(unescaped)}
+        hits = _joined([place for shown in views for place in self._found(shown)])
         if not hits:
             return text
         out: list[bytes] = []
@@ -184,10 +189,15 @@ class _Alike:
             if begins in lower:
                 for written, letter in forms:
                     lower = lower.replace(written, letter.ljust(len(written), bytes([_FILL])))
-        if b"\\" in lower:
-            for written in _SHORT:
-                lower = lower.replace(written, b"\\" + bytes([_FILL]))
         return lower
+
+
+def _without_short(lower: bytes) -> bytes:
+    """Short escapes as separators of the same length."""
+    if b"\\" in lower:
+        for written in _SHORT:
+            lower = lower.replace(written, b"\\" + bytes([_FILL]))
+    return lower
 
 
 def _regular(data: bytes, kept: bytes) -> bytes:
