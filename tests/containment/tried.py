@@ -66,8 +66,8 @@ async def every_attempt(
     found: dict[str, Any] = {}
     victim = subprocess.Popen(["/bin/sleep", "1000"], process_group=0)
     # In the user's keyring, under a name of its own: another test that runs meanwhile takes its own away.
-    name = f"a key of the host {os.getpid()}".encode()
-    key = attempts.call("add_key", b"user", name, b"x", ctypes.c_size_t(1), -4)
+    described = f"a key of the host {os.getpid()}".encode()
+    key = attempts.call("add_key", b"user", described, b"x", ctypes.c_size_t(1), -4)
     try:
         servers["stream"].bind(str(work / "stream.sock"))
         servers["stream"].listen()
