@@ -180,8 +180,9 @@ def agent(home: Path, path: Path, *arguments: str) -> subprocess.CompletedProces
     )
     os.close(ready_w)
     try:
-        select.select([ready_r], [], [], 20)  # it is ready, or says why it never will be, or has ended
-        process.terminate()
+        assert select.select([ready_r], [], [], 20)[0], "it is not ready, does not say why, and has not ended"
+        if os.read(ready_r, 4096) == b"\n":  # else it is on its way out, with a status of its own
+            process.terminate()
         out, err = process.communicate(timeout=20)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
     finally:
