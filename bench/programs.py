@@ -116,10 +116,14 @@ def broker(
     """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own; or another program like it."""
     secret = secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
-        plan = msgspec.msgpack.encode(plan_of(folder, items, tools or [], durability))
+        # Beside each other: a runtime directory is no place for state.
+        state, run_dir = Path(folder, "state"), Path(folder, "run")
+        for place in (state, run_dir):
+            place.mkdir(0o700)
+        plan = msgspec.msgpack.encode(plan_of(str(state), items, tools or [], durability))
         files = {"--plan-fd": plan, "--secret-fd": secret}
-        with running(module, "--run-dir", folder, files=files) as process:
-            yield Bus(Path(folder), secret, process.pid)
+        with running(module, "--run-dir", str(run_dir), files=files) as process:
+            yield Bus(run_dir, secret, process.pid)
 
 
 @contextmanager
