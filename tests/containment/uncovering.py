@@ -60,7 +60,7 @@ class Scene:
         self.own = self.instance / "workspace"
         self.sockets = place / "run" / "goondan"
         self.package = self.state / "packages" / "@acme" / "tools"
-        for folder in (self.own, self.sockets / "d", self.package, self.home / "work", place / "mnt"):
+        for folder in (self.own, self.sockets / "d", self.package, self.home / "workdir", place / "mnt"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.instance / "conversation.db").write_text("host secret")
         (self.state / "policy.yaml").write_text("host secret")
@@ -103,13 +103,13 @@ def attempts(scene: Scene, links: dict[str, str], process: int) -> dict[str, San
         "a final dot": f"{state}/.",
         "two slashes": f"{home}//state",
         "two slashes in front": f"/{state}",
-        "there and back": f"{home}/work/../state",
+        "there and back": f"{home}/workdir/../state",
         "back into it": f"{state}/workspaces/..",
         "relative": os.path.relpath(state, place / "tool-t"),
         "the home directory's name": "~/state",
         "a link": links["state"],
         "a link in the path": f"{links['home']}/state",
-        "a link and back": f"{links['home']}/work/../state/workspaces",
+        "a link and back": f"{links['home']}/workdir/../state/workspaces",
         "a link to sockets": links["sockets"],
         "proc's root": f"/proc/self/root{state}",
         "proc's own directory": f"/proc/{process}/cwd",
@@ -204,7 +204,7 @@ async def every_attempt(
             found["fine: a package and its data"] = await judge(made, "packed__look", tops, workdir=scene.own)
             found["tool in the state"] = await judge(made, "stray__look", tops)
             found["fine: a workdir that they do not lie in"] = await judge(
-                made, "plain__look", tops, workdir=scene.home / "work"
+                made, "plain__look", tops, workdir=scene.home / "workdir"
             )
     finally:
         process.kill()
