@@ -1,4 +1,7 @@
-"""`python -m bench`: run the benchmarks and print a table; a run of all of them also writes bench/results.json."""
+"""`python -m bench`: run the benchmarks and print a table; a run of all of them also writes bench/results.json.
+
+`--against TREE` runs them here and in another tree of this repository by turns, and prints the differences.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from bench import pairs
 from bench.compare import Benchmark, machine, run, table
 
 RESULTS = Path(__file__).parent / "results.json"
@@ -25,6 +29,7 @@ MODULES = (
     "walls",
     "agent",
     "turn",
+    "start",
 )
 
 
@@ -34,7 +39,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", choices=[[], *MODULES], metavar="NAME", help="which ones (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="how often every side runs (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement (default: %(default)s)")
+    parser.add_argument(
+        "--against", type=Path, metavar="TREE", help="compare with this tree, pair by pair (see pairs.py)"
+    )
     options = parser.parse_args(arguments)
+    if options.against is not None:
+        found = [importlib.import_module(f"bench.{name}").BENCHMARK for name in options.names or MODULES]
+        pairs.main(found, options.against.resolve(), options.rounds, options.seconds)
+        return 0
 
     facts = machine()
     results = {}
