@@ -70,7 +70,7 @@ def parse(arguments: list[str] | None) -> Options:
 def load_plan(options: Options) -> KernelPlan:
     """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
     from kernel.bundle.opening import load_plan as load
-    from kernel.trust.look import Asking, read_agreed
+    from kernel.trust.asking import Asking, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
     asking = Asking(everything=options.trust, agreed=agreed)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kernel.bundle.hiding import EnvironmentRedactor
     from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
+    from kernel.trust.asking import Asking
     from kernel.trust.judge import Judgement
-    from kernel.trust.look import Asking
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -94,7 +94,8 @@ def inspect_bundle(
         from kernel.bundle.terms import gather
         from kernel.bundle.variables import wanted_variables
         from kernel.grants.policy_file import POLICY_FILE
-        from kernel.trust.look import Asking, look
+        from kernel.trust.asking import Asking
+        from kernel.trust.look import look
 
         loaded = load_documents(path, report)
         sources = [source.path for source in loaded.sources]

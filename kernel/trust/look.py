@@ -7,33 +7,20 @@ compared with their digests again when they are loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from glob import escape, glob
-
-import msgspec
-from msgspec import Struct
 
 from kernel.bundle.check import Checked
 from kernel.bundle.load import Loaded
 from kernel.grants.merge import requested
 from kernel.paths import quickstart_folders
 from kernel.trust import records
+from kernel.trust.asking import Asking
 from kernel.trust.clones import comes_from_elsewhere
 from kernel.trust.gather import powers_of
 from kernel.trust.judge import Consent, Judgement, everything_trusted, judge
 from kernel.trust.owners import all_below, others_who_can_write
 from kernel.trust.powers import Power
-from schemas.errors import fail
-
-
-class Asking(Struct, frozen=True, kw_only=True):
-    """What a command brings along. `everything`: it was given --trust. `agreed`: powers that a person has just agreed
-    to on its screen. `running`: see Consent.
-    """
-
-    everything: bool = False
-    agreed: Sequence[Power] = ()
-    running: Sequence[Power] | None = None
 
 
 def look(
@@ -55,15 +42,6 @@ def look(
         running=asking.running,
     )
     return judge(powers, consent, reason if record is None else None)
-
-
-def read_agreed(fd: int) -> list[Power]:
-    """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
-    try:
-        with open(fd, "rb") as source:
-            return msgspec.json.decode(source.read(), type=list[Power])
-    except (OSError, msgspec.DecodeError) as error:
-        raise fail("E_USAGE", f"the powers that were agreed to cannot be read: {error}") from None
 
 
 def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:

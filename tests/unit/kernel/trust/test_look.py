@@ -9,7 +9,7 @@ import pytest
 from kernel import paths
 from kernel.bundle.opening import inspect_bundle, load_plan
 from kernel.trust import look, records
-from kernel.trust.look import Asking
+from kernel.trust.asking import Asking
 from schemas.errors import GoondanError
 
 BUNDLE = """\

@@ -1,0 +1,39 @@
+"""What a command brings along when a bundle is judged.
+
+A module of its own: a supervisor reads it before it starts the inspection of the bundle's tools, beside which all else
+is imported (kernel/bundle/opening.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from schemas.errors import fail
+
+if TYPE_CHECKING:
+    from kernel.trust.powers import Power
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """What a command brings along. `everything`: it was given --trust. `agreed`: powers that a person has just agreed
+    to on its screen. `running`: see kernel.trust.judge.Consent.
+    """
+
+    everything: bool = False
+    agreed: Sequence[Power] = ()
+    running: Sequence[Power] | None = None
+
+
+def read_agreed(fd: int) -> list[Power]:
+    """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
+    from kernel.trust.powers import Power
+
+    try:
+        with open(fd, "rb") as source:
+            return msgspec.json.decode(source.read(), type=list[Power])
+    except (OSError, msgspec.DecodeError) as error:
+        raise fail("E_USAGE", f"the powers that were agreed to cannot be read: {error}") from None
