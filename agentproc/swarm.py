@@ -25,6 +25,7 @@ from agentproc.questions import (
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_AGENT, Frame
+from schemas.questions import answered, correlation
 
 #: A bundled tool's handler: the turn's side of the swarm, the tool call's id, and the checked arguments; what it gives
 #: is a JSON value or a ToolResult.
@@ -68,6 +69,11 @@ class Swarm:
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
         await self._until_done(frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
+
+    async def start(self, question: Question) -> dict[str, Any]:
+        """A turn of another agent whose answer comes as a message later; what `request` gives, without a response."""
+        event_id = (await self.submit(question)).event_id or ""
+        return {**answered(question.target, event_id, correlation(event_id), None), "async": True}
 
     async def submit(self, question: Question) -> Frame:
         """A turn of another agent whose answer comes as a message later: the broker has the event when this returns.

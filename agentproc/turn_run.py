@@ -118,7 +118,8 @@ class TurnRun:
         self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         asker = Asker(runner.spec.name, runner.instance_key, name)
-        self._base_calls = BaseCalls(Swarm(runner.link, asker, deadline, runner.clock))
+        swarm = Swarm(runner.link, asker, deadline, runner.clock)
+        self._base_calls = BaseCalls(swarm)
         self._stages: Stages | None = None
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
@@ -127,6 +128,7 @@ class TurnRun:
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, frame.trace_id or name),
                 from_raw(frame.payload, AgentEvent),
+                swarm,
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,

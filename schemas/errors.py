@@ -146,6 +146,11 @@ class GoondanError(Exception):
         super().__init__(f"{info.message} [{info.code}]")
         self.info = info
 
+    @property
+    def code(self) -> str:
+        """The stable code, as an extension reads it from what it catches."""
+        return self.info.code
+
 
 def fail(code: str, message: str, *, suggestion: str | None = None) -> GoondanError:
     """Build (not raise) the error for `code`."""

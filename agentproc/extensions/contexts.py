@@ -164,10 +164,38 @@ class TurnInfo(Struct, frozen=True):
     metadata: dict[str, Any]
 
 
-class TurnScope:
-    """What the layers of one turn share."""
+class Agents(Protocol):
+    """The other agents of the swarm, as one layer asks them (agentproc/extensions/asking.py says what each gives)."""
 
-    __slots__ = ("emit", "execution", "input_event", "metadata", "state")
+    async def request(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        timeout_ms: int | None = None,
+        async_: bool = False,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A turn of another agent, and its answer."""
+
+    async def send(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A turn of another agent that nobody waits for."""
+
+
+class TurnScope:
+    """What the layers of one turn share. `agents` makes `ctx.agents` of a layer: for a place and an extension."""
+
+    __slots__ = ("agents", "emit", "execution", "input_event", "metadata", "state")
 
     def __init__(
         self,
@@ -175,11 +203,13 @@ class TurnScope:
         input_event: AgentEvent,
         state: ConversationState,
         emit: Callable[[str, Any], None],
+        agents: Callable[[str, str], Agents],
     ) -> None:
         self.execution = execution
         self.input_event = input_event
         self.state = state
         self.emit = emit
+        self.agents = agents
         self.metadata: dict[str, Any] = {}
 
 
@@ -257,6 +287,16 @@ class _Messages(_Context):
         """
         self._turn.emit(self._extension, event)
 
+    @property
+    def _place(self) -> str:
+        """What the layer stands around, as it is named in the ids of what it asks."""
+        return "turn"
+
+    @property
+    def agents(self) -> Agents:
+        """Asks other agents of the swarm."""
+        return self._turn.agents(self._place, self._extension)
+
 
 class TurnContext(_Messages):
     """Around a turn: from the event that began it to its answer."""
@@ -286,6 +326,10 @@ class StepContext(_Messages):
     def __init__(self, step: StepScope, extension: str, proceed: Next[Any]) -> None:
         super().__init__(step.turn, extension, proceed)
         self._step = step
+
+    @property
+    def _place(self) -> str:
+        return f"step{self._step.index + 1}"
 
     @property
     def turn(self) -> TurnInfo:

@@ -19,6 +19,7 @@ import msgspec
 
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
+from agentproc.extensions.asking import AskingMiddleware
 from agentproc.extensions.contexts import (
     CallScope,
     Execution,
@@ -35,6 +36,7 @@ from agentproc.extensions.contexts import (
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
 from agentproc.extensions.sources import with_known_source
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from schemas.errors import GoondanError
@@ -52,7 +54,7 @@ _unwinding: set[asyncio.Task[None]] = set()
 
 class Stages:
     """The chains of one turn. `push` gives the turn machine an input, `use` the run the catalog of its step; `lost` is
-    called when the lease is gone.
+    called when the lease is gone. `swarm` is the turn's side of its swarm.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Stages:
         transcript: Transcript,
         execution: Execution,
         input_event: AgentEvent,
+        swarm: Swarm,
         *,
         push: Callable[[Input], None],
         use: Callable[[StepCatalog], None],
@@ -76,7 +79,8 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._place = "turn"
         self._emitted = 0
-        self._turn = TurnScope(execution, input_event, transcript, self._emit)
+        self._asking = AskingMiddleware(swarm)
+        self._turn = TurnScope(execution, input_event, transcript, self._emit, self._asking.at)
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -233,6 +237,7 @@ class Stages:
             self._timer.cancel()
         self._stop_step()
         _cancel(self._turn_task)
+        self._asking.close()
 
     # --- inside
 

@@ -29,6 +29,11 @@ kind: Extension
 metadata: {name: broken}
 spec: {entry: ext/broken.py}
 ---
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: asks}
+spec: {entry: ext/asks.py}
+---
 """
 AGENT = """\
 apiVersion: goondan.ai/v1
@@ -36,6 +41,26 @@ kind: Agent
 metadata: {name: NAME}
 spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/handoff, Tool/bash]EXTRA}
 ---
+"""
+#: An extension that asks: in turn middleware before the turn, in step middleware after each step.
+ASKS = """\
+def register(api):
+    async def turn(ctx):
+        asked = await ctx.agents.request("beta", "middleware asks", instance_key=ctx.instance_key + "-mw")
+        ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": asked["response"]}}})
+        return await ctx.next()
+
+    async def step(ctx):
+        result = await ctx.next()
+        await ctx.agents.send("gamma", f"step {ctx.step_index} ended", instance_key=ctx.instance_key + "-mw")
+        return result
+
+    async def call(ctx):
+        assert not hasattr(ctx, "agents")
+        return await ctx.next()
+
+    for kind, layer in (("turn", turn), ("step", step), ("toolCall", call)):
+        api.pipeline.register(kind, layer)
 """
 TAIL = """\
 apiVersion: goondan.ai/v1
@@ -49,10 +74,11 @@ spec:
 
 
 def bundle(endpoint: str) -> str:
-    """Five agents that can do the same, and one that cannot start."""
+    """Five agents that can do the same, one that cannot start, and one whose middleware asks."""
     agents = [AGENT.replace("NAME", name).replace("EXTRA", "") for name in AGENTS]
     agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", ", extensions: [Extension/broken]"))
-    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit"))
+    agents.append(AGENT.replace("NAME", "wrapped").replace("EXTRA", ", extensions: [Extension/asks]"))
+    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped"))
     return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
 
 
@@ -88,6 +114,7 @@ def swarm() -> Iterator[Swarm]:
         with sandbox(text, {"OPENAI_API_KEY": "k"}) as kernel:
             (kernel.home / "ext").mkdir()
             (kernel.home / "ext" / "broken.py").write_text("def register(api):\n    import os; os._exit(3)\n")
+            (kernel.home / "ext" / "asks.py").write_text(ASKS)
             kernel.detach()
             yield Swarm(kernel, model)
 
@@ -242,16 +269,35 @@ def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
 def test_the_catalog_lists_the_agents(swarm: Swarm) -> None:
     swarm.script("who", [("c1", "agents__catalog", {})], "done")
     swarm.send("who", "catalog")
-    everybody = sorted((*AGENTS, "unfit"))
+    everybody = sorted((*AGENTS, "unfit", "wrapped"))
     assert swarm.result("who") == {
         "swarmName": "five",
         "entryAgent": "alpha",
         "selfAgent": "alpha",
-        "availableCount": 6,
-        "callableCount": 5,
+        "availableCount": 7,
+        "callableCount": 6,
         "availableAgents": everybody,
         "callableAgents": [name for name in everybody if name != "alpha"],
     }
+
+
+def test_turn_and_step_middleware_ask_also_after_a_kill(swarm: Swarm) -> None:
+    go = waits(swarm, "middleware asks", "w-mw", answer="an opinion")
+    swarm.script("an opinion", [("c1", "agents__catalog", {})], "heard it")
+    swarm.script("step 0 ended", "noted")
+    swarm.script("step 1 ended", "noted")
+    sending = swarm.kernel.popen("send", "wrapped", "be careful", "--instance", "w", "--json")
+    gate = go()
+    pid = pid_of(swarm, "wrapped", "w")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid_of(swarm, "wrapped", "w") not in (None, pid), what="the process that resumes the turn")
+    gate.touch()
+    out, err = sending.communicate(timeout=30)
+    assert json.loads(out)["response"] == "heard it", err
+    assert len(swarm.model.requests["middleware asks"]) == 2, "the agent that was asked worked once, in two steps"
+    wait_until(lambda: "step 1 ended" in swarm.model.requests, what="what step middleware has sent")
+    assert len(swarm.model.requests["step 0 ended"]) == 1
 
 
 def test_an_operator_can_call_it(swarm: Swarm) -> None:

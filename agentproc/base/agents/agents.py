@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agentproc.questions import Question
 from agentproc.swarm import Handler, Swarm
-from schemas.questions import TIMEOUT_MS, answered, correlation
+from schemas.questions import TIMEOUT_MS
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
@@ -28,10 +28,7 @@ async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:
         metadata=args.get("metadata"),
         asynchronous=later,
     )
-    if not later:
-        return await swarm.request(question)
-    event_id = (await swarm.submit(question)).event_id or ""
-    return {**answered(question.target, event_id, correlation(event_id), None), "async": True}
+    return await (swarm.start(question) if later else swarm.request(question))
 
 
 async def send(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:

@@ -1,0 +1,122 @@
+"""`ctx.agents` of turn and step middleware: asks other agents of the swarm, over the agent's own link.
+
+Rules.
+- A question's id is made of the turn's, of where it is asked (the turn or one of its steps, and the extension), and of
+  how often the same was asked there. So middleware that another process enters again asks under the same ids, in
+  whatever order, and gets the stored answers.
+- What is open when the turn has ended is given up; what is asked after that is refused.
+
+Source: docs/decisions/060; requirements AGENTS-02, AGENTS-03, AGENTS-12, AGENTS-19.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal
+
+from agentproc.extensions.pipeline import MiddlewareError
+from agentproc.questions import Question
+from agentproc.swarm import Swarm
+from schemas.codec import encode_value
+from schemas.questions import TIMEOUT_MS
+
+
+class AskingMiddleware:
+    """What the middleware of one turn has asked."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self._same: Counter[tuple[str, bytes]] = Counter()
+        self._open: set[asyncio.Task[dict[str, Any]]] = set()
+        self._over = False
+
+    def at(self, place: str, extension: str) -> AgentsApi:
+        """What one layer has as `ctx.agents`. `place` is `turn`, or `step1` and so on."""
+        return AgentsApi(lambda op, fields: self._ask(f"@{place}.{extension}", op, fields))
+
+    async def _ask(self, layer: str, op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
+        if self._over:
+            raise MiddlewareError("the turn has ended, and ctx.agents with it")
+        question = Question(op=op, name=self._name(layer, op, fields), **fields)
+        task = asyncio.get_running_loop().create_task(self._put(question))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return await task
+
+    def _put(self, question: Question) -> Coroutine[Any, Any, dict[str, Any]]:
+        if question.op == "send":
+            return self._swarm.send(question)
+        return self._swarm.start(question) if question.asynchronous else self._swarm.request(question)
+
+    def _name(self, layer: str, op: str, fields: dict[str, Any]) -> str:
+        """The question's name within its turn."""
+        try:
+            same = layer, encode_value((op, fields))
+        except Exception:  # it is no JSON value, and is refused for that
+            return layer
+        self._same[same] += 1
+        return f"{layer}.{self._same[same]}"
+
+    def close(self) -> None:
+        """The turn has ended."""
+        self._over = True
+        for task in list(self._open):
+            task.cancel()
+
+
+class AgentsApi:
+    """`ctx.agents`. What fails raises GoondanError, whose `code` says how: E_AGENT_NOT_FOUND, E_AGENT_TIMEOUT,
+    E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[Literal["request", "send"], dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
+        self._ask = ask
+
+    async def request(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        timeout_ms: int | None = None,
+        async_: bool = False,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A turn of another agent, and its answer in `response` of {target, eventId, correlationId, accepted, async,
+        response}.
+
+        `instance_key` is the caller's own by default, `timeout_ms` 60,000 and never more than the turn has left. With
+        `async_` it returns at once, `response` is None, and the answer becomes a message of this conversation; then
+        there is no time limit unless `timeout_ms` gives one.
+        """
+        patience = None if async_ else TIMEOUT_MS
+        return await self._ask(
+            "request",
+            {
+                "target": target,
+                "input": input,
+                "instance_key": instance_key,
+                "event_type": event_type,
+                "timeout_ms": patience if timeout_ms is None else int(timeout_ms),
+                "metadata": metadata,
+                "asynchronous": async_,
+            },
+        )
+
+    async def send(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A turn of another agent that nobody waits for: {target, eventId, accepted, sent}."""
+        given = {"target": target, "input": input, "instance_key": instance_key, "event_type": event_type}
+        return await self._ask("send", {**given, "metadata": metadata})
