@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
@@ -171,7 +171,8 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     """A handler asks something of the bus, in the name of its running call; one `answer` with its `ask_id` follows.
 
     `op` says what: `request` (a turn of another agent, and its answer), `send` (a turn that nobody waits for), `spawn`,
-    `list`, `catalog`. The other fields are arguments of one or some of them.
+    `list`, `catalog`. The other fields are arguments of one or some of them. `asynchronous` (`request` only): the
+    agent's answer becomes a message to the agent that made the call; this is answered as soon as it cannot get lost.
     """
 
     call_id: str
@@ -185,6 +186,7 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     metadata: OptionalRaw = None
     cwd: str | None = None
     include_all: bool = False
+    asynchronous: bool = field(default=False, name="async")
 
 
 class Forked(Struct, frozen=True, tag="forked"):

@@ -34,12 +34,17 @@ kind: Extension
 metadata: {name: asks}
 spec: {entry: ext/asks.py}
 ---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: asker}
+spec: {entry: ext/asker.py, sandbox: {permissions: [agents]}, exports: [{name: later}]}
+---
 """
 AGENT = """\
 apiVersion: goondan.ai/v1
 kind: Agent
 metadata: {name: NAME}
-spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/handoff, Tool/bash]EXTRA}
+spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]EXTRA}
 ---
 """
 #: An extension that asks: in turn middleware before the turn, in step middleware after each step.
@@ -61,6 +66,13 @@ def register(api):
 
     for kind, layer in (("turn", turn), ("step", step), ("toolCall", call)):
         api.pipeline.register(kind, layer)
+"""
+#: A tool of the bundle's own that asks without waiting.
+ASKER = """\
+def later(ctx, input):
+    return ctx.runtime.request(input["target"], input["input"], async_=True)
+
+handlers = {"later": later}
 """
 TAIL = """\
 apiVersion: goondan.ai/v1
@@ -115,6 +127,7 @@ def swarm() -> Iterator[Swarm]:
             (kernel.home / "ext").mkdir()
             (kernel.home / "ext" / "broken.py").write_text("def register(api):\n    import os; os._exit(3)\n")
             (kernel.home / "ext" / "asks.py").write_text(ASKS)
+            (kernel.home / "ext" / "asker.py").write_text(ASKER)
             kernel.detach()
             yield Swarm(kernel, model)
 
@@ -366,6 +379,20 @@ def test_an_answer_that_comes_later_starts_a_turn(swarm: Swarm) -> None:
     )
     assert found[0]["messages"][-1]["content"].endswith("\nat last")
     assert found[0]["messages"][-2]["content"] == "asked", "the turn that asked had ended"
+
+
+def test_a_tool_of_the_bundle_asks_without_waiting_and_its_agent_gets_the_answer(swarm: Swarm) -> None:
+    go = waits(swarm, "a tool asks", "tool-later", answer="told at last")
+    swarm.script("use the tool", [("c1", "asker__later", {"target": "beta", "input": "a tool asks"})], "asked")
+    assert swarm.send("use the tool", "tool-later")["response"] == "asked"
+    result = swarm.result("use the tool")
+    assert (result["accepted"], result["async"], result["response"]) == (True, True, None)
+    swarm.model.otherwise = "heard it"
+    go().touch()
+    said = f"The answer of agent beta to your request {result['eventId']} is here:\ntold at last"
+    wait_until(lambda: [r for r in all_requests(swarm) if r["messages"][-1]["content"] == said], what=said)
+    called = swarm.kernel.gdn("call", "asker__later", '{"target": "beta", "input": "x"}', "--json")
+    assert called.json["error"]["code"] == "E_USAGE"
 
 
 def test_a_failure_is_told_as_well(swarm: Swarm) -> None:

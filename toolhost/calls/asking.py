@@ -1,8 +1,8 @@
 """Questions of handlers on their way to the bus and back: the shell around asks.py.
 
-A question lives as long as its call: when the call ends, in whatever way, what it has open is dropped here, the handler
-is told, and an answer that still comes is acknowledged by the link and goes nowhere. The log says which those were; the
-broker cancels them.
+A question whose answer is waited for lives as long as its call: when the call ends, in whatever way, what it has open
+is dropped here, the handler is told, and an answer that still comes is acknowledged by the link and goes nowhere. The
+log says which those were; the broker cancels them.
 
 Source: delivery.md section 4; sandbox.md section 5.
 """
@@ -79,7 +79,8 @@ class Asking:
             if self._speaker is None:
                 raise Refused("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
             frame = caller.asker.frame(call, ask, self._loop.time(), rfc3339(time.time()))
-            send = self._speaker.ask if frame.reply_to is not None else self._speaker.post
+            waits = frame.reply_to is not None and not frame.asynchronous
+            send = self._speaker.ask if waits else self._speaker.post
             try:
                 future = send(frame)
             except GoondanError:

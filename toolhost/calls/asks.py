@@ -4,6 +4,8 @@ Rules.
 - Everything is asked in the name of a call that runs here; the broker finds out whose call that is.
 - An id is made of the call's, of what is asked, and of how often the call has asked the same before. So a handler that
   is run again asks under the same ids, in whatever order, and the broker answers what it knows already.
+- A question that says `async` is answered when the broker has it. It is the agent's own from then on: it ends neither
+  with the call nor at the call's deadline, and its answer is a message to the agent.
 - Each call may have so many questions open, ask so many in all, and say so much; one more is refused, not queued.
 - What comes out of a jail is hostile: names are bounded, values walked before anything opens them.
 
@@ -23,6 +25,7 @@ from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
+    OPERATOR_AGENT,
     AgentEvent,
     AgentsList,
     AgentsSpawn,
@@ -95,7 +98,8 @@ class Asker:
         return frame
 
     def _name(self, call: Call, ask: Ask) -> str:
-        what = (ask.op, ask.target, ask.instance_key, ask.event_type, ask.input, ask.metadata, ask.cwd)
+        event = (ask.target, ask.instance_key, ask.event_type, ask.input, ask.metadata, ask.asynchronous)
+        what = (ask.op, *event, ask.cwd)
         digest = hashlib.sha256(encode_value(what)).digest()[:12]
         self._same[digest] += 1
         name = call.id if len(call.id) <= _MAX_CALL_ID else hashlib.sha256(call.id.encode()).hexdigest()
@@ -114,6 +118,8 @@ def _check(ask: Ask) -> int:
         raise _invalid(f"cwd has at most {MAX_CWD} characters")
     if ask.event_type is not None and not is_event_type(ask.event_type):
         raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
+    if ask.asynchronous and ask.op != "request":
+        raise _invalid("only a request can be asynchronous")
     if ask.timeout_ms is not None and ask.timeout_ms < 1:
         raise _invalid("timeoutMs is at least 1")
     size = 0
@@ -139,6 +145,8 @@ def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str
     if ask.op == "catalog":
         return Frame("agents.catalog", call_id=call.id, deadline_ms=_shorter(LOOK_UP_MS, left_ms))
     key = ask.instance_key or call.instance_key
+    if ask.op != "spawn":
+        _check_asked(call, str(ask.target), key, ask)
     deadline_ms = _shorter(TIMEOUT_MS if ask.timeout_ms is None else ask.timeout_ms, left_ms)
     if ask.op == "spawn":
         frame = Frame("agents.spawn", id=name, to=ask.target, instance_key=key, call_id=call.id)
@@ -155,9 +163,22 @@ def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str
         reply_to=ReplyTo(call.agent, correlation(name)) if asks else None,
     )
     frame = Frame("event", to=ask.target, instance_key=key, event_id=name, call_id=call.id, reply_to=event.reply_to)
-    # What nobody waits for keeps until it is worked on.
-    frame.deadline_ms, frame.payload = deadline_ms if asks else None, to_raw(event)
+    frame.payload = to_raw(event)
+    if asks and ask.asynchronous:
+        frame.asynchronous, frame.deadline_ms = True, ask.timeout_ms
+    elif asks:
+        frame.deadline_ms = deadline_ms  # what is sent has none: it keeps until it is worked on
     return frame
+
+
+def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:
+    """Whether this call may ask that instance. Raises Refused."""
+    if (target, key) == (call.agent, call.instance_key):
+        message = f"agent {target!r} with instance key {key!r} is the one that asks"
+        raise Refused("E_AGENT_CYCLE", message, "Give another instanceKey, or name another agent.")
+    if ask.asynchronous and call.agent == OPERATOR_AGENT:
+        message = "a call from outside has no conversation that an answer could come to later"
+        raise Refused("E_USAGE", message, "Ask without async, or send.")
 
 
 def _shorter(milliseconds: int, left_ms: int | None) -> int:
@@ -178,10 +199,12 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":
         return answer.payload
+    event_id = asked.event_id or ""
+    if ask.asynchronous:
+        return to_raw({**answered(str(ask.target), event_id, correlation(event_id), None), "async": True})
     ended = from_raw(answer.payload, AgentEvent).answer
     if (error := answer_error(str(ask.target), ended)) is not None:
         raise Refused(error.code, error.message, error.suggestion)
-    event_id = asked.event_id or ""
     response = None if ended is None else ended.response
     return to_raw(answered(str(ask.target), event_id, correlation(event_id), response))
 

@@ -140,16 +140,21 @@ class Runtime(_ReadOnly):
         *,
         instance_key: str | None = None,
         event_type: str = "agent.request",
-        timeout_ms: int = 60_000,
+        timeout_ms: int | None = None,
+        async_: bool = False,
         metadata: dict[str, Any] | None = None,
     ) -> Any:
         """Ask an agent, and wait for its answer: {target, eventId, correlationId, accepted, async, response}.
 
         `response` is what it says. `input` is a text, or any JSON value. `instance_key` is the caller's unless another
-        one is given. The answer has `timeout_ms` milliseconds, and no longer than the call itself.
+        one is given. The answer has `timeout_ms` milliseconds (60,000), and no longer than the call itself.
+
+        With `async_` nobody waits: it returns as soon as the question cannot get lost, `response` is None, and the
+        answer becomes a message to the agent that makes this call. It has no end but `timeout_ms`, if given.
         """
         fields = {"target": target, "input": input, "instanceKey": instance_key, "eventType": event_type}
-        return self._ask("request", {**fields, "timeoutMs": timeout_ms, "metadata": metadata})
+        more = {"timeoutMs": timeout_ms, "metadata": metadata, "async": True if async_ else None}
+        return self._ask("request", {**fields, **more})
 
     def send(
         self,

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from schemas.errors import error_payload
-from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
+from schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
 from schemas.questions import TIMEOUT_MS, correlation
 from schemas.worker_frames import Ask
 from tests.unit.toolhost.test_calls import call
@@ -67,6 +67,36 @@ def test_what_is_sent_wants_no_answer_and_does_not_expire() -> None:
     assert from_raw(frame.payload, AgentEvent).type == "note"
 
 
+def test_an_asynchronous_request_outlives_its_call_and_is_answered_at_once() -> None:
+    short = call("t1/c1")
+    short.deadline = NOW + 0.5
+    question = ask(asynchronous=True)
+    frame = made(question, of=short)
+    assert (frame.asynchronous, frame.deadline_ms, frame.reply_to is not None) == (True, None, True)
+    assert made(ask(asynchronous=True, timeout_ms=9000), of=short).deadline_ms == 9000, "the call's end is not its own"
+    value = from_raw(value_of(question, frame, Frame("ack", stage="accepted")), dict)
+    assert (value["accepted"], value["async"], value["response"]) == (True, True, None)
+    assert value["eventId"] == frame.event_id != made(ask(), of=short).event_id
+
+
+@pytest.mark.parametrize("fields", [{}, {"asynchronous": True}, {"op": "send"}])
+def test_an_agent_does_not_ask_itself(fields: dict[str, Any]) -> None:
+    itself = call("t1/c1")
+    with pytest.raises(Refused) as caught:
+        made(ask(**{"target": itself.agent, **fields}), of=itself)
+    assert caught.value.error.code == "E_AGENT_CYCLE"
+    made(ask(**{"target": itself.agent, "instance_key": "another", **fields}), of=itself)
+
+
+def test_a_call_from_outside_has_nowhere_for_a_late_answer() -> None:
+    outside = call("t1/c1")
+    outside.agent = OPERATOR_AGENT
+    with pytest.raises(Refused) as caught:
+        made(ask(asynchronous=True), of=outside)
+    assert caught.value.error.code == "E_USAGE"
+    made(ask(), of=outside)
+
+
 def test_the_others_are_questions_to_the_broker() -> None:
     spawn = made(ask("spawn", instance_key="z", cwd="."))
     assert (spawn.type, spawn.to, spawn.instance_key) == ("agents.spawn", "helper", "z")
@@ -94,7 +124,7 @@ def names(asked: list[tuple[str, str]], of: Call) -> list[str]:
     return [frame.event_id or "" for frame in frames]
 
 
-QUESTIONS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "y"])), max_size=12)
+QUESTIONS = st.lists(st.tuples(st.sampled_from("bc"), st.sampled_from(["x", "y"])), max_size=12)
 
 
 @given(QUESTIONS, st.randoms())
@@ -159,6 +189,7 @@ def test_so_much_is_said_in_all() -> None:
         {"timeout_ms": 0},
         {"timeout_ms": -1},
         {"metadata": Raw(b"\x90")},
+        {"op": "send", "asynchronous": True},
         {"op": "spawn", "cwd": "x" * 5000},
     ],
     ids=lambda fields: str(fields)[:30].partition(" object")[0],
