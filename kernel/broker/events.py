@@ -29,6 +29,7 @@ from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.late_answers import late_answer, news, waiting_news
 from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.quiet import QuietPeers
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
@@ -55,8 +56,9 @@ class Events:
 
     processes: Processes
 
-    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors) -> None:
+    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers) -> None:
         self._bus = bus
+        self._quiet = quiet
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
         self._actors = actors
@@ -369,6 +371,7 @@ class Events:
             asynchronous=event.in_reply_to is not None,
         )
         self._bus.send(connection, frame)
+        self._quiet.watch(connection)
         for told in waiting_news(instance):
             self._bus.send(connection, told)
 
@@ -481,6 +484,7 @@ class Events:
         data = asking.answers[event.answer_id] = encode_value(frame)
         if asking.conn is not None:
             self._bus.out.append((AGENTS, asking.conn.ident, data))
+            self._quiet.watch(asking.conn)
 
     def _journaled_answer(self, event_id: str) -> Raw:
         """An answer that was dropped from memory when its asker had read it, and is asked for again."""

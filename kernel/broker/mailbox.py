@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Raw, Struct
 
+from kernel.broker.assignments import Assignments
 from kernel.broker.blobs import HeldBlobs, size_of
 from kernel.broker.due import Due
 from kernel.broker.epochs import Epochs
@@ -301,6 +302,7 @@ class Instance:
         self.answers: dict[str, bytes] = {}
         self.leased: Event | None = None
         self.conn: Connection | None = None
+        #: The tool host that serves it; assignments.py writes it.
         self.host: Connection | None = None
         #: The supervisor has been asked to start it.
         self.requested = False
@@ -408,6 +410,7 @@ class Mailbox:
         self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
+        self.hosts = Assignments()
         self.epochs = epochs
         #: Instances with an event that is leased.
         self.holding: dict[Instance, None] = {}
@@ -570,4 +573,5 @@ class Mailbox:
         """Drop an instance that has nothing here and no process."""
         busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving
         if not busy and instance.spawned is None:
+            self.hosts.release(instance)
             self.instances.pop((instance.agent, instance.key), None)

@@ -12,11 +12,12 @@ Source: delivery.md section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from kernel.broker.launches import EndedLaunches
 from schemas.errors import GoondanError, fail
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello
 from schemas.tokens import Claims, TokenClass, verify
@@ -42,6 +43,9 @@ MAX_RETRY_MS: Final = 5000
 #: A refused event that is so late (seconds) is not sent any more: what comes after it may come.
 REFUSED_S: Final = 10.0
 
+
+#: How the addresses of agents begin.
+_AGENT: Final = "agent/"
 
 Handler = Callable[["Connection", Frame, float], None]
 
@@ -71,6 +75,7 @@ class Connection:
         "refused",
         "session",
         "started_ms",
+        "watched",
     )
 
     def __init__(self, cls: int, ident: bytes, address: str, claims: Claims, hello: Hello, now: float) -> None:
@@ -84,6 +89,8 @@ class Connection:
         self.started_ms = hello.started_ms or 0
         self.pid = hello.pid
         self.last_seen = now
+        #: Somebody looks at `last_seen` now and then (quiet.py).
+        self.watched = False
         #: What this connection may send, by frame type.
         self.handlers: dict[str, Handler] = {}
         #: Agents: the instance it serves, and the tools it may call.
@@ -124,6 +131,8 @@ class Presence:
         #: By socket: routing id -> connection.
         self.connections: tuple[dict[bytes, Connection], ...] = ({}, {}, {}, {})
         self.principals: dict[str, Connection] = {}
+        #: Launches that have ended: of agents by their numbers, of the few others the last one by its address.
+        self._agents_ended = EndedLaunches()
         self._ended: dict[str, int] = {}
         self._clients = 0
 
@@ -139,7 +148,7 @@ class Presence:
         if claims.cls != CLASSES[cls]:
             raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")
         address = self._address(claims)
-        if claims.launch and claims.launch <= self._ended.get(address, 0):
+        if claims.launch and self._has_ended(cls, address, claims.launch):
             raise fail("E_TOKEN_INVALID", f"launch {claims.launch} of {address} has ended")
         if cls == CLIENTS and len(self.connections[CLIENTS]) >= MAX_CLIENTS:
             raise fail("E_OVERLOADED", f"{MAX_CLIENTS} clients are connected")
@@ -171,12 +180,22 @@ class Presence:
 
     def end_launch(self, address: str, launch: int) -> Connection | None:
         """A launch has ended: its token is void. Returns its connection, already dropped."""
-        self._ended[address] = max(launch, self._ended.get(address, 0))
+        if address.startswith(_AGENT):
+            self._agents_ended.add(launch)
+        else:
+            self._ended[address] = max(launch, self._ended.get(address, 0))
         connection = self.principals.get(address)
         if connection is None or connection.claims.launch > launch:
             return None
         self.drop(connection)
         return connection
+
+    def only_living(self, launches: Iterable[int]) -> None:
+        """These launches of agents live, and all earlier ones have ended."""
+        self._agents_ended.all_but(launches)
+
+    def _has_ended(self, cls: int, address: str, launch: int) -> bool:
+        return launch in self._agents_ended if cls == AGENTS else launch <= self._ended.get(address, 0)
 
     def _address(self, claims: Claims) -> str:
         if claims.cls == "agent":
@@ -191,7 +210,7 @@ class Presence:
 
 def agent_address(agent: str, instance_key: str) -> str:
     """The principal of an agent instance. Agent names hold no slash; instance keys may."""
-    return f"agent/{agent}/{instance_key}"
+    return f"{_AGENT}{agent}/{instance_key}"
 
 
 def toolhost_address(name: str) -> str:

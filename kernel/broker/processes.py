@@ -34,8 +34,6 @@ from schemas.frames import Frame
 
 #: A turn may run this much longer than its event's deadline before its process is taken for hung (seconds).
 DEADLINE_GRACE_S: Final = 10.0
-#: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
-PING_AFTER_S: Final = 2.0
 #: Events of a queue that are looked at for somebody who pays for the place; behind so many it waits for them anyway.
 LOOKED_AT: Final = 64
 #: How long an agent that has to make room may take to leave (milliseconds).
@@ -234,6 +232,7 @@ class Processes:
         A tool host that ended unheard is found out when its successor says hello.
         """
         running = {_address(item.principal): item.launch for item in message.running}
+        self._bus.presence.only_living(item.launch for item in message.running if item.principal.role == "agent")
         for connection in list(self._bus.presence.connections[AGENTS].values()):
             claims = connection.claims
             if claims.launch and running.get(connection.address, 0) != claims.launch:
@@ -332,7 +331,7 @@ class Processes:
     # --- time
 
     def tick(self, now: float) -> None:
-        """Hung holders, quiet peers, starts that take long, room."""
+        """Hung holders, starts that take long, room."""
         for instance in list(self._bus.mailbox.holding):
             event = instance.leased
             if event is None:
@@ -340,7 +339,6 @@ class Processes:
             late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now
             if late or event.lease_until <= now:
                 self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
-        self._ping_quiet(now)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
             del self._starting[instance]
         self._fill(now)
@@ -361,18 +359,6 @@ class Processes:
             self._bus.presence.drop(connection)
             instance.conn = None
         self.lost(instance, reason, counts=True, now=now)
-
-    def _ping_quiet(self, now: float) -> None:
-        """Ask peers that hold something, or that nobody watches, for a sign of life."""
-        for cls in (AGENTS, TOOLS, CLIENTS):
-            for connection in list(self._bus.presence.connections[cls].values()):
-                if now - connection.last_seen <= PING_AFTER_S:
-                    continue
-                instance = connection.instance
-                watched_and_idle = instance is not None and connection.claims.launch > 0 and not instance.wanted
-                if not watched_and_idle:
-                    connection.last_seen = now
-                    self._bus.send(connection, Frame("ping"))
 
 
 def _address(principal: Principal) -> str:

@@ -24,6 +24,7 @@ from kernel.broker.live import Live
 from kernel.broker.mailbox import SpawnRecord, Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
+from kernel.broker.quiet import QuietPeers
 from kernel.broker.tool_calls import ToolCalls
 from kernel.broker.waits import Waits
 from schemas.codec import (
@@ -53,7 +54,8 @@ class Router:
         self.bus = bus
         self._tool_calls = ToolCalls(bus)
         actors = Actors(bus)
-        self._events = Events(bus, self._tool_calls, actors)
+        self._quiet = QuietPeers(bus)
+        self._events = Events(bus, self._tool_calls, actors, self._quiet)
         self._directory = directory = Directory(bus, actors)
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
@@ -188,6 +190,7 @@ class Router:
         self._directory.tick(now)
         self._tool_calls.tick(now)
         self._processes.tick(now)
+        self._quiet.tick(now)
 
     def shut_down(self, grace_ms: int) -> None:
         """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
@@ -211,6 +214,7 @@ class Router:
         if cls == AGENTS and connection.claims.agent not in self.bus.plan.agents:
             presence.drop(connection)
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
+        self._quiet.watch(connection)
         self.bus.counters["hello_" + CLASSES[cls]] += 1
         connection.handlers = self._handlers[cls]
         if cls == AGENTS:

@@ -13,7 +13,6 @@ Source: delivery.md section 5; sandbox.md section 1.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +46,7 @@ class ToolCalls:
         self._get = bus.calls.get
         self._out = bus.out
         self._hosts = bus.presence.connections[TOOLS]
+        self._assigned = bus.mailbox.hosts
         #: Cancelled calls that are not known here: for every host that comes back in this broker's first seconds.
         self._early: list[tuple[Instance, str]] = []
 
@@ -208,9 +208,7 @@ class ToolCalls:
                 self._ask_again(call)
             else:
                 self._outcome_unknown(call)
-        for instance in self._bus.mailbox.instances.values():
-            if instance.host is not None and instance.host.address == connection.address:
-                instance.host = None
+        self._assigned.release_all(connection.address)
         for instance, call_id in self._early:
             self._bus.send(connection, _cancel(instance, call_id))
         for call in self._calls.take_waiting():
@@ -218,7 +216,8 @@ class ToolCalls:
             if self._may_have_run(call, call.event.calls[call.id], connection):
                 self._outcome_unknown(call)
                 continue
-            call.host = call.event.instance.host = connection
+            call.host = connection
+            self._assigned.assign(call.event.instance, connection)
             call.event.calls[call.id] = connection.incarnation
             self._out.append((TOOLS, connection.ident, data))
 
@@ -234,9 +233,7 @@ class ToolCalls:
     def host_unreachable(self, host: Connection) -> None:
         """A tool host's connection broke: new calls wait until it is back, or its successor is."""
         self._bus.presence.drop(host)
-        for instance in self._bus.mailbox.instances.values():
-            if instance.host is host:
-                instance.host = None
+        self._assigned.release_all(host.address, lambda served_by: served_by is host)
 
     def host_lost(self, host: Connection) -> None:
         """A tool host is gone: what it ran has an unknown outcome."""
@@ -248,10 +245,7 @@ class ToolCalls:
         """The supervisor saw a tool host end, whether or not its connection was still known here."""
         for call in self._calls.of_launch(address, launch):
             self._outcome_unknown(call)
-        for instance in self._bus.mailbox.instances.values():
-            host = instance.host
-            if host is not None and host.address == address and host.claims.launch <= launch:
-                instance.host = None
+        self._assigned.release_all(address, lambda host: host.claims.launch <= launch)
 
     def no_host(self, reason: str) -> None:
         """No tool host can be started: what waits for one has not run and will not."""
@@ -260,9 +254,8 @@ class ToolCalls:
 
     def _host_for(self, instance: Instance) -> Connection | None:
         """The tool host of an instance: the same one while it lives, so that the instance's jails stay warm."""
-        if instance.host is None and self._hosts:
-            load = Counter(i.host.address for i in self._bus.mailbox.instances.values() if i.host is not None)
-            instance.host = min(self._hosts.values(), key=lambda host: (load[host.address], host.address))
+        if instance.host is None and (host := self._assigned.lightest(self._hosts.values())) is not None:
+            self._assigned.assign(instance, host)
         return instance.host
 
     # --- ends

@@ -1,0 +1,48 @@
+"""Which tool host serves which instance, so that the instance's jails stay warm. Pure.
+
+An instance stays with its host while both are known. Hosts are known by their addresses, which they keep over a
+reconnect and a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from kernel.broker.presence import Connection
+
+if TYPE_CHECKING:
+    from kernel.broker.mailbox import Instance
+
+
+class Assignments:
+    """Instances by the address of their tool host; each is the `host` of the instance as well."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, dict[Instance, None]] = {}
+
+    def assign(self, instance: Instance, host: Connection) -> None:
+        """This host serves the instance from now on."""
+        self.release(instance)
+        instance.host = host
+        self._served.setdefault(host.address, {})[instance] = None
+
+    def release(self, instance: Instance) -> None:
+        """No host serves the instance any more."""
+        if instance.host is None:
+            return
+        served = self._served[instance.host.address]
+        del served[instance]
+        if not served:
+            del self._served[instance.host.address]
+        instance.host = None
+
+    def release_all(self, address: str, of: Callable[[Connection], bool] = lambda host: True) -> None:
+        """The host at this address serves nobody any more; only as the connection that `of` says, if given."""
+        for instance in list(self._served.get(address, ())):
+            if instance.host is not None and of(instance.host):
+                self.release(instance)
+
+    def lightest(self, hosts: Iterable[Connection]) -> Connection | None:
+        """The host that serves the fewest instances; None where there is none."""
+        return min(hosts, key=lambda host: (len(self._served.get(host.address, ())), host.address), default=None)
