@@ -43,6 +43,10 @@ class Assignments:
             if instance.host is not None and of(instance.host):
                 self.release(instance)
 
+    def served(self, address: str) -> int:
+        """How many instances the host at this address serves."""
+        return len(self._served.get(address, ()))
+
     def lightest(self, hosts: Iterable[Connection]) -> Connection | None:
         """The host that serves the fewest instances; None where there is none."""
-        return min(hosts, key=lambda host: (len(self._served.get(host.address, ())), host.address), default=None)
+        return min(hosts, key=lambda host: (self.served(host.address), host.address), default=None)

@@ -132,7 +132,7 @@ class Presence:
         self.connections: tuple[dict[bytes, Connection], ...] = ({}, {}, {}, {})
         self.principals: dict[str, Connection] = {}
         #: Launches that have ended: of agents by their numbers, of the few others the last one by its address.
-        self._agents_ended = EndedLaunches()
+        self.agents_ended = EndedLaunches()
         self._ended: dict[str, int] = {}
         self._clients = 0
 
@@ -181,7 +181,7 @@ class Presence:
     def end_launch(self, address: str, launch: int) -> Connection | None:
         """A launch has ended: its token is void. Returns its connection, already dropped."""
         if address.startswith(_AGENT):
-            self._agents_ended.add(launch)
+            self.agents_ended.add(launch)
         else:
             self._ended[address] = max(launch, self._ended.get(address, 0))
         connection = self.principals.get(address)
@@ -192,10 +192,10 @@ class Presence:
 
     def only_living(self, launches: Iterable[int]) -> None:
         """These launches of agents live, and all earlier ones have ended."""
-        self._agents_ended.all_but(launches)
+        self.agents_ended.all_but(launches)
 
     def _has_ended(self, cls: int, address: str, launch: int) -> bool:
-        return launch in self._agents_ended if cls == AGENTS else launch <= self._ended.get(address, 0)
+        return launch in self.agents_ended if cls == AGENTS else launch <= self._ended.get(address, 0)
 
     def _address(self, claims: Claims) -> str:
         if claims.cls == "agent":
