@@ -49,9 +49,11 @@ def leave_current_folder(environment: Mapping[str, str] = os.environ) -> None:
         sys.path[:] = _without(sys.path, current)
 
 
-def entries_of_current_folder(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The empty and the relative entries of PYTHONPATH; none where this interpreter does not obey it."""
-    if sys.flags.ignore_environment or not environment.get("PYTHONPATH"):
+def entries_of_current_folder(
+    environment: Mapping[str, str] = os.environ, *, obeyed: bool = not sys.flags.ignore_environment
+) -> list[str]:
+    """The empty and the relative entries of PYTHONPATH; none where the interpreter does not obey it (`-I`, `-E`)."""
+    if not obeyed or not environment.get("PYTHONPATH"):
         return []  # an empty variable is as none
     return [entry for entry in environment["PYTHONPATH"].split(os.pathsep) if not os.path.isabs(entry)]
 

@@ -148,6 +148,10 @@ class Sandbox:
         logs = sorted(self.home.glob(f"state/workspaces/*/logs/{name}*.log"))
         return "\n".join(path.read_text(errors="replace") for path in logs)
 
+    def times_ready(self, role: str) -> int:
+        """How often this service was ready. `ps` calls one that died often a crash loop, for ten seconds more."""
+        return self.log("supervisor").count(f" {role} is ready")
+
     def processes(self) -> dict[int, str]:
         """Living processes of this test: pid and command line."""
         ours = {pid for pid in _all_pids() if self._is_ours(pid)}

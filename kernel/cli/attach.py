@@ -24,6 +24,7 @@ import msgspec
 from kernel import lock, paths, rundir
 from kernel.bundle.problems import Problem
 from kernel.cli.consent import started_when_trusted
+from kernel.cli.imports import import_whole
 from kernel.cli.state import prepare, state_of
 from kernel.log_bounds import open_log
 from kernel.spawn import command, memory_file, start_program
@@ -339,6 +340,7 @@ def attach(place: Place) -> Kernel:
     kernel = _hold(place, None)
     if kernel is None:
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
+    preload()
     return kernel
 
 
@@ -355,6 +357,7 @@ def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
                 kernel.finish()
                 what = "--allow-net" if allow_net else "--policy"
                 raise fail("E_USAGE", f"{what} applies only to a kernel that this command starts; one is running")
+            preload()
             return kernel
         try:
             started = started_when_trusted(place, lambda agreed: _ready_for_calls(place, allow_net, agreed))
@@ -430,7 +433,5 @@ def _hold(place: Place, started: Started | None) -> Kernel | None:
 
 
 def preload() -> None:
-    """Import what the link needs while the kernel starts."""
-    import asyncio  # noqa: F401
-
-    import schemas.link  # noqa: F401
+    """Import what the link needs, while the kernel starts if it does."""
+    import_whole("kernel.cli.session")

@@ -5,11 +5,12 @@ Source: design section 11 (`gdn --help` starts quickly).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from kernel.cli.imports import import_whole
 
 
 class LazyGroup(click.Group):
@@ -28,7 +29,7 @@ class LazyGroup(click.Group):
         """Import one command; None when there is none of this name."""
         if cmd_name not in self._commands_of:
             return None
-        command: click.Command = importlib.import_module(self._prefix + cmd_name).command
+        command: click.Command = import_whole(self._prefix + cmd_name).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 #: How long the supervisor may take to hear us (seconds); one that does not hangs, and is killed soon after.
 HEAR_S: Final = 2.0
 DEAF_S: Final = 1.0
+#: How often is looked whether a signal was heard (seconds): a supervisor that works takes it at once.
+HEAR_POLL_S: Final = 0.01
 
 
 @click.command()
@@ -66,11 +68,32 @@ def _end(pidfd: int, place: Place, as_json: bool, until: float) -> int:
     try:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        orderly = end_of(pidfd, place.state_dir, max(DEAF_S, until - time.monotonic() - 1.0))
+        patience = max(DEAF_S, until - time.monotonic() - 1.0) if _hears(pidfd) else DEAF_S
+        orderly = end_of(pidfd, place.state_dir, patience)
     finally:
         os.close(pidfd)
     _report(orderly, as_json)
     return 0
+
+
+def _hears(pidfd: int) -> bool:
+    """Whether the process takes the SIGTERM that it was sent: of one that is stopped it stays pending."""
+    import select
+    import signal
+
+    bit = 1 << signal.SIGTERM - 1
+    until = time.monotonic() + HEAR_S
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as info:
+            pid = next(line.split()[1] for line in info if line.startswith("Pid:"))
+        while time.monotonic() < until:
+            with open(f"/proc/{pid}/status") as status:
+                pending = next(line.split()[1] for line in status if line.startswith("ShdPnd:"))
+            if not int(pending, 16) & bit or select.select([pidfd], [], [], HEAR_POLL_S)[0]:
+                return True
+    except OSError:
+        return True  # it is gone
+    return False
 
 
 def _report(orderly: bool, as_json: bool) -> None:

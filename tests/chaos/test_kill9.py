@@ -77,15 +77,15 @@ def test_a_killed_process_costs_at_most_one_structured_error(kernel: Sandbox, ro
 
 @pytest.mark.parametrize("role", ["broker", "toolhost", "forkserver"])
 def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: str) -> None:
-    for _ in range(4):
-        before = next(row["restarts"] for row in kernel.ps() if row["role"] == role)
+    def restarts() -> int:
+        return int(next(row["restarts"] for row in kernel.ps() if row["role"] == role))
 
-        def again(wanted: int = before + 1) -> bool:
-            row = next(row for row in kernel.ps() if row["role"] == role)
-            return bool(row["status"] == "running" and row["restarts"] == wanted)
-
+    before, ready = restarts(), kernel.times_ready(role)
+    for number in range(4):
         os.kill(kernel.pid(role), signal.SIGKILL)
-        wait_until(again)
+        ready += 1
+        wait_until(lambda wanted=ready: kernel.times_ready(role) == wanted)
+        assert restarts() == before + number + 1
     assert kernel.call("echo back", "--instance", f"fresh-{role}")["output"]["stdout"] == "back\n"
 
 

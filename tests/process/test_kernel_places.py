@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,8 +103,10 @@ def test_stop_ends_a_kernel_that_no_socket_leads_to(kernel: Sandbox) -> None:
     kernel.detach()
     os.kill(kernel.pid("supervisor"), signal.SIGSTOP)
     shutil.rmtree(record(kernel).run_dir)
+    begun = time.monotonic()
     stopped = kernel.gdn("stop", "--json", timeout=40)
     assert (stopped.status, stopped.json) == (0, {"stopped": True, "killed": True})
+    assert time.monotonic() - begun < 8.0, "it was waited for, although it takes no signal"
     kernel.wait_for_nothing(2.0)
 
 

@@ -138,9 +138,10 @@ def test_entries_of_pythonpath_that_mean_the_current_folder_are_named() -> None:
 
 def test_which_entries_of_pythonpath_mean_the_current_folder() -> None:
     def found(**environment: str) -> list[str]:
-        return entries_of_current_folder(environment)
+        return entries_of_current_folder(environment, obeyed=True)
 
     assert found(PYTHONPATH=":/x:lib") == ["", "lib"]
+    assert entries_of_current_folder({"PYTHONPATH": ":/x:lib"}, obeyed=False) == []
     assert found(PYTHONPATH="/x:/y") == found(PYTHONPATH="") == found() == []
 
 
