@@ -28,8 +28,10 @@ RETRY_AFTER_MS = 100
 RETURN_S = 3.0
 #: Different refusals that are remembered until the log has them.
 MAX_REFUSALS = 64
-#: Ids longer than this are refused where they enter: they are kept.
+#: Ids longer than this (characters) are refused where they enter: they are kept.
 MAX_ID = 256
+#: The same for a correlation id, which may be made of an event's id.
+MAX_CORRELATION = 512
 
 
 class Lossy(bytes):

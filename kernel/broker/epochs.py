@@ -28,10 +28,12 @@ class Epochs:
         self.last += 1
         return self.last
 
-    def raise_above(self, epoch: int) -> None:
-        """Somebody has seen this epoch: later ones are higher."""
-        if epoch <= MAX_EPOCH // 2:
-            self.last = max(self.last, epoch)
+    def raise_above(self, epoch: int) -> bool:
+        """Somebody has seen this epoch: later ones are higher. False for one that no counter can have come to."""
+        if epoch > MAX_EPOCH // 2:
+            return False
+        self.last = max(self.last, epoch)
+        return True
 
     def to_reserve(self, block: int) -> int | None:
         """What must be reserved before more epochs are used; None while there are enough."""

@@ -20,14 +20,14 @@ from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
-from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.journal.interface import Ended, Item
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
 from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.late_answers import late_answer, news, waiting_news
-from kernel.broker.mailbox import LEASE_S, MAX_QUEUED, Event, Instance, Staged, State
+from kernel.broker.mailbox import LEASE_S, MAX_LATE, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.shares import describe_shortage
@@ -35,7 +35,7 @@ from kernel.broker.tool_calls import ToolCalls
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Blob, Frame, Hello, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Blob, ErrorPayload, Frame, Hello, ReplyTo, Source
 from schemas.questions import ANSWER_SUFFIX
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Events:
         if event_id.endswith(ANSWER_SUFFIX):
             message = f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids"
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        _check_kept(frame)
         digest = event_digest(instance.agent, instance.key, actor.sender, frame.digest)
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
         if known is not None:
@@ -152,10 +153,13 @@ class Events:
         return self._bus.instance(agent, key, now)
 
     def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
-        """Refuse what there is no room for, and then everything later from the same sender until the first refused one
-        is back. Of a handler each event is by itself: one that waits for its order sends the next after it has heard.
+        """Refuse what would not be taken later either (`_hopeless`). Refuse what there is no room for, and then all
+        that comes later from the same sender until the first refused one is back. Of a handler each event is by itself:
+        one that waits for its order sends the next after it has heard.
         """
         instance = event.instance
+        if (error := self._hopeless(actor, event)) is not None:
+            raise GoondanError(error)
         target = (instance.agent, instance.key)
         ordered = actor.call_id is None
         waits_for = connection.refused.get(target) if ordered else None
@@ -172,6 +176,21 @@ class Events:
         if ordered:
             retry_ms = connection.refuse(target, event.id, now, retry_ms)
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_ms))
+
+    def _hopeless(self, actor: Actor, event: Event) -> ErrorPayload | None:
+        """What a new event would be refused for however often it is sent: what its sender has not waited for goes with
+        the sender's own turn, and dead letters go when a person has looked. What tool hosts say themselves is taken.
+        """
+        agent, asker = event.instance.agent, actor.instance
+        if event.asynchronous and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
+            message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
+            return error_payload(
+                "E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns."
+            )
+        if self._mailbox.too_many_dead(agent) and (event.source is None or event.source.kind != "tool"):
+            message = f"too many messages for the agent {agent!r} were given up, and wait for a person"
+            return error_payload("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
+        return None
 
     def _refusal(self, actor: Actor, event: Event) -> str | None:
         """What stands against a new event, in words; None when there is room for it."""
@@ -424,11 +443,15 @@ class Events:
             state: State = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
             self._stage_end(event, state, frame.payload, frame.blob, conn=connection, frame_id=frame.id)
         elif frame.stage == "release":
+            above = True
             if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it
-                self._mailbox.epochs.raise_above(frame.seen_epoch)
+                above = self._mailbox.epochs.raise_above(frame.seen_epoch)
                 self._bus.reserve_epochs()
                 instance.epoch = self._mailbox.epochs.next()
             self._mailbox.give_back(instance)
+            if not above:  # the file is damaged: nobody ever gets above that, and it would go round for ever
+                event.attempts += 1
+                self.processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
             self._bus.ack(connection, frame.id, event)
             if frame.seen_epoch is not None:
                 self.dispatch(instance, now)
@@ -541,6 +564,16 @@ class Events:
         """Queued events end at their deadline."""
         for event in self._mailbox.deadlines.take(now):
             self._expire(event)
+
+
+def _check_kept(frame: Frame) -> None:
+    """Raise GoondanError for texts of a header that are kept with the event and are longer than ids are."""
+    reply_to = frame.reply_to
+    if reply_to is not None and (len(reply_to.correlation_id) > MAX_CORRELATION or len(reply_to.target) > MAX_ID):
+        message = f"replyTo has a correlationId of at most {MAX_CORRELATION} characters, and a target of {MAX_ID}"
+        raise GoondanError(error_payload("E_FRAME_INVALID", message))
+    if frame.trace_id is not None and len(frame.trace_id) > MAX_ID:
+        raise GoondanError(error_payload("E_FRAME_INVALID", f"traceId has at most {MAX_ID} characters"))
 
 
 def _is_first(actor: Actor, event: Event) -> bool:

@@ -5,6 +5,8 @@ Rules.
 - The event goes to the instance that asked, like any other event, so it waits its turn, starts a process, and survives
   what events survive. A turn of that instance that runs hears of it at once as well (`news`).
 - It has the answer's id, which no sender may give an event: a repeat is never a second answer.
+- The request holds room for a usual answer from the beginning (mailbox.py). A larger one needs room within the shares
+  when it comes, or an error takes its place: else one turn could ask for more than all may hold.
 
 Source: docs/design/delivery.md, "Answers"; requirement AGENTS-16.
 """
@@ -16,10 +18,12 @@ from typing import Final
 
 from msgspec import Raw
 
+from kernel.broker.answers import failure_answer
 from kernel.broker.bus import Bus
 from kernel.broker.journal.records import event_digest
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import agent_address
+from schemas.errors import error_payload
 from schemas.frames import Blob, Frame, Source
 
 #: Answers that a turn hears of when it begins; what waits behind them has turns of its own.
@@ -36,7 +40,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         return None
     agent, key = event.instance.agent, event.instance.key
     sender = agent_address(agent, key)
-    return Event(
+    made = Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),
         sender=sender,
@@ -52,6 +56,16 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         in_reply_to=event.reply_to.correlation_id,
         since=bus.now,
     )
+    more = made.size - event.size
+    if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
+        bus.counters["answers_too_large"] += 1
+        message = (
+            f"the answer of {event.instance.address} has {made.size:,} bytes, and there is no room for so many now"
+        )
+        suggestion = "Ask for less at a time, or let the agent write to a file."
+        made.payload = failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion))
+        made.blob = None
+    return made
 
 
 def news(event: Event) -> Frame:

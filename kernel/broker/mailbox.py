@@ -43,6 +43,15 @@ MAX_ATTEMPTS: Final = 5
 LEASE_S: Final = 60.0
 #: Events that may wait for one instance; more are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
+#: What a request that nobody waits for holds for its answer (bytes): the answer becomes an event, and takes its place.
+ANSWER_ROOM: Final = 64 << 10
+#: Questions of one instance that it does not wait for, and answers to such that wait for it: as many as pieces of
+#: pending work may go on for it.
+MAX_LATE: Final = 256
+#: Dead letters of one agent, and their bytes, beyond which nothing new is taken for it: they stay until a person has
+#: looked, and an agent that never starts must not fill the disk with what others send it.
+MAX_DEAD: Final = 1000
+MAX_DEAD_BYTES: Final = 64 << 20
 
 
 class Event:
@@ -65,6 +74,7 @@ class Event:
         "cancelled",
         "cause",
         "chain",
+        "dead_bytes",
         "deadline",
         "digest",
         "end",
@@ -173,6 +183,8 @@ class Event:
         self.end: State | None = None
         self.cause = ""
         self.ended_ms = 0
+        #: Of dead letters: what it held.
+        self.dead_bytes = 0
 
     @property
     def answer_id(self) -> str:
@@ -241,6 +253,16 @@ class Event:
         return None if self.asking is None else self.asking.id
 
     @property
+    def late_for(self) -> tuple[str, str] | None:
+        """The instance (agent, key) that has asked it without waiting, or that it brings such an answer to."""
+        if self.in_reply_to is not None:
+            return self.instance.agent, self.instance.key
+        source = self.source
+        if not self.asynchronous or source is None or source.instance_key is None:
+            return None
+        return source.name, source.instance_key
+
+    @property
     def by_operator(self) -> bool:
         """Whether an operator has sent it, not an agent in the course of things."""
         return self.source is not None and self.source.kind == "client" and self.source.name == "operator"
@@ -253,13 +275,15 @@ class Event:
 
     @property
     def size(self) -> int:
-        """Bytes it holds in memory and on disk, near enough to budget by."""
-        return self.inline + size_of(self.blob) + size_of(self.answer_blob)
+        """Bytes it holds in memory and on disk, near enough to budget by, and those that are kept for its answer."""
+        room = ANSWER_ROOM if self.asynchronous else 0
+        return self.inline + size_of(self.blob) + size_of(self.answer_blob) + room
 
     @property
     def inline(self) -> int:
         """Those of them that are in memory."""
-        return 256 + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
+        header = 256 if self.auth is None else 256 + len(memoryview(self.auth))
+        return header + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
 
 
 def unknown_session(root: str) -> str:
@@ -405,6 +429,8 @@ class Mailbox:
         self.events: dict[str, Event] = {}
         #: Events that were given up; a person decides about them.
         self.dead: dict[str, Event] = {}
+        #: Their number and bytes, by agent.
+        self._dead_of: dict[str, tuple[int, int]] = {}
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
         self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
         self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
@@ -418,6 +444,8 @@ class Mailbox:
         self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted")
         #: Of roots with unfinished events: whose they are, and how many events.
         self._roots: dict[str, tuple[str, int]] = {}
+        #: What instances have asked without waiting, by agent and key: unfinished requests, and answers that wait.
+        self._late: dict[tuple[str, str], int] = {}
 
     def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
         """The instance of that name, made if it is new. `workdir` is used then."""
@@ -435,6 +463,10 @@ class Mailbox:
         """Whose work this root is; a name of its own for one that is not known."""
         session, _ = self._roots.get(root, (unknown_session(root), 0))
         return session
+
+    def late_of(self, instance: Instance) -> int:
+        """How many questions, or answers to them, are on the way that this instance does not wait for."""
+        return self._late.get((instance.agent, instance.key), 0)
 
     def stage(self, event: Event) -> None:
         """Hold the place of an event while the journal writes it."""
@@ -455,6 +487,8 @@ class Mailbox:
         self.held.take(event.session, event.root, event.size)
         session, count = self._roots.get(event.root, (event.session, 0))
         self._roots[event.root] = (event.session if event.id == event.root else session, count + 1)
+        if (asker := event.late_for) is not None:
+            self._late[asker] = self._late.get(asker, 0) + 1
 
     def _closed(self, event: Event) -> None:
         """It is finished, or the journal has no room for it."""
@@ -464,6 +498,10 @@ class Mailbox:
         session, count = self._roots.pop(event.root)
         if count > 1:
             self._roots[event.root] = (session, count - 1)
+        if (asker := event.late_for) is not None:
+            left = self._late.pop(asker) - 1
+            if left:
+                self._late[asker] = left
 
     def accept(self, event: Event) -> None:
         """The journal has it: queue it."""
@@ -520,6 +558,7 @@ class Mailbox:
             self._rests(instance)
         elif event.state == "accepted":
             instance.queue.remove(event)
+        size = event.size
         self._closed(event)
         self.places.over(event.id)
         event.state = state
@@ -535,7 +574,7 @@ class Mailbox:
         event.requests.clear()
         self.blobs.hold(blob)
         if state == "dead":
-            self.dead[event.id] = event
+            self._bury(event, size)
         else:
             self.blobs.release(event.blob)
             event.blob = None
@@ -553,9 +592,23 @@ class Mailbox:
         else:
             self.blobs.release(event.answer_blob)
 
+    def _bury(self, event: Event, size: int) -> None:
+        self.dead[event.id] = event
+        event.dead_bytes = size
+        count, held = self._dead_of.get(event.instance.agent, (0, 0))
+        self._dead_of[event.instance.agent] = count + 1, held + size
+
+    def too_many_dead(self, agent: str) -> bool:
+        """Whether so many messages for this agent were given up that a person has to look first."""
+        count, held = self._dead_of.get(agent, (0, 0))
+        return count >= MAX_DEAD or held >= MAX_DEAD_BYTES
+
     def drop_dead(self, event: Event) -> None:
         """A person has dealt with a dead letter."""
         del self.dead[event.id]
+        count, held = self._dead_of.pop(event.instance.agent)
+        if count > 1:
+            self._dead_of[event.instance.agent] = count - 1, held - event.dead_bytes
         self.blobs.release(event.blob)
         event.blob = None
 

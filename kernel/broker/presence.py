@@ -33,7 +33,9 @@ CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
 #: Connected clients; more are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096
 #: Of a client's incarnation, so many characters tell its session from others: it is kept with every event.
-MAX_INCARNATION: Final = 64
+SESSION_CHARS: Final = 64
+#: Characters of an incarnation: it is kept as long as its connection.
+MAX_INCARNATION: Final = 256
 #: Targets of one connection of which it is remembered that an event was refused; beyond them the order may be lost.
 MAX_REFUSED: Final = 4096
 #: So many refused events of a connection come back at once; for each further so many it is told to wait once as long.
@@ -85,7 +87,7 @@ class Connection:
         self.claims = claims
         self.incarnation = hello.incarnation
         #: What this peer sets going is counted under this name: a client keeps it over its reconnects.
-        self.session = f"client/{self.incarnation[:MAX_INCARNATION]}" if cls == CLIENTS else address
+        self.session = f"client/{self.incarnation[:SESSION_CHARS]}" if cls == CLIENTS else address
         self.started_ms = hello.started_ms or 0
         self.pid = hello.pid
         self.last_seen = now
@@ -139,11 +141,13 @@ class Presence:
     def greet(self, cls: int, ident: bytes, hello: Hello, now: float) -> tuple[Connection, Connection | None]:
         """Admit a hello: the connection, and the one that it replaces (same or earlier process), if any.
 
-        Raises GoondanError: E_VERSION, E_TOKEN_INVALID, E_CLASS_MISMATCH, E_PRINCIPAL_BUSY, E_OVERLOADED. With
-        E_PRINCIPAL_BUSY the caller should find out whether the other connection is still there.
+        Raises GoondanError: E_VERSION, E_FRAME_INVALID, E_TOKEN_INVALID, E_CLASS_MISMATCH, E_PRINCIPAL_BUSY,
+        E_OVERLOADED. With E_PRINCIPAL_BUSY the caller should find out whether the other connection is still there.
         """
         if PROTOCOL_VERSION not in hello.versions:
             raise fail("E_VERSION", f"version {PROTOCOL_VERSION} is spoken here, the peer speaks {hello.versions[:8]}")
+        if len(hello.incarnation) > MAX_INCARNATION:
+            raise fail("E_FRAME_INVALID", f"incarnation has at most {MAX_INCARNATION} characters")
         claims = verify(self._secret, hello.token)
         if claims.cls != CLASSES[cls]:
             raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
-from kernel.broker.bus import CREDIT, Bus
+from kernel.broker.bus import CREDIT, MAX_ID, Bus
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
@@ -124,6 +124,8 @@ class Router:
             return
         connection.last_seen = self.bus.now = now
         try:
+            if len(frame.id) > MAX_ID:  # the answer to it names it, and some answers come much later
+                raise GoondanError(error_payload("E_FRAME_INVALID", f"id has at most {MAX_ID} characters"))
             if frame.blob is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS)
             handler(connection, frame, now)

@@ -1,0 +1,309 @@
+"""Attempts to hold more of the broker than is counted: in headers, in what comes later, in what nobody takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernel.broker.epochs import MAX_EPOCH
+from kernel.broker.journal.records import event_subject
+from kernel.broker.mailbox import MAX_ATTEMPTS, MAX_DEAD, MAX_DEAD_BYTES, MAX_LATE
+from kernel.broker.presence import AGENTS, CLASSES, Connection
+from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.control import Principal, SpawnFailed
+from schemas.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
+from schemas.tokens import Claims, TokenClass, mint
+from tests.unit.kernel.broker.test_durability import run, said
+from tests.unit.kernel.broker.test_quotas import CALL, client, error, event, host, tell, working
+from tests.unit.kernel.broker.world import SECRET, World
+
+MIB = 1 << 20
+LONG = "x" * 900_000
+
+
+@pytest.fixture
+def world() -> World:
+    """`coder/k` works on `e1`."""
+    made = World()
+    made.clients[0].ask("e1")
+    run(made)
+    return made
+
+
+def told(world: World, connection: Connection, frame: Frame) -> list[Frame]:
+    return [answer for answer in said(world, connection, frame) if answer.in_reply_to]
+
+
+# --- what a header may carry
+
+#: Fields of an `event` that are kept with it, or beside it, and could be as long as a frame.
+HEADERS: dict[str, Callable[[Frame], Any]] = {
+    "id": lambda frame: setattr(frame, "id", LONG),
+    "eventId": lambda frame: setattr(frame, "event_id", LONG),
+    "instanceKey": lambda frame: setattr(frame, "instance_key", LONG),
+    "to": lambda frame: setattr(frame, "to", LONG),
+    "traceId": lambda frame: setattr(frame, "trace_id", LONG),
+    "correlationId": lambda frame: setattr(frame, "reply_to", ReplyTo("client", LONG)),
+    "target": lambda frame: setattr(frame, "reply_to", ReplyTo(LONG, "c")),
+    "workdir": lambda frame: setattr(frame, "workdir", "/" + LONG),
+    "auth": lambda frame: setattr(frame, "auth", to_raw({"a": LONG})),
+}
+
+
+@pytest.mark.parametrize("field", HEADERS)
+def test_no_header_takes_what_is_not_counted(world: World, field: str) -> None:
+    frame = event("e2")
+    HEADERS[field](frame)
+    refusal = error(tell(world, client(world), frame))
+    assert refusal is not None
+    assert refusal.code in ("E_FRAME_INVALID", "E_AGENT_NOT_FOUND")
+    assert len(refusal.message) < 1000
+    assert "e2" not in world.router.bus.mailbox.events
+
+
+def test_no_frame_has_an_id_that_is_kept_until_its_answer_comes() -> None:
+    world = working()
+    agent = world.router.bus.presence.principals["agent/coder/k"]
+    instance = world.router.bus.mailbox.instances["coder", "k"]
+    call = Frame("tool.call", id=LONG, tool="bash__exec", call_id="new", event_id="c0e0", epoch=instance.epoch)
+    cancel = Frame("admin", id=LONG, payload=to_raw({"op": "cancel", "eventId": "c0e0"}))
+    for connection, frame in ((agent, call), (client(world), cancel)):
+        refusal = error(tell(world, connection, frame))
+        assert refusal is not None
+        assert refusal.code == "E_FRAME_INVALID"
+    assert world.router.bus.calls.get("new") is None
+
+
+def test_what_is_said_on_behalf_of_somebody_is_counted(world: World) -> None:
+    before = world.router.bus.mailbox.bytes
+    frame = event("e2")
+    frame.auth = to_raw({"a": "x" * 16_000})
+    assert error(tell(world, client(world), frame)) is None
+    assert world.router.bus.mailbox.bytes - before > 16_000
+
+
+@pytest.mark.parametrize("cls", range(len(CLASSES)))
+def test_no_incarnation_is_kept_that_is_as_long_as_a_frame(world: World, cls: int) -> None:
+    ident = b"stranger-0000000"
+    name: TokenClass = CLASSES[cls]
+    hello = Hello(mint(SECRET, Claims(name, agent="coder", instance_key="new", launch=9)), LONG)
+    world.router.stranger(cls, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), world.now)
+    (answer,) = [decode(data) for _, to, data in world.router.bus.out if to == ident]
+    assert from_raw(answer.payload, ErrorPayload).code == "E_FRAME_INVALID"
+
+
+def test_nobody_says_whose_work_it_is() -> None:
+    """Every field by which a sender could have its work counted with somebody else's, or with nobody's."""
+    world = working()
+    lies = {
+        "from_": "operator",
+        "root_event": "somebody-elses",
+        "chain": ["coder/k"] * 33,
+        "source": Source("client", "operator"),
+        "in_reply_to": "corr",
+        "epoch": 1,
+        "stage": "done",
+        "position": 1 << 40,
+        "seen_epoch": 1 << 40,
+        "calls": ["x"],
+    }
+    for number, (field, lie) in enumerate(lies.items()):
+        stranger = client(world, operator=False)
+        frame = event(f"lie{number}")
+        setattr(frame, field, lie)
+        assert error(tell(world, stranger, frame)) is None
+        kept = world.router.bus.mailbox.events[f"lie{number}"]
+        assert (kept.root, kept.session, kept.chain) == (kept.id, stranger.session, None), field
+        assert (kept.by_operator, kept.in_reply_to, kept.asynchronous) == (False, None, False), field
+        agent = event(f"agents{number}")
+        agent.reply_to = ReplyTo("coder", f"c{number}")
+        setattr(agent, field, lie)
+        assert error(tell(world, world.router.bus.presence.principals["agent/coder/k"], agent)) is None
+        kept = world.router.bus.mailbox.events[f"agents{number}"]
+        assert (kept.root, kept.chain, kept.source) == ("c0e0", ["coder/k"], Source("agent", "coder", "k")), field
+        assert kept.session == f"client/{world.clients[0].peer.incarnation}", field
+
+
+def test_asynchronous_is_an_agents_word_only(world: World) -> None:
+    frame = event("e2")
+    frame.asynchronous, frame.reply_to = True, ReplyTo("coder", "corr")
+    assert error(tell(world, client(world), frame)) is None
+    run(world)
+    world.host.work()
+    world.settle()
+    assert world.state("e2") == "done"
+    assert world.state("e2:answer") == "unknown", "its answer is no event of the agent that it named"
+
+
+def test_a_hello_that_names_leases_of_others_gets_none_of_them(world: World) -> None:
+    world.clients[0].ask("e2", "reviewer", "other")
+    mailbox = world.router.bus.mailbox
+    run(world)
+    token = mint(SECRET, Claims("agent", agent="coder", instance_key="thief", launch=1))
+    hello = Hello(token, "thief", leases=[Lease(name, 1, "k", "stolen") for name in mailbox.events])
+    held = {name: (one.instance, one.state, one.root) for name, one in mailbox.events.items()}
+    ident = b"thief-0000000000"
+    world.router.stranger(AGENTS, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), world.now)
+    thief = mailbox.instances["coder", "thief"]
+    assert thief.leased is None
+    assert {name: (one.instance, one.state, one.root) for name, one in mailbox.events.items()} == held
+    connection = world.router.bus.presence.connections[AGENTS][ident]
+    for name in held:
+        for stage in ("done", "failed", "release", "renew"):
+            (answer,) = said(world, connection, Frame("ack", id=stage, stage=stage, event_id=name, epoch=1))
+            assert from_raw(answer.payload, ErrorPayload).code == "E_LEASE_LOST"
+
+
+# --- answers that nobody waits for
+
+
+def ask(world: World, name: str, *, size: int = 0) -> Frame:
+    """`coder/k` asks `reviewer/k` without waiting; what it is told."""
+    body = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=3)
+    frame = Frame("event", id=f"f-{name}", to="reviewer", instance_key="k", event_id=name, payload=to_raw(body))
+    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), True
+    (told,) = [
+        frame
+        for frame in said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
+        if frame.in_reply_to
+    ]
+    return told
+
+
+def response(text: str) -> Any:
+    ended = Answer(turn_id="t", status="completed", response=text)
+    return to_raw(AgentEvent(id="a", type="agent.response", created_at="2026-01-01T00:00:00Z", input=0, answer=ended))
+
+
+def answer_all(world: World, payload: Any, blob: Blob | None = None) -> None:
+    """`reviewer/k` answers all that it has been asked."""
+    run(world)
+    instance = world.router.bus.mailbox.instances["reviewer", "k"]
+    answering = world.router.bus.presence.principals["agent/reviewer/k"]
+    while (held := instance.leased) is not None:
+        done = Frame("ack", id=f"d-{held.id}", stage="done", event_id=held.id, epoch=instance.epoch, blob=blob)
+        if blob is None:
+            done.payload = payload
+        else:
+            done.blob = Blob(held.id.encode().hex().rjust(32, "0")[-32:], blob.digest, blob.size)
+        said(world, answering, done)
+
+
+def test_an_instance_asks_so_much_without_waiting_and_no_more(world: World) -> None:
+    for number in range(MAX_LATE):
+        assert ask(world, f"r{number}").type == "ack"
+    refused = ask(world, "one-more")
+    assert from_raw(refused.payload, ErrorPayload).code == "E_TOOL_LIMIT", "and not E_OVERLOADED: it would ask for ever"
+    answer_all(world, response("yes"))
+    assert from_raw(ask(world, "one-more").payload, ErrorPayload).code == "E_TOOL_LIMIT", "answers wait as well"
+    world.kill_broker()
+    run(world)
+    instance = world.router.bus.mailbox.instances["coder", "k"]
+    assert world.router.bus.mailbox.late_of(instance) == MAX_LATE, "it is known again after a restart"
+    while world.router.bus.mailbox.late_of(instance) == MAX_LATE:
+        world.host.work()
+        run(world)
+        world.advance(0.3)
+    world.settle()
+    assert world.router.bus.mailbox.late_of(instance) == 0
+
+
+@pytest.mark.parametrize("large", ["in frames", "in files"])
+def test_late_answers_take_no_more_than_the_share_of_their_root(world: World, large: str) -> None:
+    for number in range(MAX_LATE):
+        ask(world, f"r{number}")
+    size = 1_000_000 if large == "in frames" else 60 * MIB
+    answer_all(
+        world, response("x" * size) if large == "in frames" else None, None if large == "in frames" else file(size)
+    )
+    mailbox = world.router.bus.mailbox
+    answers = [one for name, one in mailbox.events.items() if name.endswith(":answer")]
+    assert len(answers) == MAX_LATE, "every question has an answer"
+    assert mailbox.bytes <= mailbox.held.capacity // 2 + MIB, "one root has half"
+    left = mailbox.held.free(operator=False)
+    assert left >= 100 * MIB
+    whole = [one for one in answers if one.size >= size]
+    assert 0 < len(whole) < MAX_LATE
+    refused = next(one for one in answers if one.size < size)
+    said_instead = from_raw(refused.payload, AgentEvent).answer
+    assert said_instead is not None
+    assert said_instead.error is not None
+    assert said_instead.error.code == "E_TOOL_LIMIT"
+    if large == "in files":
+        kept = {one.blob.file for one in whole if one.blob is not None}
+        assert mailbox.blobs.referenced() == kept, "the files of the others go"
+
+
+def file(size: int) -> Blob:
+    return Blob("0" * 32, "0" * 64, size)
+
+
+# --- dead letters
+
+
+def fail_to_start(world: World, agent: str) -> None:
+    """Nobody can start the process of any instance of `agent`."""
+    control = world.router.bus.control
+    assert control is not None
+    for name, key in list(world.router.bus.mailbox.instances):
+        if name == agent:
+            failed = SpawnFailed(Principal("agent", name, key), 5, "no memory")
+            world.router.receive(control, encode(Frame("runtime.event", payload=to_raw(failed))), world.now)
+    world.after_round()
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, MAX_DEAD), (16 * MIB, MAX_DEAD_BYTES // (16 * MIB))])
+def test_an_agent_that_never_starts_does_not_fill_the_disk(world: World, size: int, most: int) -> None:
+    attacker, number, refusal = client(world), 0, None
+    while refusal is None:
+        for _ in range(100 if size == 0 else 1):
+            frame = event(f"d{number}", size=size, key="never")
+            if size:
+                frame.blob = Blob(f"{number:032x}", "0" * 64, size)
+            refusal = error(told(world, attacker, frame))
+            number += 1
+            if refusal is not None:
+                break
+        fail_to_start(world, "reviewer")
+        assert number <= 2 * most + 100
+    assert refusal.code == "E_AGENT_FAILED", "not E_OVERLOADED: waiting does not help"
+    assert "gdn dead" in (refusal.suggestion or "")
+    assert most <= len(world.router.bus.mailbox.dead) < most + 100
+    others = event("others", to="coder")
+    assert error(told(world, client(world), others)) is None, "other agents are spoken to"
+    world.kill_broker()
+    run(world)
+    again = client(world)
+    assert error(told(world, again, event("d-later", key="never"))) is not None, "it is known again after a restart"
+    for name in list(world.router.bus.mailbox.dead):
+        frame = Frame("admin", id=f"drop-{name}", payload=to_raw({"op": "dead.drop", "eventId": name}))
+        assert error(told(world, again, frame)) is None
+    assert error(told(world, again, event("d-last", key="never"))) is None, "a person has looked"
+
+
+def test_the_end_of_pending_work_is_taken_for_an_agent_with_many_dead_letters() -> None:
+    world = working()
+    mailbox = world.router.bus.mailbox
+    mailbox._dead_of["coder"] = (MAX_DEAD, 0)
+    completed = event(f"{CALL}~completed", to="coder", key="k")
+    completed.root_event = "c0e0"
+    assert error(told(world, host(world), completed)) is None
+    assert error(told(world, client(world), event("more", to="coder"))) is not None
+
+
+def test_a_file_with_an_epoch_beyond_all_counting_ends_in_a_dead_letter(world: World) -> None:
+    """A flipped bit in a conversation's file: the event went round between broker and agent without a pause."""
+    instance = world.router.bus.mailbox.instances["coder", "k"]
+    rounds = 0
+    while instance.leased is not None:
+        connection, held = instance.conn, instance.leased
+        assert connection is not None
+        rounds += 1
+        assert rounds <= MAX_ATTEMPTS
+        frame = Frame("ack", id=f"x{rounds}", stage="release", event_id=held.id, epoch=instance.epoch)
+        frame.seen_epoch = MAX_EPOCH + rounds
+        said(world, connection, frame)
+    assert "epoch" in world.router.bus.mailbox.dead["e1"].cause
+    assert event_subject("e1") in {row.subject for row in world.journal.rows()}
