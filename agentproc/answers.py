@@ -40,7 +40,7 @@ def input_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def answer_payload(end: End, turn: str, event_id: str, at: str) -> bytes:
+def answer_payload(end: End, turn: str, event_id: str, at: str, trace_id: str | None = None) -> bytes:
     """The payload of the `done` or `failed` frame: an AgentEvent with the Answer, within a payload's limit."""
     output = None if end.output is None else encode_value(end.output)
     if output is not None and len(output) > MAX_ANSWER_BYTES:
@@ -53,6 +53,7 @@ def answer_payload(end: End, turn: str, event_id: str, at: str) -> bytes:
         error=end.error,
         output=None if output is None else Raw(output),
         steps=end.steps,
+        trace_id=trace_id,
     )
     return encode_value(
         AgentEvent(

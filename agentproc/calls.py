@@ -23,6 +23,7 @@ from schemas.errors import GoondanError, tool_error
 from schemas.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
 from schemas.results import cut_message
+from schemas.spans import call_span
 
 #: A tool call's time when nothing else bounds it: the wall clock limit of a jail (seconds, sandbox.md section 1).
 DEFAULT_CALL_S: Final = 120.0
@@ -113,12 +114,14 @@ class ToolCaller:
         message_id: str | None = None,
         message: bytes | None = None,
         first_sent_ms: int | None = None,
+        parent_span_id: str | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame; else None,
         and `done` gets the result later (or the GoondanError E_LEASE_LOST).
 
         `message` is the encoded assistant message of the call, for the first call of each message; the others name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
+        `parent_span_id` is the step's.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -144,6 +147,8 @@ class ToolCaller:
             epoch=context.epoch,
             deadline_ms=int(left * 1000) or 1,
             first_sent_ms=first_sent_ms,
+            span_id=call_span(call_id),
+            parent_span_id=parent_span_id,
             payload=Raw(payload),
         )
         self._send(OpenCall(item, frame, context, done))
@@ -209,6 +214,8 @@ class ToolCaller:
             event_id=call.frame.event_id,
             epoch=call.frame.epoch,
             deadline_ms=max(1, int(left * 1000)),
+            span_id=call.frame.span_id,
+            parent_span_id=call.frame.parent_span_id,
             payload=call.frame.payload,
         )
         self._send(call)

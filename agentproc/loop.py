@@ -152,7 +152,7 @@ class TurnRunner:
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:
-                await self._post(answer)
+                await self._post(answer, frame.trace_id)
         finally:
             self._lease = None
 
@@ -215,7 +215,7 @@ class TurnRunner:
             if self._run is not None:
                 self._run.release()
                 self._run = None
-        payload = answer_payload(failed(info), turn, event_id, self.clock())
+        payload = answer_payload(failed(info), turn, event_id, self.clock(), frame.trace_id)
         return done_frame(event_id, epoch, "failed", payload)
 
     def _first_input(self, frame: Frame) -> Begin | BeginCall:
@@ -246,7 +246,7 @@ class TurnRunner:
         call = OperatorCall(asked["tool"], asked.get("args", {}))
         return BeginCall(call.tool, call.args)
 
-    async def _post(self, frame: Frame) -> None:
+    async def _post(self, frame: Frame, trace_id: str | None) -> None:
         """Send what ends the event, until the broker has it. An answer that cannot be sent, by its size or because the
         disk is full, becomes a failed one that says so.
         """
@@ -258,6 +258,6 @@ class TurnRunner:
                 return
             event_id = frame.event_id or ""
             turn = turn_id(self.spec.name, self.instance_key, event_id)
-            payload = answer_payload(failed(error.info), turn, event_id, self.clock())
+            payload = answer_payload(failed(error.info), turn, event_id, self.clock(), trace_id)
             with suppress(GoondanError):  # as above: nobody may be there any more
                 await self.link.post(done_frame(event_id, frame.epoch, "failed", payload))

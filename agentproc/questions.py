@@ -32,6 +32,7 @@ from schemas.questions import (
     handoff_correlation,
     is_event_type,
 )
+from schemas.spans import call_span
 
 #: Longer names of calls are shortened in ids, which may have 256 characters.
 _MAX_NAME: Final = 170
@@ -94,6 +95,7 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         reply_to=reply_to,
     )
     frame = Frame("event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest)
+    frame.parent_span_id = call_span(f"{asker.turn_id}/{question.name}")
     if question.asynchronous:
         frame.asynchronous, frame.deadline_ms = True, question.timeout_ms
     elif question.op == "request":

@@ -67,6 +67,7 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ToolResult
 from schemas.questions import ANSWER_SUFFIX
 from schemas.results import cut_message
+from schemas.spans import is_trace_id, step_span, trace_id_of
 
 if TYPE_CHECKING:
     from agentproc.loop import TurnRunner
@@ -105,6 +106,8 @@ class TurnRun:
         name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
         wrapped = not isinstance(first, BeginCall)
         self._wraps_steps = wrapped and runner.pipeline.has("step")
+        known = frame.trace_id is not None and is_trace_id(frame.trace_id)
+        self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
             name,
             max_steps=runner.spec.max_steps_per_turn,
@@ -126,7 +129,7 @@ class TurnRun:
                 runner.pipeline,
                 runner.catalog,
                 self._transcript,
-                Execution(runner.spec.name, runner.instance_key, name, frame.trace_id or name),
+                Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
                 from_raw(frame.payload, AgentEvent),
                 swarm,
                 push=self.push,
@@ -273,7 +276,7 @@ class TurnRun:
         runner, name, at = self._runner, self.turn.turn_id, self._runner.clock()
         with runner.store.write(final=True, reserve=True):
             steps = self._give_up(name, Cancel(info, "the conversation is full"), at)
-            payload = answer_payload(failed(info, steps), name, self._event_id, at)
+            payload = answer_payload(failed(info, steps), name, self._event_id, at, self._trace_id)
             self._notes.turn("turn.failed", at)
             runner.store.finish_turn(self._event_id, name, "failed", at, steps=steps, answer=payload)
         return done_frame(self._event_id, self._epoch, "failed", payload)
@@ -294,7 +297,7 @@ class TurnRun:
                     self._transcript.append(store.position, store.message)
                     self._notes.results(store.message, at)
                 if end is not None:
-                    payload = answer_payload(end, self.turn.turn_id, self._event_id, at)
+                    payload = answer_payload(end, self.turn.turn_id, self._event_id, at, self._trace_id)
                     self._notes.turn("turn.completed" if end.status == "completed" else "turn.failed", at)
                     runner.store.finish_turn(
                         self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
@@ -389,6 +392,7 @@ class TurnRun:
             message_id=message.id,
             message=encoded,
             first_sent_ms=self._first_sent.get(message.id) if action.again else None,
+            parent_span_id=step_span(self.turn.turn_id, self.turn.steps),
         )
         if refused is not None:
             if encoded is not None:

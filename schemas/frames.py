@@ -103,7 +103,9 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     sender says of its content: another event under a known id is refused when it differs. `position` (`tool.call` and
     `ack` of stage `renew`): how many messages of the turn are stored. `seen_epoch` (`ack` of stage `release`): a higher
     epoch that the instance's file holds. `asynchronous` (`event` with `reply_to`): its sender does not wait; the answer
-    comes as an event of its own, which says the same and names the request in `in_reply_to`.
+    comes as an event of its own, which says the same and names the request in `in_reply_to`. `trace_id` names
+    everything that one message set going, `span_id` what the frame is about, `parent_span_id` what that is a part of
+    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it.
     """
 
     type: str
@@ -137,6 +139,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     position: int | None = None
     seen_epoch: int | None = field(default=None, name="seenEpoch")
     asynchronous: bool = field(default=False, name="async")
+    waited_ms: int | None = field(default=None, name="waitedMs")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -209,7 +212,9 @@ class ErrorPayload(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """How a turn ended. `output` carries the ToolResult of an operator call, as the agent encoded it."""
+    """How a turn ended. `output` carries the ToolResult of an operator call, as the agent encoded it. `trace_id` is the
+    turn's trace.
+    """
 
     turn_id: str
     status: Literal["completed", "failed"]
@@ -218,6 +223,7 @@ class Answer(Struct, rename="camel", omit_defaults=True, kw_only=True):
     error: ErrorPayload | None = None
     output: OptionalRaw = None
     steps: int = 0
+    trace_id: str | None = None
 
 
 class AgentEvent(Struct, rename="camel", omit_defaults=True, kw_only=True):

@@ -223,6 +223,7 @@ class Host:
             allowed_ms=milliseconds,
             generation=entry.generation,
             root_event=frame.root_event,
+            trace_id=frame.trace_id,
         )
         self._book.open(call)
         if self._ticker is None:

@@ -128,7 +128,8 @@ class Bus:
 
     def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
         """Tell a sender that its frame about `event` was taken."""
-        self.send(connection, Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted"))
+        frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.trace_id)
+        self.send(connection, frame)
 
     def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:
         """Answer `frame` with an error. Errors are never answered, so two sides cannot play ping-pong with them."""

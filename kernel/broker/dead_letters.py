@@ -95,7 +95,8 @@ class DeadLetters:
             source=accepted.source,
             auth=raw(accepted.auth),
             workdir=accepted.workdir,
-            trace_id=accepted.trace_id,
+            trace_id=event.trace_id,
+            parent_span_id=event.parent_span_id,
             blob=accepted.blob,
             since=self._bus.now,
         )

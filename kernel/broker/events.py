@@ -32,6 +32,7 @@ from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
+from kernel.broker.tracing import trace_of
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
@@ -99,6 +100,7 @@ class Events:
             self._late_repeat(event_id, instance, ended, actor, connection, frame, digest)
             return
         chain = self._chain(actor, frame, instance)
+        trace_id, parent_span_id = trace_of(actor, frame, self._bus.booted_at + now)
         event = Event(
             event_id,
             instance,
@@ -111,7 +113,8 @@ class Events:
             chain=chain,
             auth=_auth(actor, connection, frame),
             workdir=frame.workdir,
-            trace_id=frame.trace_id or (None if actor.turn is None else actor.turn.trace_id),
+            trace_id=trace_id,
+            parent_span_id=parent_span_id,
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
             call_id=actor.call_id,
             blob=frame.blob,
@@ -241,7 +244,7 @@ class Events:
             raise _id_in_use()
         self._mailbox.blobs.discard(frame.blob)
         event = Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD, call_id=actor.call_id)
-        event.reply_to, event.asker, event.trace_id = _reply_to(actor, frame), connection, frame.trace_id
+        event.reply_to, event.asker = _reply_to(actor, frame), connection  # its trace is named in the answer
         event.state, event.asynchronous = "done", _is_asynchronous(actor, frame)
         if frame.reply_to is not None and not event.asynchronous:
             kept = self._bus.archive.find_answer(event_subject(event_id))
@@ -378,6 +381,8 @@ class Events:
             chain=event.chain,
             epoch=instance.epoch,
             trace_id=event.trace_id,
+            parent_span_id=event.parent_span_id,
+            waited_ms=max(0, int((now - event.since) * 1000)),
             deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
             source=event.source,
             auth=event.auth,

@@ -50,6 +50,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         source=Source("agent", agent, key),
         auth=event.auth,
         trace_id=event.trace_id,
+        parent_span_id=event.parent_span_id,  # the call that asked
         blob=blob,
         root=event.root,
         session=event.session,

@@ -61,6 +61,7 @@ class Ledger:
             session=event.session,
             asynchronous=event.asynchronous,
             in_reply_to=event.in_reply_to,
+            parent_span_id=event.parent_span_id,
         )
         return _put(event, record, refusable=True)
 

@@ -19,6 +19,7 @@ from kernel.broker.bus import Bus, Lossy
 from kernel.broker.presence import CLIENTS, Connection
 from schemas.codec import encode_value
 from schemas.frames import Frame
+from schemas.spans import is_span_id
 
 #: The largest payload that is passed on (bytes); agents send at most 12 KiB of text in a piece.
 MAX_LIVE_BYTES: Final = 16 << 10
@@ -85,6 +86,14 @@ class Live:
             instance_key=instance.key,
             event_id=event.id,
             in_reply_to=event.reply_to.correlation_id,
+            trace_id=event.trace_id,
+            span_id=_span(frame.span_id),
+            parent_span_id=_span(frame.parent_span_id),
             payload=frame.payload,
         )
         self._bus.out.append((CLIENTS, asker.ident, Lossy(encode_value(relayed))))
+
+
+def _span(text: str | None) -> str | None:
+    """A span as its agent names it; None for what is no span id."""
+    return text if text is not None and is_span_id(text) else None

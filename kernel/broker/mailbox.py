@@ -86,6 +86,7 @@ class Event:
         "lease_until",
         "live",
         "open_calls",
+        "parent_span_id",
         "payload",
         "position",
         "progressed",
@@ -124,6 +125,7 @@ class Event:
         since: float = 0.0,
         asynchronous: bool = False,
         in_reply_to: str | None = None,
+        parent_span_id: str | None = None,
     ) -> None:
         self.id = event_id
         self.instance = instance
@@ -146,7 +148,9 @@ class Event:
         self.chain = chain
         self.auth = auth
         self.workdir = workdir
+        #: What it is a part of, and in that the turn, step or call that it comes from (tracing.py).
         self.trace_id = trace_id
+        self.parent_span_id = parent_span_id
         self.deadline = deadline
         #: The tool call whose handler asked for it; None when an agent or a client did.
         self.call_id = call_id

@@ -29,6 +29,7 @@ from kernel.broker.journal.records import (
 )
 from kernel.broker.ledger import raw
 from kernel.broker.mailbox import Event, SpawnRecord
+from kernel.broker.tracing import kept_trace
 from schemas.codec import DECODE_ERRORS
 from schemas.frames import Source
 
@@ -124,7 +125,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         chain=record.chain,
         auth=raw(record.auth),
         workdir=record.workdir,
-        trace_id=record.trace_id,
+        trace_id=kept_trace(record.trace_id, record.root or event_id),
         deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
         call_id=record.call_id,
         blob=record.blob,
@@ -134,6 +135,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         since=record.at_ms / 1000 - bus.booted_at,
         asynchronous=record.asynchronous,
         in_reply_to=record.in_reply_to,
+        parent_span_id=record.parent_span_id,
     )
     if asking is not None:
         asking.requests[event] = None

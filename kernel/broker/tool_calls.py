@@ -74,6 +74,7 @@ class ToolCalls:
         frame.workdir = event.workdir or instance.workdir
         frame.chain = event.chain
         frame.root_event = event.root
+        frame.trace_id = event.trace_id
         frame.source = frame.auth = None
         host = instance.host or self._host_for(instance)
         if host is None:

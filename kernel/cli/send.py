@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -32,6 +32,7 @@ MAX_EVENT_ID: Final = 256
 @options.bundle
 @options.instance
 @click.option("--event-id", metavar="ID", help="Send under this id: sent again, it is the same event, answered once.")
+@click.option("--trace-id", metavar="ID", help="The trace that it belongs to, 32 hexadecimal digits; else a new one.")
 @click.option("--no-wait", is_flag=True, help="Return when the event is accepted; print its id.")
 @click.option(
     "--timeout",
@@ -48,6 +49,7 @@ def command(
     bundle: str | None,
     instance: str,
     event_id: str | None,
+    trace_id: str | None,
     no_wait: bool,
     timeout: float,
     workdir: str | None,
@@ -69,11 +71,15 @@ def command(
     from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates
     from schemas.errors import fail
+    from schemas.spans import is_trace_id
 
     if len(words) > 2:
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
     if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
         raise fail("E_USAGE", f"an event id has 1 to {MAX_EVENT_ID} characters")
+    if trace_id is not None and not is_trace_id(trace_id):
+        message = "a trace id has 32 hexadecimal digits, in lower case and not all of them zero"
+        raise fail("E_USAGE", message, suggestion="Take the second field of a W3C traceparent, or leave it out.")
     text = replace_surrogates(words[-1])
     if text == FROM_STDIN:
         text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace").removesuffix("\n")
@@ -86,12 +92,14 @@ def command(
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
-        sent = asyncio.run(_send(kernel, agent, key, text, event_id, not no_wait, timeout, workdir, as_json))
+        told = _Message(agent, key, text, event_id, trace_id, workdir)
+        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json))
     finally:
         kernel.finish()
     known_id, answer, interrupted = sent
-    if answer is None:
-        write_json({"eventId": known_id, "status": "accepted"}) if as_json else write(known_id)
+    if isinstance(answer, str) or answer is None:
+        document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
+        write_json(document) if as_json else write(known_id)
         return 0
     cancelled = interrupted and was_cancelled(answer.error)
     if as_json:
@@ -112,6 +120,7 @@ def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
     document: dict[str, Any] = {
         "eventId": event_id,
         "turnId": answer.turn_id,
+        "traceId": answer.trace_id,
         "status": answer.status,
         "response": answer.response,
         "finishReason": answer.finish_reason,
@@ -121,19 +130,22 @@ def answer_document(event_id: str, answer: Answer) -> dict[str, Any]:
     return document
 
 
+class _Message(NamedTuple):
+    """What is sent, and to whom."""
+
+    agent: str
+    instance: str
+    text: str
+    event_id: str | None
+    trace_id: str | None
+    workdir: str | None
+
+
 async def _send(
-    kernel: Kernel,
-    agent: str,
-    instance: str,
-    text: str,
-    event_id: str | None,
-    wait: bool,
-    timeout_s: float,
-    workdir: str | None,
-    as_json: bool,
-) -> tuple[str, Answer | None, int]:
+    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool
+) -> tuple[str, Answer | str | None, int]:
     """Send it; the event id, and the answer, whose text is printed unless `as_json`; and the exit status that says that
-    SIGINT came, else 0.
+    SIGINT came, else 0. Without `wait` the trace stands for the answer, None where it is not known.
     """
     import asyncio
 
@@ -141,13 +153,21 @@ async def _send(
     from kernel.cli.screen import shown
     from kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
+    agent, instance, text, event_id, trace_id, workdir = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
         if not wait:
-            await session.tell(
-                agent, instance, USER_MESSAGE, text, event_id=known_id, workdir=workdir, timeout_s=timeout_s
+            trace = await session.tell(
+                agent,
+                instance,
+                USER_MESSAGE,
+                text,
+                event_id=known_id,
+                workdir=workdir,
+                timeout_s=timeout_s,
+                trace_id=trace_id,
             )
-            return known_id, None, 0
+            return known_id, trace, 0
 
         async def ask(listener: Listener | None) -> Answer:
             return await session.ask(
@@ -159,6 +179,7 @@ async def _send(
                 workdir=workdir,
                 timeout_s=timeout_s,
                 listener=listener,
+                trace_id=trace_id,
             )
 
         cancelling = Cancelling(session, lambda: [known_id])

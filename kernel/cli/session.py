@@ -123,12 +123,15 @@ class Session:
         workdir: str | None = None,
         timeout_s: float | None = None,
         listener: Listener | None = None,
+        trace_id: str | None = None,
     ) -> Answer:
         """Send an event and wait for its answer. `listener` hears of the turn while it runs; it must not raise.
+        `trace_id` None: a new trace.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_LOST.
         """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s)
+        frame.trace_id = trace_id
         frame.reply_to = ReplyTo("client", event_id)
         if listener is not None:
             frame.live = True
@@ -154,10 +157,14 @@ class Session:
         event_id: str,
         workdir: str | None = None,
         timeout_s: float | None = None,
-    ) -> None:
-        """Send an event and wait until it is accepted. Raises as `ask`."""
+        trace_id: str | None = None,
+    ) -> str | None:
+        """Send an event and wait until it is accepted; its trace, None where the broker knows it no more. Raises as
+        `ask`.
+        """
         frame = self._frame(agent, instance, kind, input, event_id, workdir, None)
-        await self._wait(self._open.post(frame), frame, timeout_s)
+        frame.trace_id = trace_id
+        return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """A question to the broker itself. Raises GoondanError."""

@@ -21,6 +21,7 @@ from schemas.codec import encode_value
 from schemas.errors import tool_error
 from schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
+from schemas.spans import call_span
 from toolhost.calls.pending import MAX_RUNNING, PendingBook, Promise, Work, full_handle
 from toolhost.calls.results import error_result
 from toolhost.calls.taken import Call
@@ -74,6 +75,7 @@ class Completions:
             turn_id=call.turn_id,
             tool_call_id=call.tool_call_id,
             root_event=call.root_event,
+            trace_id=call.trace_id,
         )
         work = self._book.begin(promise, self._loop.time())
         if work == "taken":
@@ -182,4 +184,6 @@ def completion_event(promise: Promise, payload: Raw) -> Frame:
         event_id=event_id,
         payload=Raw(encode_value(event)),
         root_event=promise.root_event,
+        trace_id=promise.trace_id,
+        parent_span_id=call_span(promise.call_id),
     )

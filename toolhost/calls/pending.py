@@ -54,6 +54,7 @@ class Promise(Struct, frozen=True, rename="camel"):
     turn_id: str
     tool_call_id: str
     root_event: str | None = None
+    trace_id: str | None = None
 
     @property
     def owner(self) -> tuple[str, str]:

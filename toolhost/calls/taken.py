@@ -43,7 +43,8 @@ State = Literal["waiting", "running", "done"]
 
 class Call:
     """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
-    `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event` is the frame's.
+    `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event` and `trace_id` are
+    the frame's.
 
     `key` says which jail it belongs to (pool.Key), `jail_id` is its name there, `started` when that got it (on the same
     clock). `cell` is its own place in a jail that forks calls.
@@ -52,7 +53,7 @@ class Call:
     __slots__ = (
         "agent", "allowed_ms", "args", "attempts", "cell", "deadline", "denied_before", "export", "generation", "id",
         "instance_key", "jail_id", "key", "message_id", "progress_at", "root_event", "slot", "started", "state", "tool",
-        "tool_call_id", "turn_id", "workdir",
+        "tool_call_id", "trace_id", "turn_id", "workdir",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,7 @@ class Call:
         allowed_ms: int = 0,
         generation: str = "",
         root_event: str | None = None,
+        trace_id: str | None = None,
     ) -> None:
         self.id = id
         self.agent = agent
@@ -87,6 +89,7 @@ class Call:
         self.allowed_ms = allowed_ms
         self.generation = generation
         self.root_event = root_event
+        self.trace_id = trace_id
         self.state: State = "waiting"
         self.slot: Any = None  # pool.Slot once it is in a jail
         self.cell: Any = None  # cells.Cell

@@ -76,6 +76,8 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     #: Its asker does not wait; of such an answer: the correlation id of what it answers (mailbox.Event).
     asynchronous: bool = False
     in_reply_to: str | None = None
+    #: The span that it comes from (tracing.py).
+    parent_span_id: str | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):

@@ -193,10 +193,11 @@ def test_the_tool_result_of_an_answer() -> None:
 
 
 def test_documents() -> None:
-    answer = Answer(turn_id="t1", status="completed", response="hi", finish_reason="stop")
+    answer = Answer(turn_id="t1", status="completed", response="hi", finish_reason="stop", trace_id="a" * 32)
     assert answer_document("e1", answer) == {
         "eventId": "e1",
         "turnId": "t1",
+        "traceId": "a" * 32,
         "status": "completed",
         "response": "hi",
         "finishReason": "stop",

@@ -62,11 +62,13 @@ def test_what_an_agent_writes_into_the_header_reaches_nobody() -> None:
     world, agent = working()
     frame = news(agent)
     frame.from_, frame.to, frame.in_reply_to, frame.workdir = "orchestrator", "client/2", "corr-other", "/etc"
-    frame.calls, frame.trace_id = ["x"] * 1000, "t"
+    frame.calls, frame.trace_id, frame.span_id, frame.parent_span_id = ["x"] * 1000, "t", "1" * 16, "../etc"
     (data,) = say(world, agent, frame)
     relayed = decode(data)
     assert (relayed.from_, relayed.in_reply_to, relayed.to) == ("coder", "corr-c0e0", None)
-    assert (relayed.workdir, relayed.calls, relayed.trace_id) == (None, None, None)
+    assert (relayed.workdir, relayed.calls) == (None, None)
+    trace = world.router.bus.mailbox.events["c0e0"].trace_id
+    assert (relayed.trace_id, relayed.span_id, relayed.parent_span_id) == (trace, "1" * 16, None)
 
 
 @pytest.mark.parametrize("wrong", ["event", "none", "epoch", "size", "idle"])

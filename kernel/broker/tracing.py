@@ -1,0 +1,48 @@
+"""Which trace a new event belongs to, and which span of it the event comes from. Pure.
+
+Rules.
+- What is asked within a turn belongs to that turn's trace, whatever the sender writes. So no tool and no agent can put
+  its work into a trace of somebody else.
+- A client names a trace, or gets a new one. So does a tool host that speaks for itself: the trace of a call whose
+  pending work has ended is known to nobody else.
+- An agent names the span that asks. For a handler it is the call in whose name it asks.
+
+Source: PROTOCOL.md "Traces".
+"""
+
+from __future__ import annotations
+
+from kernel.broker.acting import Actor
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame
+from schemas.spans import call_span, is_span_id, is_trace_id, trace_id_of
+
+
+def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
+    """The trace of the new event in `frame`, and the span that it comes from. `born`: seconds since 1970.
+
+    Raises GoondanError E_FRAME_INVALID for ids that are none.
+    """
+    parent = frame.parent_span_id
+    if parent is not None and not is_span_id(parent):
+        raise _invalid("parentSpanId is 16 hexadecimal digits in lower case, not all of them zero")
+    if actor.call_id is not None:
+        parent = call_span(actor.call_id)
+    turn = actor.turn
+    if turn is not None:
+        return turn.trace_id or trace_id_of(turn.root), parent
+    named = frame.trace_id
+    if named is None:
+        return trace_id_of(frame.event_id or "", actor.sender, f"{born:.3f}"), parent
+    if not is_trace_id(named):
+        raise _invalid("traceId is 32 hexadecimal digits in lower case, not all of them zero")
+    return named, parent
+
+
+def kept_trace(trace_id: str | None, root: str) -> str:
+    """The trace of an event in the journal: earlier versions wrote none, or whatever a client had sent."""
+    return trace_id if trace_id is not None and is_trace_id(trace_id) else trace_id_of(root)
+
+
+def _invalid(message: str) -> GoondanError:
+    return GoondanError(error_payload("E_FRAME_INVALID", message))

@@ -1,0 +1,58 @@
+"""Ids of traces and spans: hexadecimal as in W3C trace context, made of names that last (pure).
+
+A trace is everything that began with one message; a span is one turn, step, model call or tool call of it. A trace id
+has 32 hexadecimal digits, a span id 16; lower case, and not all of them zero.
+
+Span ids are digests of names. So every process gets the same id without asking: an agent that resumes a turn, the
+broker and a tool host that pass on what a call asks for, and whoever reads a trace.
+
+Source: PROTOCOL.md "Traces".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+_TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
+_SPAN: Final = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
+
+
+def is_trace_id(text: str) -> bool:
+    """Whether `text` is a trace id."""
+    return _TRACE.match(text) is not None
+
+
+def is_span_id(text: str) -> bool:
+    """Whether `text` is a span id."""
+    return _SPAN.match(text) is not None
+
+
+def trace_id_of(*names: str) -> str:
+    """The trace that began with what these names tell apart from everything else."""
+    return _digest("\0".join(names))[:32]
+
+
+def turn_span(turn_id: str) -> str:
+    """A turn's span."""
+    return _digest(turn_id)[:16]
+
+
+def step_span(turn_id: str, step: int) -> str:
+    """The span of a step, counted from 1; 0 stands for the turn of an operator call, which has no steps."""
+    return turn_span(turn_id) if step < 1 else _digest(f"{turn_id}#{step}")[:16]
+
+
+def model_span(turn_id: str, step: int) -> str:
+    """The span of a step's model call."""
+    return _digest(f"{turn_id}#{step}/model")[:16]
+
+
+def call_span(call_id: str) -> str:
+    """A tool call's span, by its callId (`{turnId}/{toolCallId}`)."""
+    return _digest(call_id)[:16]
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
