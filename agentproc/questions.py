@@ -12,6 +12,7 @@ Source: docs/design/delivery.md; requirements AGENTS-01 to AGENTS-30, HANDOFF-01
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -32,12 +33,14 @@ from schemas.questions import (
     handoff_correlation,
     is_event_type,
 )
-from schemas.spans import call_span
+from schemas.spans import call_span, step_span
 
 #: Longer names of calls are shortened in ids, which may have 256 characters.
 _MAX_NAME: Final = 170
 #: Hexadecimal digits of the digest in an id: two questions of one call never meet by chance.
 _ID_DIGITS: Final = 24
+#: How the names of questions begin that middleware asks (extensions/asking.py).
+_PLACE: Final = re.compile(r"@(?:turn|step(\d{1,9}))\.")
 #: An agent's name in a message (characters); it may be anything that a model wrote.
 _MAX_TARGET: Final = 256
 
@@ -95,13 +98,21 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         reply_to=reply_to,
     )
     frame = Frame("event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest)
-    frame.parent_span_id = call_span(f"{asker.turn_id}/{question.name}")
+    frame.parent_span_id = asking_span(asker.turn_id, question.name)
     if question.asynchronous:
         frame.asynchronous, frame.deadline_ms = True, question.timeout_ms
     elif question.op == "request":
         frame.deadline_ms = _shorter(question.timeout_ms, left_ms)
     frame.payload = to_raw(event)
     return frame
+
+
+def asking_span(turn_id: str, name: str) -> str:
+    """The span that asks the question of this name: a tool call, or the turn or step whose middleware asks."""
+    place = _PLACE.match(name)
+    if place is None:
+        return call_span(f"{turn_id}/{name}")
+    return step_span(turn_id, int(place[1] or 0))
 
 
 def spawn_frame(

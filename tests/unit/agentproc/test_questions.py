@@ -13,6 +13,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, Answer, ErrorPayload, Frame
 from schemas.questions import MAX_ANSWER_BYTES
+from schemas.spans import call_span, step_span, turn_span
 
 ME = Asker("alpha", "k", "t1")
 AT = "2026-01-01T00:00:00.000Z"
@@ -42,6 +43,14 @@ def test_the_same_question_has_the_same_id_and_another_one_another() -> None:
     ]
     assert len({frame.event_id for frame in (asked(), *others)}) == 8
     assert str(asked().event_id).startswith("t1/c1~")
+
+
+@pytest.mark.parametrize(
+    ("name", "span"),
+    [("c1", call_span("t1/c1")), ("@turn.reviewer.1", turn_span("t1")), ("@step3.reviewer.2", step_span("t1", 3))],
+)
+def test_a_question_comes_from_the_call_or_from_the_middleware_that_asks(name: str, span: str) -> None:
+    assert [asked(op, name=name).parent_span_id for op in ("request", "send", "handoff")] == [span] * 3
 
 
 @given(st.text(max_size=300), st.text(max_size=50))
