@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
@@ -23,8 +23,11 @@ from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
 from agentproc.completions import read_answer, read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.effective import effective_config
 from agentproc.extensions.load import give_state, load_extensions
 from agentproc.extensions.pipeline import Pipeline
+from agentproc.extensions.point_contexts import Surroundings
+from agentproc.extensions.resource import Resource
 from agentproc.providers.base import Provider
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
@@ -99,6 +102,16 @@ class TurnRunner:
         if self._provider is None:
             self._provider = make_provider(self.spec.model)
         return self._provider
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """The documents that handlers at points see."""
+        return Surroundings(Resource(self.spec.swarm), Resource(self.spec.resource))
+
+    @property
+    def effective_config(self) -> dict[str, Any]:
+        """What the agent runs with, as handlers at points see it."""
+        return effective_config(self.spec)
 
     async def load_extensions(self) -> None:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""

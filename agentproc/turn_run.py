@@ -28,10 +28,11 @@ from agentproc.completions import Ended
 from agentproc.conversation import Append, encode_message, error_result, presentable
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
+from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.notes import TurnNotes, results_of
-from agentproc.providers.base import ModelNews, ModelRequest, Provider, redactor_of
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta, redactor_of
 from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
 from agentproc.store import StoredEvent, TurnRow
@@ -127,6 +128,7 @@ class TurnRun:
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
                 runner.pipeline,
+                PointStages(runner.pipeline, runner.surroundings, runner.effective_config, runner.tools.dotted),
                 runner.catalog,
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
@@ -450,7 +452,6 @@ class TurnRun:
             self._catalog = runner.catalog.for_step()
         provider = runner.provider
         transcript = self._transcript
-        deadline = self._context.deadline
         request = ModelRequest(
             agent=runner.spec.name,
             model=runner.spec.model,
@@ -458,13 +459,37 @@ class TurnRun:
             tools=self._catalog.items,
             step=action.step,
             system=runner.spec.system,
-            timeout_s=None if deadline is None else max(0.0, deadline - self._loop.time()),
+            timeout_s=self._time_left(),
+            blocks=[] if self._stages is None else self._stages.blocks,
         )
-        self._stall.begin(self._loop.time())
-        self._watch(request)
         self._model = self._loop.create_task(self._complete(provider, request))
 
     async def _complete(self, provider: Provider, request: ModelRequest) -> None:
+        """The model call, inside what extensions put around it."""
+        stages, tries = self._stages, 0
+
+        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
+            nonlocal tries
+            tries += 1
+            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.items, timeout_s=self._time_left())
+            return await self._ask_once(provider, changed, anew=tries > 1)
+
+        try:
+            if stages is not None and stages.wraps_model:
+                answer = await stages.ask_model(again)
+            else:
+                answer = await self._ask_once(provider, request)
+        except GoondanError as error:
+            self.push(ModelFailed(error.info))
+        else:
+            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
+        self._stop_watching()
+
+    async def _ask_once(self, provider: Provider, request: ModelRequest, *, anew: bool = False) -> ModelAnswer:
+        """One request to the model; `anew`: what was shown of an earlier one is void. Raises GoondanError, as it may be
+        stored and shown.
+        """
+
         def on_news(news: ModelNews) -> None:
             now = self._loop.time()
             if news == "content":
@@ -475,21 +500,36 @@ class TurnRun:
                 self._stall.asking(now)
                 self._watch(request)
 
+        show, void = self._live.on_delta, anew
+
+        def on_delta(delta: TextDelta) -> None:
+            nonlocal void
+            if show is not None:
+                show(TextDelta(delta.text, again=True) if void else delta)
+            void = False
+
+        self._stall.begin(self._loop.time())
+        self._watch(request)
         try:
-            answer = await provider.complete(request, self._live.on_delta, on_news)
+            answer = await provider.complete(request, on_delta if anew else show, on_news)
         except GoondanError as error:
             self._notes.model_ended(request, code=error.info.code)
-            self.push(ModelFailed(self._without_secrets(error.info)))
+            raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
             trace = redactor_of(self._runner.spec.model)(traceback.format_exc())
             log.error("model call of event %s: %s", self._event_id, trace)
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
             self._notes.model_ended(request, code=info.code)
-            self.push(ModelFailed(self._without_secrets(info)))
-        else:
-            self._notes.model_ended(request, finish_reason=answer.finish_reason, usage=answer.usage)
-            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
-        self._stop_watching()
+            raise GoondanError(self._without_secrets(info)) from None
+        finally:
+            self._stall.end()  # what extensions do behind it is not the model's time
+        self._notes.model_ended(request, finish_reason=answer.finish_reason, usage=answer.usage)
+        return answer
+
+    def _time_left(self) -> float | None:
+        """Of the turn, in seconds."""
+        deadline = self._context.deadline
+        return None if deadline is None else max(0.0, deadline - self._loop.time())
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error as it may be stored and shown: without the key, and of bounded length."""

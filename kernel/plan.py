@@ -15,7 +15,6 @@ from typing import Final
 
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
-from schemas import resources
 from schemas.address import build_tool_name
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import (
@@ -50,8 +49,7 @@ def build_plan(
     registry = [item for tool in tools for item in catalog_items(tool)]
     by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
     agents = {
-        name: _agent(agent, checked.policy, registry, by_tool, state_dir, revision)
-        for name, agent in checked.agents.items()
+        name: _agent(agent, checked, registry, by_tool, state_dir, revision) for name, agent in checked.agents.items()
     }
     agents[OPERATOR_AGENT] = AgentSpec(
         name=OPERATOR_AGENT,
@@ -131,7 +129,7 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
 
 def _agent(
     agent: CheckedAgent,
-    policy: resources.SwarmPolicy,
+    checked: Checked,
     registry: list[CatalogItem],
     by_tool: Mapping[str, list[str]],
     state_dir: str,
@@ -139,6 +137,7 @@ def _agent(
 ) -> AgentSpec:
     if agent.model is None:
         raise AssertionError("an agent without a model is an error, and a bundle with errors has no plan")
+    policy = checked.policy
     return AgentSpec(
         name=agent.name,
         model=agent.model,
@@ -154,4 +153,6 @@ def _agent(
         idle_s=policy.agent_idle_seconds,
         stall_timeout_s=agent.body.policy.stall_timeout_s,
         conversation_mb=agent.body.policy.conversation_mb,
+        resource=agent.resource if agent.extensions else {},
+        swarm=checked.swarm_resource if agent.extensions else {},
     )

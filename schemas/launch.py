@@ -109,7 +109,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
 
     `extensions` load in this order. After `idle_s` seconds without an event the agent process asks whether it may
     leave. A turn whose model says nothing for `stall_timeout_s` seconds fails. The file of one instance's conversation
-    takes up to `conversation_mb` MiB, with what lies beside it.
+    takes up to `conversation_mb` MiB, with what lies beside it. `resource` and `swarm` are the documents of the agent
+    and of its Swarm as written, for its extensions; empty when it has none.
     """
 
     name: str
@@ -126,6 +127,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     idle_s: float = 300.0
     stall_timeout_s: float = DEFAULT_STALL_S
     conversation_mb: int = DEFAULT_CONVERSATION_MB
+    resource: dict[str, Any] = {}
+    swarm: dict[str, Any] = {}
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,54 +1,20 @@
 """What an extension's `register(api)` gets.
 
-Names follow the specification in snake_case (design section 12). The v0.9 spelling `api.pipelines` is not offered yet
-and says so.
+Names follow the specification in snake_case.
 
-Source: design sections 9 and 12; requirements EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, DYNAMIC-01,
-DYNAMIC-02, DYNAMIC-04.
+Source: requirements EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06, DYNAMIC-01,
+DYNAMIC-02, DYNAMIC-04, COMPAT-03.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentproc.extensions.dynamic_tools import DynamicTools, Handler
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.pipeline import Middleware, Pipeline
-from schemas.errors import fail
+from agentproc.extensions.resource import Resource
 from schemas.launch import ExtensionSpec
-
-
-class Resource(Mapping[str, Any]):
-    """A document as it was written, by key or by attribute: `api.extension.spec.config`. A field that is not there is
-    None as an attribute and KeyError as a key. Read-only.
-    """
-
-    __slots__ = ("_fields",)
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_fields", dict(fields))
-
-    def __getitem__(self, key: str) -> Any:
-        return self._fields[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = self._fields.get(_camel(name), self._fields.get(name))
-        return Resource(value) if name in ("metadata", "spec") and isinstance(value, dict) else value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("a resource is read-only")
-
-    def __repr__(self) -> str:
-        return f"Resource({self._fields.get('kind')}/{(self._fields.get('metadata') or {}).get('name')})"
 
 
 class PipelineApi:
@@ -65,6 +31,28 @@ class PipelineApi:
         out. Raises GoondanError E_USAGE.
         """
         self._pipeline.register(kind, handler, extension=self._extension, priority=priority)
+
+
+class PipelinesApi:
+    """`api.pipelines`, the spelling of v0.9 over the same engine."""
+
+    __slots__ = ("_extension", "_pipeline")
+
+    def __init__(self, pipeline: Pipeline, extension: str) -> None:
+        self._pipeline = pipeline
+        self._extension = extension
+
+    def mutate(self, point: str, handler: Middleware, *, priority: int = 0) -> None:
+        """Add a handler that gets a context and gives it back, changed or not. Raises GoondanError E_USAGE for a name
+        that is no such point.
+        """
+        self._pipeline.mutate(point, handler, extension=self._extension, priority=priority)
+
+    def wrap(self, point: str, handler: Middleware, *, priority: int = 0) -> None:
+        """Put `handler(ctx, next)` around `step.llmCall`, `step.llmError` or `toolCall.exec`. Raises GoondanError
+        E_USAGE for any other name.
+        """
+        self._pipeline.wrap(point, handler, extension=self._extension, priority=priority)
 
 
 class ToolsApi:
@@ -92,25 +80,15 @@ class ToolsApi:
 class ExtensionApi:
     """One extension's view of its agent."""
 
-    __slots__ = ("agent_name", "extension", "instance_key", "logger", "pipeline", "tools")
+    __slots__ = ("agent_name", "extension", "instance_key", "logger", "pipeline", "pipelines", "tools")
 
     def __init__(
         self, spec: ExtensionSpec, pipeline: Pipeline, tools: DynamicTools, *, agent: str, instance_key: str
     ) -> None:
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
+        self.pipelines = PipelinesApi(pipeline, spec.name)
         self.tools = ToolsApi(tools, spec.name, spec.exposes_tools)
         self.logger = ConsoleLogger(spec.name)
         self.agent_name = agent
         self.instance_key = instance_key
-
-    @property
-    def pipelines(self) -> Any:
-        """The v0.9 spelling. Raises GoondanError E_CONFIG_UNSUPPORTED."""
-        message = "api.pipelines (mutate, wrap) is not implemented yet"
-        raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Use api.pipeline.register(kind, handler).")
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)

@@ -214,14 +214,18 @@ class TurnScope:
 
 
 class StepScope:
-    """What the layers of one step share. `index` counts from 0."""
+    """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only."""
 
-    __slots__ = ("index", "metadata", "tool_catalog", "turn")
+    __slots__ = ("blocks", "effective_config", "index", "metadata", "tool_catalog", "turn")
 
-    def __init__(self, turn: TurnScope, index: int, tool_catalog: list[CatalogItem]) -> None:
+    def __init__(
+        self, turn: TurnScope, index: int, tool_catalog: list[CatalogItem], effective_config: dict[str, Any]
+    ) -> None:
         self.turn = turn
         self.index = index
         self.tool_catalog: Any = tool_catalog
+        self.effective_config = effective_config
+        self.blocks: list[dict[str, Any]] = []
         self.metadata: dict[str, Any] = {}
 
 

@@ -43,13 +43,16 @@ log = logging.getLogger("agentproc")
 
 
 class DynamicTool(Struct, frozen=True):
-    """A registered tool. `metadata` is kept with it and never sent to a model."""
+    """A registered tool. `metadata` is kept with it and never sent to a model. `named` is the name with a dot that the
+    extension gave it, "" when there is none in it.
+    """
 
     item: CatalogItem
     handler: Handler
     extension: str
     exposed: bool = True
     metadata: dict[str, Any] = {}
+    named: str = ""
 
 
 class LocalContext:
@@ -79,6 +82,11 @@ class DynamicTools:
     def __init__(self, taken: Mapping[str, Any]) -> None:
         self._taken = taken
         self._tools: dict[str, DynamicTool] = {}
+
+    @property
+    def dotted(self) -> dict[str, str]:
+        """The names that extensions gave with a dot, by the names that models are shown."""
+        return {shown: tool.named for shown, tool in self._tools.items() if tool.named}
 
     @property
     def exposed(self) -> list[CatalogItem]:
@@ -115,13 +123,14 @@ class DynamicTools:
             whose = f"extension {known.extension}" if known is not None else "the bundle"
             raise fail("E_TOOL_NAME_CONFLICT", f"extension {extension}: the tool name {shown} belongs to {whose}")
         metadata = fields.get("metadata") or {}
-        self._tools[shown] = DynamicTool(
-            _item(fields, shown, extension), handler, extension, exposed, metadata if isinstance(metadata, dict) else {}
-        )
+        metadata = metadata if isinstance(metadata, dict) else {}
+        named = fields["name"] if "." in fields["name"] else ""
+        made = DynamicTool(_item(fields, shown, extension), handler, extension, exposed, metadata, named)
+        self._tools[shown] = made
 
     def unregister(self, name: str, *, extension: str) -> None:
         """Take a tool of this extension out; an unknown name is ignored. Dotted and shown names will do."""
-        shown = str(name).replace(".", SEPARATOR)
+        shown = str(name).replace(".", SEPARATOR, 1)
         known = self._tools.get(shown)
         if known is not None and known.extension == extension:
             del self._tools[shown]
@@ -178,10 +187,12 @@ def _fields(item: Any) -> dict[str, Any]:
 
 
 def _shown_name(name: Any, extension: str) -> str:
-    shown = name.replace(".", SEPARATOR) if isinstance(name, str) else ""
+    shown = name.replace(".", SEPARATOR, 1) if isinstance(name, str) else ""
     if _NAME.fullmatch(shown) is None:
         message = f"extension {extension}: {str(name)[:80]!r} cannot be a tool's name"
-        raise fail("E_USAGE", message, suggestion="Use 1 to 64 letters, digits, - and _, with __ or a dot in between.")
+        raise fail(
+            "E_USAGE", message, suggestion="Use 1 to 64 letters, digits, - and _, with __ or one dot in between."
+        )
     return shown
 
 

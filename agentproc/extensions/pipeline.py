@@ -1,5 +1,8 @@
 """The middleware engine: which middleware is registered, in which order, and how a chain of it runs.
 
+There are two spellings over it. `register` puts middleware of a kind around a turn, a step or a tool call. `mutate` and
+`wrap` are the spelling of v0.9: handlers at points (points.py runs them).
+
 Rules.
 - Three kinds: `turn`, `step`, `toolCall`. What is registered first is outermost; a lower priority comes further out,
   and equal priorities keep the order of registration. The order is the same on every run.
@@ -8,14 +11,17 @@ Rules.
 - A layer that raises, never calls next(), calls it twice, does not await it or returns something else has failed. What
   is around it gets a failed result, not the exception: only the turn, step or call in question ends.
 - Cancellation passes through every layer.
+- One order for both spellings: what is registered with `register`, and the mutators of `turn.pre`, `step.pre` and
+  `toolCall.pre`, stand in one onion in the order above. The other points lie inside of it, in the order of POINTS, each
+  with its handlers in that order. So every `.post` runs before the code behind a next(), and sees what the core made.
 
-Source: design section 9; requirements CALL-09, CALL-11 to CALL-14, PIPELINE-01 to PIPELINE-03, PIPELINE-14 to
-PIPELINE-16.
+Source: requirements CALL-09, CALL-11 to CALL-14, COMPAT-03, PIPELINE-01 to PIPELINE-03, PIPELINE-05 to PIPELINE-07,
+PIPELINE-13 to PIPELINE-16, PIPELINE-25.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
@@ -26,8 +32,44 @@ from schemas.errors import fail
 Kind = Literal["turn", "step", "toolCall"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-#: Takes a context; returns a result or something to await that gives one.
-Middleware = Callable[[Any], Any]
+
+class Point(Struct, frozen=True):
+    """One point. `kind` is the middleware that it belongs to.
+
+    `changes` are the fields of its context that a handler may give back as other objects; the rest must come back as
+    it was.
+    """
+
+    form: Literal["mutate", "wrap"]
+    kind: Literal["turn", "step", "toolCall", "workspace"]
+    changes: tuple[str, ...] = ()
+
+
+_SHOWN: Final = ("blocks", "tool_catalog")
+
+#: Every point, in the order in which a turn reaches them (PIPELINE-07, PIPELINE-25).
+POINTS: Final[Mapping[str, Point]] = {
+    "turn.pre": Point("mutate", "turn"),
+    "step.pre": Point("mutate", "step", _SHOWN),
+    "step.config": Point("mutate", "step", ("effective_config",)),
+    "step.tools": Point("mutate", "step", _SHOWN),
+    "step.blocks": Point("mutate", "step", _SHOWN),
+    "step.llmCall": Point("wrap", "step", (*_SHOWN, "llm_result")),
+    "step.llmError": Point("wrap", "step", (*_SHOWN, "llm_result")),
+    "toolCall.pre": Point("mutate", "toolCall"),
+    "toolCall.exec": Point("wrap", "toolCall", ("tool_result",)),
+    "toolCall.post": Point("mutate", "toolCall", ("tool_result",)),
+    "step.post": Point("mutate", "step"),
+    "turn.post": Point("mutate", "turn"),
+    "workspace.repoAvailable": Point("mutate", "workspace", ("metadata",)),
+    "workspace.worktreeMounted": Point("mutate", "workspace", ("metadata",)),
+}
+
+#: Points whose mutators stand in the onion of their kind.
+_BEFORE: Final = frozenset(("turn.pre", "step.pre", "toolCall.pre"))
+
+#: Takes a context (a wrap: and next); returns a result or something to await that gives one.
+Middleware = Callable[..., Any]
 
 R = TypeVar("R")
 
@@ -37,11 +79,14 @@ class MiddlewareError(Exception):
 
 
 class Layer(Struct, frozen=True):
-    """One registered middleware. `extension` is the name of the Extension that registered it."""
+    """One registered handler. `extension` is the name of the Extension that registered it, `point` the point that it is
+    for; None: it is middleware of a kind.
+    """
 
     extension: str
     handler: Middleware
     priority: int = 0
+    point: str | None = None
 
 
 class Pipeline:
@@ -49,6 +94,8 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._layers: dict[Kind, list[Layer]] = {kind: [] for kind in KINDS}
+        self._points: dict[str, list[Layer]] = {}
+        self._kinds: set[str] = set()  # those that anything is registered for
 
     def register(self, kind: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
         """Add middleware. Raises GoondanError E_USAGE for an unknown kind, a handler that cannot be called or a
@@ -56,26 +103,75 @@ class Pipeline:
         """
         if kind not in KINDS:
             raise fail("E_USAGE", f"no middleware kind {str(kind)[:80]!r}; there are: {', '.join(KINDS)}")
-        if not callable(handler):
-            raise fail("E_USAGE", f"the {kind} middleware of extension {extension} is no function")
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise fail("E_USAGE", f"the priority of {kind} middleware is an integer, not {type(priority).__name__}")
-        layers = self._layers[kind]
-        layers.append(Layer(extension, handler, priority))
-        layers.sort(key=lambda layer: layer.priority)  # stable
+        _add(self._layers[kind], Layer(extension, handler, priority), f"{kind} middleware")
+        self._kinds.add(kind)
+
+    def mutate(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
+        """Add a mutator. Raises GoondanError E_USAGE, as `register` does."""
+        self._add_to_point("mutate", point, handler, extension, priority)
+
+    def wrap(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
+        """Add a wrap. Raises GoondanError E_USAGE, as `register` does."""
+        self._add_to_point("wrap", point, handler, extension, priority)
+
+    def unregister(self, extension: str) -> None:
+        """Take out all that an extension has registered."""
+        for layers in (*self._layers.values(), *self._points.values()):
+            layers[:] = [layer for layer in layers if layer.extension != extension]
+        kinds = {kind for kind, layers in self._layers.items() if layers}
+        self._kinds = kinds | {POINTS[point].kind for point, layers in self._points.items() if layers}
 
     def layers(self, kind: Kind) -> Sequence[Layer]:
         """Outermost first. The list that a chain runs with does not change when middleware is registered meanwhile."""
         return tuple(self._layers[kind])
 
+    def at(self, point: str) -> Sequence[Layer]:
+        """The handlers of a point that is in no onion, in their order."""
+        return tuple(self._points.get(point, ()))
+
     @property
     def empty(self) -> bool:
         """Whether there is no middleware at all."""
-        return not any(self._layers.values())
+        return not self._kinds
+
+    @property
+    def uses_points(self) -> bool:
+        """Whether anything is registered in the older spelling."""
+        return any(self._points.values()) or any(layer.point for found in self._layers.values() for layer in found)
 
     def has(self, kind: Kind) -> bool:
-        """Whether there is any middleware of this kind."""
-        return bool(self._layers[kind])
+        """Whether there is anything to run around a turn, a step or a tool call.
+
+        A handler at a point of tool calls sees the step as well, so there is something around the step.
+        """
+        if kind == "step" and any(POINTS[point].kind == "toolCall" for point, found in self._points.items() if found):
+            return True
+        return kind in self._kinds or (kind == "step" and any(layer.point for layer in self._layers["toolCall"]))
+
+    def _add_to_point(self, form: str, name: str, handler: Middleware, extension: str, priority: Any) -> None:
+        given: Any = name  # an extension may give anything
+        point = POINTS.get(given) if isinstance(given, str) else None
+        if point is None or point.form != form:
+            known = [known for known, found in POINTS.items() if found.form == form]
+            other = "" if point is None else f"; {name} is for api.pipelines.{point.form}"
+            message = f"no point {str(name)[:80]!r} for {form}{other}"
+            raise fail("E_USAGE", message, suggestion=f"Use one of {', '.join(known)}.")
+        layer = Layer(extension, handler, priority, name)
+        if name in _BEFORE:
+            _add(self._layers[point.kind], layer, f"{name} handler")  # type: ignore[index]  # no workspace point is
+        else:
+            _add(self._points.setdefault(name, []), layer, f"{name} handler")
+        self._kinds.add(point.kind)
+
+
+def _add(layers: list[Layer], layer: Layer, what: str) -> None:
+    if not callable(layer.handler):
+        raise fail("E_USAGE", f"the {what} of extension {layer.extension} is no function")
+    priority: Any = layer.priority
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise fail("E_USAGE", f"the priority of a {what} is an integer, not {type(priority).__name__}")
+    layers.append(layer)
+    layers.sort(key=lambda layer: layer.priority)  # stable
 
 
 class Next(Generic[R]):
@@ -117,17 +213,25 @@ async def run_chain(
     core: Callable[[], Coroutine[Any, Any, R]],
     accept: Callable[[Any], R],
     failed: Callable[[Layer, BaseException], R],
+    before: Callable[[Layer], Awaitable[None]] | None = None,
 ) -> R:
     """Run `core` inside `layers`.
 
     `bind` makes the context of a layer from its next(); `accept` checks what a layer returned (raises MiddlewareError);
-    `failed` makes the result of a layer that failed. Raises only what `core` raises, and cancellation.
+    `failed` makes the result of a layer that failed; `before` runs a mutator that stands among the layers (None:
+    there are none). Raises only what `core` raises, and cancellation.
     """
 
     async def enter(index: int) -> R:
         if index == len(layers):
             return await core()
         layer = layers[index]
+        if layer.point is not None and before is not None:
+            try:
+                await before(layer)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                return failed(layer, error)
+            return await enter(index + 1)
         proceed: Next[R] = Next(lambda: enter(index + 1))
         try:
             returned = layer.handler(bind(proceed, layer))

@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
-
-import msgspec
 
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
@@ -34,8 +32,11 @@ from agentproc.extensions.contexts import (
     TurnScope,
 )
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
-from agentproc.extensions.sources import with_known_source
+from agentproc.extensions.point_contexts import read_items
+from agentproc.extensions.point_stages import PointStages
+from agentproc.extensions.points import LayerFailed
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.providers.base import ModelAnswer
 from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
@@ -60,6 +61,7 @@ class Stages:
     def __init__(
         self,
         pipeline: Pipeline,
+        points: PointStages,
         catalog: Catalog,
         transcript: Transcript,
         execution: Execution,
@@ -71,6 +73,7 @@ class Stages:
         lost: Callable[[], None],
     ) -> None:
         self._pipeline = pipeline
+        self._points = points
         self._catalog = catalog
         self._transcript = transcript
         self._push = push
@@ -112,7 +115,12 @@ class Stages:
             self._push(TurnEntered())
             end = await self._turn_end
             core_end.append(end)
-            return _turn_result(execution.turn_id, end, self._transcript)
+            result = _turn_result(execution.turn_id, end, self._transcript)
+            try:
+                await self._points.turn_after(self._turn, result)
+            except LayerFailed as fault:
+                return failed(fault.layer, fault)
+            return result
 
         def failed(layer: Layer, error: BaseException) -> TurnResult:
             info = self._report(layer, "turn", error)
@@ -124,6 +132,7 @@ class Stages:
             core,
             _accept(TurnResult),
             failed,
+            lambda layer: self._points.turn_before(layer, self._turn),
         )
         self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
 
@@ -136,7 +145,8 @@ class Stages:
     def enter_step(self, step: int) -> None:
         """Run the middleware of a step (from 1); its next() pushes StepEntered, its end StepLeft."""
         self._place, self._emitted = f"step{step}", 0
-        self._step = StepScope(self._turn, step - 1, list(self._catalog.for_step().items))
+        items = list(self._catalog.for_step().items)
+        self._step = StepScope(self._turn, step - 1, items, self._points.new_config())
         self._step_task = self._loop.create_task(self._run_step(self._step))
 
     def leave_step(self, leave: LeaveStep) -> None:
@@ -148,14 +158,24 @@ class Stages:
         core_error: list[ErrorPayload] = []
 
         async def core() -> StepResult:
+            try:
+                await self._points.before_model(scope)
+            except LayerFailed as fault:
+                return failed(fault.layer, fault)
             # An exception here is raised to the layer that spoiled the catalog.
-            self._use(self._catalog.of_items(read_items(scope.tool_catalog)))
+            scope.tool_catalog = read_items(scope.tool_catalog)
+            self._use(self._catalog.of_items(scope.tool_catalog))
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
             leave = await self._step_end
             if leave.error is not None:
                 core_error.append(leave.error)
-            return _step_result(leave)
+            result = _step_result(leave)
+            try:
+                await self._points.step_after(scope, result)
+            except LayerFailed as fault:
+                return failed(fault.layer, fault)
+            return result
 
         def failed(layer: Layer, error: BaseException) -> StepResult:
             return StepResult(status="failed", error=self._report(layer, "step", error))
@@ -166,10 +186,40 @@ class Stages:
             core,
             _accept(StepResult),
             failed,
+            lambda layer: self._points.step_before(layer, scope),
         )
         goes_on = bool(result.should_continue)
         error = None if goes_on or result.error in core_error else given_error(result.error)
         self._push(StepLeft(goes_on, error))
+
+    # --- the model call
+
+    @property
+    def blocks(self) -> list[dict[str, Any]]:
+        """What the model is shown beside the conversation in this step."""
+        return [] if self._step is None else self._step.blocks
+
+    @property
+    def wraps_model(self) -> bool:
+        """Whether anything stands around the model call of the step that runs."""
+        return self._step is not None and self._points.wraps_model
+
+    async def ask_model(
+        self, ask: Callable[[list[dict[str, Any]], StepCatalog], Awaitable[ModelAnswer]]
+    ) -> ModelAnswer:
+        """The model call inside what stands around it; `ask` is one try. Raises GoondanError."""
+        if self._step is None:
+            raise AssertionError("a model call belongs to a step")
+
+        async def attempt(blocks: list[dict[str, Any]], items: list[CatalogItem]) -> ModelAnswer:
+            catalog = self._catalog.of_items(items)
+            self._use(catalog)
+            return await ask(blocks, catalog)
+
+        try:
+            return await self._points.ask_model(self._step, attempt)
+        except LayerFailed as fault:
+            raise GoondanError(self._report(fault.layer, "step", fault)) from None
 
     def _stop_step(self) -> None:
         for task in (self._step_task, *self._calls.values()):
@@ -193,19 +243,33 @@ class Stages:
         `start(args, then)` makes the call itself, `drop` gives it up, `done` gets what the outermost layer returned,
         its error message within `limit` characters.
         """
-        scope = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, part.args)
+        scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, part.args), self._step
 
         async def chain() -> None:
             open_call: asyncio.Future[ToolResult] | None = None
 
-            async def core() -> ToolCallResult:
+            async def call() -> ToolCallResult:
                 nonlocal open_call
                 waiter: asyncio.Future[ToolResult] = self._loop.create_future()
                 open_call = waiter
                 start(scope.args, lambda result: None if waiter.done() else waiter.set_result(result))
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
 
+            async def core() -> ToolCallResult:
+                if own_step is None:
+                    return await call()
+                try:
+                    return await self._points.call(own_step, scope, call)
+                except LayerFailed as fault:
+                    return failed(fault.layer, fault)
+
+            async def before(layer: Layer) -> None:
+                if own_step is None:
+                    raise AssertionError("where calls have points, steps have a scope")
+                await self._points.call_before(layer, own_step, scope)
+
             def failed(layer: Layer, error: BaseException) -> ToolCallResult:
+                error = _cause(error)
                 log.warning("%s", _story(layer, "toolCall", error))
                 told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
@@ -216,6 +280,7 @@ class Stages:
                 core,
                 _accept(ToolCallResult),
                 failed,
+                before,
             )
             if open_call is not None and not open_call.done():
                 drop()  # the chain ended without it
@@ -251,8 +316,9 @@ class Stages:
             raise
 
     def _report(self, layer: Layer, kind: str, error: BaseException) -> ErrorPayload:
+        error = _cause(error)
         log.warning("%s", _story(layer, kind, error))
-        return error_of(error, "E_MIDDLEWARE", f"the {kind} middleware of extension {layer.extension} failed")
+        return error_of(error, "E_MIDDLEWARE", f"{_whose(layer, kind)} failed")
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:
@@ -279,23 +345,17 @@ def _accept(kind: type[Any]) -> Callable[[Any], Any]:
 
 def _story(layer: Layer, kind: str, error: BaseException) -> str:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return f"{kind} middleware of extension {layer.extension} failed\n{''.join(lines)}".rstrip()
+    return f"{_whose(layer, kind)} failed\n{''.join(lines)}".rstrip()
 
 
-def read_items(items: Any) -> list[CatalogItem]:
-    """The items of a catalog that middleware may have changed. Raises MiddlewareError."""
-    if not isinstance(items, list | tuple):
-        raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
-    read: list[CatalogItem] = []
-    for item in items:
-        if isinstance(item, CatalogItem):
-            read.append(item)
-            continue
-        try:
-            read.append(msgspec.convert(with_known_source(item), CatalogItem))
-        except msgspec.ValidationError as error:
-            raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
-    return read
+def _whose(layer: Layer, kind: str) -> str:
+    what = f"{kind} middleware" if layer.point is None else f"{layer.point} handler"
+    return f"the {what} of extension {layer.extension}"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What the handler of a point raised."""
+    return error.error if isinstance(error, LayerFailed) else error
 
 
 def _turn_result(turn_id: str, end: End, transcript: Transcript) -> TurnResult:

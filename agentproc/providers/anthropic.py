@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Entry, Said, Written, kept_by
+from agentproc.providers.history import EMPTY, Entry, Said, Written, blocks_text, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -98,7 +98,7 @@ class Anthropic:
             "max_tokens": DEFAULT_MAX_TOKENS,
             **model.params,
             "model": model.model,
-            "messages": turns.json(),
+            "messages": turns.json(blocks_text(request.blocks)),
             "stream": True,
         }
         if system:
@@ -150,9 +150,12 @@ class Turns:
         self._add("assistant", blocks_of(entry))
         self._add("user", [ToolResultBlock(call.id, call.result, call.is_error) for call in entry.calls])
 
-    def json(self) -> Raw:
-        """All messages as a JSON array."""
-        last = self._blocks or [encode_json(TextBlock(EMPTY))]
+    def json(self, beside: str | None = None) -> Raw:
+        """All messages as a JSON array; `beside` is what the user says at the end of this request alone."""
+        told = [encode_json(TextBlock(beside))] if beside else []
+        if told and self._role == "assistant":
+            return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, self._blocks), _turn("user", told)]))
+        last = [*self._blocks, *told] or [encode_json(TextBlock(EMPTY))]
         return Raw(b"[%s]" % b",".join([*self._turns, _turn(self._role, last)]))
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:

@@ -25,6 +25,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     """One model call. `messages` keep the invariant of conversation.py; `tools` are the step's catalog, in order.
 
     `step` counts the turn's model calls from 1; `timeout_s` is what is left of the turn, None when nothing bounds it.
+    `blocks` are what extensions add to this request alone (EXT-13): they stand behind the conversation, so that what
+    comes before them is the same in every request.
     """
 
     agent: str
@@ -34,6 +36,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     step: int
     system: str | None = None
     timeout_s: float | None = None
+    blocks: list[dict[str, Any]] = []
 
 
 class Usage(Struct, frozen=True):

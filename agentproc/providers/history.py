@@ -207,6 +207,23 @@ def result_text(result: ToolResult) -> str:
     return output if isinstance(output, str) else _json(output)
 
 
+def blocks_text(blocks: Sequence[dict[str, Any]]) -> str | None:
+    """The blocks of a step as the model reads them, None without any: each between tags that name its type; a `text` as
+    it is, anything else as JSON.
+    """
+    if not blocks:
+        return None
+    return "\n\n".join([_block_text(block) for block in blocks])
+
+
+def _block_text(block: dict[str, Any]) -> str:
+    fields = {name: value for name, value in block.items() if name != "type"}
+    text = fields.get("text")
+    inside = text if isinstance(text, str) and len(fields) == 1 else _json(fields.get("data", fields))
+    kind = str(block.get("type")).replace('"', "'")
+    return f'<context type="{kind}">\n{inside}\n</context>'
+
+
 def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()

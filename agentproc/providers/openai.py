@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Entry, Said, Written, kept_by
+from agentproc.providers.history import EMPTY, Entry, Said, Written, blocks_text, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -57,7 +57,7 @@ class OpenAI:
             "stream_options": {"include_usage": True},
             **model.params,
             "model": model.model,
-            "messages": self._written.of(request).json(request.system),
+            "messages": self._written.of(request).json(request.system, blocks_text(request.blocks)),
             "stream": True,
         }
         if body["stream_options"] is None:
@@ -117,10 +117,13 @@ class Messages:
         for call in entry.calls:
             self._add({"role": "tool", "tool_call_id": call.id, "content": call.result})
 
-    def json(self, system: str | None) -> Raw:
-        """All messages as a JSON array, behind the system prompt."""
+    def json(self, system: str | None, beside: str | None = None) -> Raw:
+        """All messages as a JSON array, behind the system prompt; `beside` is what this request alone says at its end.
+
+        It is the user's: many servers take a system message only as the first.
+        """
         first = [encode_json({"role": "system", "content": system})] if system and system.strip() else []
-        last = [encode_json({"role": "user", "content": EMPTY})] if self._only_rules else []
+        last = [encode_json({"role": "user", "content": beside or EMPTY})] if beside or self._only_rules else []
         return Raw(b"[%s]" % b",".join([*first, *self._messages, *last]))
 
     def _add(self, message: dict[str, Any]) -> None:

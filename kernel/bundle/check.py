@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from kernel.bundle.extensions import CheckedExtension, check_extension
@@ -33,7 +34,7 @@ class CheckedAgent(Struct):
     """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
 
     `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
-    spec.tools.
+    spec.tools. `resource` is the whole document as plain values.
     """
 
     document: Document
@@ -46,6 +47,7 @@ class CheckedAgent(Struct):
     model_document: Document | None = None
     model_body: resources.ModelBody | None = None
     system: str | None = None
+    resource: dict[str, Any] = {}
 
 
 class Checked(Struct):
@@ -64,6 +66,8 @@ class Checked(Struct):
     extension_roots: list[str] = []
     #: the Swarm's name, "" without one
     swarm: str = ""
+    #: the Swarm's whole document as plain values
+    swarm_resource: dict[str, Any] = {}
 
 
 class Checker:
@@ -127,6 +131,7 @@ class Checker:
                 {path for found in extensions.values() for path in (found.root, *found.beside) if path}
             ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
+            swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
         )
 
     # --- one document
@@ -356,7 +361,7 @@ class Checker:
     ) -> dict[str, CheckedAgent]:
         agents: dict[str, CheckedAgent] = {}
         for document, name, built in self._of("Agent"):
-            agent = CheckedAgent(document, name, built.spec)
+            agent = CheckedAgent(document, name, built.spec, resource=msgspec.to_builtins(built))
             agents[name] = agent
             self._agent_model(agent)
             self._agent_prompt(agent)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions.api import ExtensionApi, Resource
+from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.resource import Resource
 from agentproc.extensions.stages import read_items
 from agentproc.loop import TurnRunner
 from schemas.address import instance_workdir
@@ -321,10 +322,3 @@ def test_a_resource_reads_by_key_and_by_attribute() -> None:
     assert len(resource) == 3
     with pytest.raises(AttributeError):
         resource.kind = "Tool"
-
-
-def test_the_older_spelling_says_that_it_is_not_there() -> None:
-    spec = ExtensionSpec(name="x", entry="/x.py", resource={})
-    api = ExtensionApi(spec, None, DynamicTools({}), agent="a", instance_key="k")  # type: ignore[arg-type]
-    with pytest.raises(GoondanError, match="not implemented yet"):
-        _ = api.pipelines

@@ -74,7 +74,7 @@ def test_a_module_beside_the_entry_can_be_imported(tmp_path: Path) -> None:
         ("def register(api):\n    raise ValueError('config wrong')", "ValueError: config wrong"),
         ("def register(api):\n    raise SystemExit('leave')", "SystemExit"),
         ("def register(api):\n    api.pipeline.register('steps', print)", "no middleware kind 'steps'"),
-        ("def register(api):\n    api.pipelines.mutate('step.post', print)", "not implemented yet"),
+        ("def register(api):\n    api.pipelines.mutate('step.llmCall', print)", "no point 'step.llmCall' for mutate"),
         ("def register():\n    pass", "TypeError"),
     ],
 )

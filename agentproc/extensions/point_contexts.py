@@ -1,0 +1,418 @@
+"""What handlers at points get: the contexts of the v0.9 spelling, over what the layers of a turn share (contexts.py).
+
+A context is made anew for each handler. What a handler gives back is read into the scope that the context came from, so
+that both spellings see the same catalog, arguments and metadata. `dataclasses.replace` is `ctx.replace(blocks=…)`, and
+`{**ctx, "blocks": …}` will do as well.
+
+Names of tools that an extension registered with a dot (`skills.list`) have the dot here, whatever the model is shown.
+
+Source: requirements PIPELINE-08 to PIPELINE-12, PIPELINE-17 to PIPELINE-23, PIPELINE-26, EXT-13.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from agentproc.conversation import Message
+from agentproc.extensions.contexts import (
+    CallScope,
+    StepResult,
+    StepScope,
+    ToolCall,
+    ToolCallResult,
+    TurnResult,
+    TurnScope,
+)
+from agentproc.extensions.pipeline import MiddlewareError
+from agentproc.extensions.resource import Resource
+from agentproc.extensions.sources import with_known_source
+from agentproc.extensions.values import output_of
+from agentproc.providers.base import ModelAnswer, Usage
+from agentproc.turn import AskedCall
+from schemas.address import SEPARATOR
+from schemas.frames import AgentEvent, ErrorPayload
+from schemas.launch import CatalogItem
+
+#: Blocks of one step; what is added in every step by mistake is found early.
+MAX_BLOCKS: Final = 256
+
+T = TypeVar("T", TurnScope, StepScope, CallScope)
+
+
+# --- what stands in a context -----------------------------------------------------------------------------------------
+
+
+class TurnView:
+    """`ctx.turn`. `metadata` is yours to change or replace; it is that of the turn's middleware.
+
+    `result` is there in `turn.post`: its `response`, `finish_reason` and `error` are yours to change.
+    """
+
+    __slots__ = ("_turn", "result")
+
+    def __init__(self, turn: TurnScope, result: TurnResult | None = None) -> None:
+        self._turn = turn
+        self.result = result
+
+    @property
+    def id(self) -> str:
+        """The turn's id."""
+        return self._turn.execution.turn_id
+
+    @property
+    def agent_name(self) -> str:
+        """The agent."""
+        return self._turn.execution.agent_name
+
+    @property
+    def instance_key(self) -> str:
+        """Its instance."""
+        return self._turn.execution.instance_key
+
+    @property
+    def trace_id(self) -> str:
+        """What the turn's work is found by, across agents."""
+        return self._turn.execution.trace_id
+
+    @property
+    def input_event(self) -> AgentEvent:
+        """The event that began the turn."""
+        return self._turn.input_event
+
+    @property
+    def auth(self) -> Any:
+        """Who asked, as the event says it (`auth.actor`); None when it does not."""
+        auth = self._turn.input_event.auth
+        return Resource(auth) if isinstance(auth, dict) else auth
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as it stands."""
+        return self._turn.state.next_messages
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by all of the turn, from `turn.pre` to `turn.post`."""
+        return self._turn.metadata
+
+    @metadata.setter
+    def metadata(self, value: dict[str, Any]) -> None:
+        self._turn.metadata = _object(value, "turn.metadata")
+
+
+class StepView:
+    """`ctx.step`. `metadata` is yours to change or replace; it is that of the step's middleware.
+
+    `result` is there in `step.post`: its `should_continue` is yours to change.
+    """
+
+    __slots__ = ("_step", "result")
+
+    def __init__(self, step: StepScope, result: StepResult | None = None) -> None:
+        self._step = step
+        self.result = result
+
+    @property
+    def index(self) -> int:
+        """Counts from 0 in each turn."""
+        return self._step.index
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by all of the step."""
+        return self._step.metadata
+
+    @metadata.setter
+    def metadata(self, value: dict[str, Any]) -> None:
+        self._step.metadata = _object(value, "step.metadata")
+
+
+class ToolCallView:
+    """`ctx.tool_call`. `args` are yours to change or replace before the call is made; they are checked after that."""
+
+    __slots__ = ("_call", "name")
+
+    def __init__(self, call: CallScope, dotted: Mapping[str, str]) -> None:
+        self._call = call
+        self.name = dotted.get(call.tool_name, call.tool_name)
+
+    @property
+    def id(self) -> str:
+        """The model's id of the call."""
+        return self._call.tool_call_id
+
+    @property
+    def args(self) -> Any:
+        """The arguments."""
+        return self._call.args
+
+    @args.setter
+    def args(self, value: Any) -> None:
+        self._call.args = value
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Shared by all of the call."""
+        return self._call.metadata
+
+
+class LlmResult(Struct):
+    """`ctx.llm_result`: what the model answered. Everything but `usage` is yours to change."""
+
+    text: str
+    tool_calls: list[ToolCall] = []
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+class Surroundings(Struct, frozen=True):
+    """What the contexts of an agent have beside the turn: the documents of its Swarm and of itself."""
+
+    swarm: Resource
+    agent: Resource
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+class PointContext(Generic[T]):
+    """What every context has."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def copied(self) -> Self:
+        """A context of its own for one handler."""
+        return copy.copy(self)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields. Raises MiddlewareError for a field that there is not."""
+        made = copy.copy(self)
+        for name, value in changes.items():
+            if name not in self.fields:
+                raise MiddlewareError(f"a context has no {name!r}; it has {', '.join(self.fields)}")
+            setattr(made, name, value)
+        return made
+
+    def keys(self) -> Sequence[str]:
+        """The names of its fields, so that `{**ctx}` is possible."""
+        return self.fields
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.fields:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def accept(self, returned: Any, changes: Sequence[str]) -> Self:
+        """The context that a handler has given back. Raises MiddlewareError when it is none, or when the handler
+        changed what it must not.
+        """
+        if isinstance(returned, Mapping):
+            returned = self.replace(**{_snake(str(name)): value for name, value in returned.items()})
+        if type(returned) is not type(self):
+            raise MiddlewareError(f"it returned {type(returned).__name__}, not a context")
+        for name in self.fields:
+            if name not in changes and getattr(returned, name) is not getattr(self, name):
+                raise MiddlewareError(f"it changed {name}, which it may not")
+        returned.check(changes)
+        accepted: Self = returned
+        return accepted
+
+    def check(self, changes: Sequence[str]) -> None:
+        """Whether what may be changed is fit for use. Raises MiddlewareError."""
+
+
+C = TypeVar("C", bound=PointContext[Any])
+
+
+class TurnPointContext(PointContext[TurnScope]):
+    """`turn.pre`, `turn.post`."""
+
+    fields: ClassVar[tuple[str, ...]] = ("turn", "swarm", "agent", "effective_config")
+
+    def __init__(self, turn: TurnView, around: Surroundings, effective_config: dict[str, Any]) -> None:
+        self.turn = turn
+        self.swarm = around.swarm
+        self.agent = around.agent
+        self.effective_config = effective_config
+
+    def check(self, changes: Sequence[str]) -> None:
+        """See PointContext."""
+        if "effective_config" in changes:
+            _object(self.effective_config, "effective_config")
+
+
+class StepPointContext(TurnPointContext):
+    """`step.*`. `blocks` are objects with a `type`: the model reads them in this step only.
+
+    `llm_error` is there in `step.llmError`, `llm_result` behind the next() of both wraps.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = (
+        *TurnPointContext.fields,
+        "step",
+        "blocks",
+        "tool_catalog",
+        "llm_result",
+        "llm_error",
+    )
+
+    def __init__(
+        self, turn: TurnView, step: StepView, scope: StepScope, around: Surroundings, dotted: Mapping[str, str]
+    ) -> None:
+        super().__init__(turn, around, scope.effective_config)
+        self.step = step
+        self.blocks: list[dict[str, Any]] = scope.blocks
+        self.tool_catalog: list[CatalogItem] = _with_dots(scope.tool_catalog, dotted)
+        self.llm_result: LlmResult | None = None
+        self.llm_error: ErrorPayload | None = None
+
+    def check(self, changes: Sequence[str]) -> None:
+        """See PointContext."""
+        super().check(changes)
+        if "blocks" in changes:
+            check_blocks(self.blocks)
+        if "tool_catalog" in changes:
+            self.tool_catalog = read_items(self.tool_catalog)
+        if "llm_result" in changes and self.llm_result is not None:
+            if not isinstance(self.llm_result, LlmResult):
+                raise MiddlewareError(f"llm_result is {type(self.llm_result).__name__}, not an LlmResult")
+            answer_of(self.llm_result, None)
+
+    def read_into(self, scope: StepScope) -> None:
+        """What the handlers have made of it counts from now on."""
+        scope.effective_config = self.effective_config
+        scope.blocks = self.blocks
+        scope.tool_catalog = [_without_dot(item) for item in self.tool_catalog]
+
+
+class ToolCallPointContext(StepPointContext):
+    """`toolCall.*`. `tool_result` is there behind the next() of `toolCall.exec`, and in `toolCall.post`."""
+
+    fields: ClassVar[tuple[str, ...]] = (*StepPointContext.fields, "tool_call", "tool_result")
+
+    def __init__(
+        self,
+        turn: TurnView,
+        step: StepView,
+        scope: StepScope,
+        around: Surroundings,
+        dotted: Mapping[str, str],
+        call: CallScope,
+        result: ToolCallResult | None = None,
+    ) -> None:
+        super().__init__(turn, step, scope, around, dotted)
+        self.tool_call = ToolCallView(call, dotted)
+        self.tool_result = result
+
+    def check(self, changes: Sequence[str]) -> None:
+        """See PointContext."""
+        if not isinstance(self.tool_result, ToolCallResult | None):
+            raise MiddlewareError(f"tool_result is {type(self.tool_result).__name__}, not a ToolCallResult")
+
+
+class WorkspacePointContext(PointContext[TurnScope]):
+    """`workspace.*`: where the repository or the worktree is, and what is known of it."""
+
+    fields: ClassVar[tuple[str, ...]] = ("path", "type", "metadata")
+
+    def __init__(self, path: str, kind: str, metadata: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.type = kind
+        self.metadata = metadata
+
+    def check(self, changes: Sequence[str]) -> None:
+        """See PointContext."""
+        if self.metadata is not None:
+            _object(self.metadata, "metadata")
+
+
+# --- between the contexts and the kernel ------------------------------------------------------------------------------
+
+
+def told(answer: ModelAnswer) -> LlmResult:
+    """The model's answer as handlers see it."""
+    calls = [ToolCall(call.id, call.name, call.args) for call in answer.calls]
+    return LlmResult(answer.text, calls, answer.finish_reason, answer.usage)
+
+
+def answer_of(result: LlmResult, known: ModelAnswer | None) -> ModelAnswer:
+    """The answer that the turn goes on with: the model's own when nothing was changed. Raises MiddlewareError."""
+    if known is not None and told(known) == result:
+        return known
+    try:
+        text = msgspec.convert(result.text, str)
+        reason = msgspec.convert(result.finish_reason, str | None)
+        calls = [_asked(call, known) for call in result.tool_calls]
+    except (msgspec.ValidationError, TypeError, AttributeError) as error:
+        raise MiddlewareError(f"llm_result is no answer: {error}") from None
+    return ModelAnswer(text=text, calls=calls, finish_reason=reason, usage=result.usage)
+
+
+def _asked(call: ToolCall, known: ModelAnswer | None) -> AskedCall:
+    for asked in () if known is None else known.calls:
+        if (asked.id, asked.name) == (call.id, call.name) and asked.args == call.args:
+            return asked  # with the reason why its arguments could not be read
+    return AskedCall(msgspec.convert(call.id, str), msgspec.convert(call.name, str), msgspec.convert(call.args, dict))
+
+
+def read_items(items: Any) -> list[CatalogItem]:
+    """The items of a catalog that middleware may have changed. Raises MiddlewareError."""
+    if not isinstance(items, list | tuple):
+        raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
+    read: list[CatalogItem] = []
+    for item in items:
+        if isinstance(item, CatalogItem):
+            read.append(item)
+            continue
+        try:
+            read.append(msgspec.convert(with_known_source(item), CatalogItem))
+        except msgspec.ValidationError as error:
+            raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
+    return read
+
+
+def check_blocks(blocks: Any) -> None:
+    """Whether they can be shown to a model. Raises MiddlewareError."""
+    if not isinstance(blocks, list | tuple):
+        raise MiddlewareError(f"blocks is {type(blocks).__name__}, not a list")
+    if len(blocks) > MAX_BLOCKS:
+        raise MiddlewareError(f"there are {len(blocks)} blocks, and at most {MAX_BLOCKS} are possible")
+    for block in blocks:
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str) or not block["type"]:
+            raise MiddlewareError("a block is an object with a type")
+        try:
+            output_of(block)
+        except ValueError as error:
+            raise MiddlewareError(f"the block {block['type'][:80]!r}: {error}") from None
+
+
+def _with_dots(items: Any, dotted: Mapping[str, str]) -> Any:
+    if not isinstance(items, list | tuple):
+        return items  # middleware has spoiled it, and is told so when the step begins
+    if not dotted:
+        return list(items)
+    return [
+        msgspec.structs.replace(item, name=dotted[item.name])
+        if isinstance(item, CatalogItem) and item.name in dotted
+        else item
+        for item in items
+    ]
+
+
+def _without_dot(item: CatalogItem) -> CatalogItem:
+    return msgspec.structs.replace(item, name=item.name.replace(".", SEPARATOR, 1)) if "." in item.name else item
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise MiddlewareError(f"{what} is {type(value).__name__}, not an object")
+    return value
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

@@ -1,0 +1,174 @@
+"""The points of one turn: each stage of the turn that has points asks here, and gets nothing done when there are none.
+
+stages.py runs the onion of each kind; what stands inside of it is here. `LayerFailed` goes to the caller, which knows
+what fails with it.
+
+Source: requirements PIPELINE-10 to PIPELINE-25, COMPAT-03.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from agentproc.extensions.contexts import CallScope, StepResult, StepScope, ToolCallResult, TurnResult, TurnScope
+from agentproc.extensions.pipeline import POINTS, Layer, Pipeline
+from agentproc.extensions.point_contexts import (
+    StepPointContext,
+    StepView,
+    Surroundings,
+    ToolCallPointContext,
+    TurnPointContext,
+    TurnView,
+    answer_of,
+    told,
+)
+from agentproc.extensions.points import mutate, run_mutators, run_wraps
+from agentproc.providers.base import ModelAnswer
+from schemas.errors import GoondanError
+from schemas.launch import CatalogItem
+
+#: How often `step.llmError` may ask the model again in one step: what fails a fourth time in a row is seldom cured by
+#: asking again, and each try costs money.
+MAX_ASKED_AGAIN: Final = 3
+
+log = logging.getLogger("agentproc")
+
+#: One try of a model call, with these blocks and this catalog. Raises GoondanError.
+Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]]
+
+
+class PointStages:
+    """The points of one turn. `config` is what the agent runs with (point_contexts.py, `effective_config`), `dotted`
+    the names of tools that have a dot, by the name that the model is shown.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, around: Surroundings, config: Mapping[str, Any], dotted: Mapping[str, str]
+    ) -> None:
+        self._pipeline = pipeline
+        self._around = around
+        self._config = config
+        self._dotted = dotted
+
+    def new_config(self) -> dict[str, Any]:
+        """The configuration of a step that begins, as its handlers may change it."""
+        return copy.deepcopy(dict(self._config)) if self._pipeline.uses_points else {}
+
+    # --- the turn
+
+    async def turn_before(self, layer: Layer, turn: TurnScope) -> None:
+        """One mutator of `turn.pre`."""
+        await mutate(layer, self._turn(turn), POINTS["turn.pre"].changes)
+
+    async def turn_after(self, turn: TurnScope, result: TurnResult) -> None:
+        """`turn.post`; it may change the result."""
+        if layers := self._pipeline.at("turn.post"):
+            await run_mutators(layers, self._turn(turn, result), POINTS["turn.post"].changes)
+
+    # --- a step
+
+    async def step_before(self, layer: Layer, step: StepScope) -> None:
+        """One mutator of `step.pre`."""
+        context = await mutate(layer, self._step(step), POINTS["step.pre"].changes)
+        context.read_into(step)
+
+    async def before_model(self, step: StepScope) -> None:
+        """`step.config`, `step.tools`, `step.blocks`."""
+        for point in ("step.config", "step.tools", "step.blocks"):
+            if layers := self._pipeline.at(point):
+                context = await run_mutators(layers, self._step(step), POINTS[point].changes)
+                context.read_into(step)
+
+    async def step_after(self, step: StepScope, result: StepResult) -> None:
+        """`step.post`; it may change the result."""
+        if layers := self._pipeline.at("step.post"):
+            await run_mutators(layers, self._step(step, result), POINTS["step.post"].changes)
+
+    @property
+    def wraps_model(self) -> bool:
+        """Whether anything stands around the model call."""
+        return bool(self._pipeline.at("step.llmCall") or self._pipeline.at("step.llmError"))
+
+    async def ask_model(self, step: StepScope, ask: Ask) -> ModelAnswer:
+        """The model call inside its wraps; asked again as often as `step.llmError` wants and may.
+
+        Raises what the last try raised (GoondanError), and LayerFailed.
+        """
+        asked_again = 0
+        answers: list[ModelAnswer] = []
+
+        async def attempt(given: StepPointContext) -> StepPointContext:
+            given.read_into(step)
+            answer = await ask(step.blocks, step.tool_catalog)
+            answers[:] = [answer]
+            made = given.copied()
+            made.llm_result = told(answer)
+            return made
+
+        async def call(given: StepPointContext) -> StepPointContext:
+            wraps = self._pipeline.at("step.llmCall")
+            return await run_wraps(wraps, given, POINTS["step.llmCall"].changes, attempt, makes="llm_result")
+
+        async def again(given: StepPointContext) -> StepPointContext:
+            nonlocal asked_again
+            asked_again += 1
+            made = given.replace(llm_error=None)
+            return (await call(made)).replace(llm_error=given.llm_error)
+
+        rescuers = self._pipeline.at("step.llmError")
+        failure: GoondanError | None = None
+        while True:
+            before, context = asked_again, self._step(step)
+            try:
+                if failure is None:
+                    context = await call(context)
+                else:
+                    context.llm_error = failure.info
+                    context = await run_wraps(rescuers, context, POINTS["step.llmError"].changes, again)
+            except GoondanError as error:
+                wanted = failure is None or asked_again > before
+                failure = error
+                if rescuers and wanted and asked_again < MAX_ASKED_AGAIN:
+                    continue
+                raise
+            if context.llm_result is None:  # nobody wants to ask again
+                raise failure or AssertionError("a wrap of step.llmCall gives an answer")
+            return answer_of(context.llm_result, answers[0] if answers else None)
+
+    # --- a tool call
+
+    async def call_before(self, layer: Layer, step: StepScope, call: CallScope) -> None:
+        """One mutator of `toolCall.pre`."""
+        await mutate(layer, self._call(step, call), POINTS["toolCall.pre"].changes)
+
+    async def call(
+        self, step: StepScope, call: CallScope, core: Callable[[], Awaitable[ToolCallResult]]
+    ) -> ToolCallResult:
+        """The call itself inside the wraps of `toolCall.exec`, then `toolCall.post`."""
+        wraps, posts = self._pipeline.at("toolCall.exec"), self._pipeline.at("toolCall.post")
+        if not wraps and not posts:
+            return await core()
+
+        async def run(given: ToolCallPointContext) -> ToolCallPointContext:
+            return given.replace(tool_result=await core())
+
+        context = self._call(step, call)
+        context = await run_wraps(wraps, context, POINTS["toolCall.exec"].changes, run, makes="tool_result")
+        context = await run_mutators(posts, context, POINTS["toolCall.post"].changes)
+        if context.tool_result is None:
+            raise AssertionError("the wraps have made a result, and no mutator may take it away")
+        return context.tool_result
+
+    # --- inside
+
+    def _turn(self, turn: TurnScope, result: TurnResult | None = None) -> TurnPointContext:
+        return TurnPointContext(TurnView(turn, result), self._around, self.new_config())
+
+    def _step(self, step: StepScope, result: StepResult | None = None) -> StepPointContext:
+        return StepPointContext(TurnView(step.turn), StepView(step, result), step, self._around, self._dotted)
+
+    def _call(self, step: StepScope, call: CallScope) -> ToolCallPointContext:
+        return ToolCallPointContext(TurnView(step.turn), StepView(step), step, self._around, self._dotted, call)

@@ -1,0 +1,150 @@
+"""How the handlers of one point of the v0.9 spelling run (pipeline.py has the points). Pure.
+
+Rules.
+- A mutator takes one context and gives it back, changed or not, or another one of the same kind. Mutators run one after
+  another in the order of the agent's middleware (priority, then registration), each with what the one before returned.
+- A wrap takes (context, next). `await next(ctx)` gives the context with what came out of it. The first registered is
+  outermost. Unlike the next() of `api.pipeline`, it raises what went wrong inside.
+- A handler that raises, or does not keep to the rules, ends the point: LayerFailed names its extension. What was raised
+  by the core passes through every wrap that does not catch it, and blames nobody.
+
+Source: requirements PIPELINE-05 to PIPELINE-09, PIPELINE-13 to PIPELINE-16, PIPELINE-20 to PIPELINE-22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from typing import Any, Literal, Protocol, TypeVar
+
+from agentproc.extensions.pipeline import Layer, MiddlewareError
+
+
+class LayerFailed(Exception):
+    """A handler of a point failed. `layer` is whose, `error` what it raised."""
+
+    def __init__(self, layer: Layer, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.layer = layer
+        self.error = error
+
+
+class Accepting(Protocol):
+    """What is needed of a context (point_contexts.py)."""
+
+    def copied(self) -> Any:
+        """A context of its own for one handler, so that what it assigns is seen only when it gives it back."""
+
+    def accept(self, returned: Any, changes: Sequence[str]) -> Any:
+        """The context that a handler has returned. Raises MiddlewareError."""
+
+
+C = TypeVar("C", bound=Accepting)
+
+
+async def mutate(layer: Layer, context: C, changes: Sequence[str]) -> C:
+    """Run one mutator: the context that the next one gets. Raises LayerFailed, and cancellation."""
+    try:
+        returned = layer.handler(context.copied())
+        if isawaitable(returned):
+            returned = await returned
+        accepted: C = context.accept(returned, changes)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise LayerFailed(layer, error) from error
+    return accepted
+
+
+async def run_mutators(layers: Sequence[Layer], context: C, changes: Sequence[str]) -> C:
+    """Run the mutators of one point. Raises LayerFailed, and cancellation."""
+    for layer in layers:
+        context = await mutate(layer, context, changes)
+    return context
+
+
+class _Inside:
+    """`next` of one wrap."""
+
+    __slots__ = ("_changes", "_context", "_inner", "raised", "state")
+
+    def __init__(self, inner: Callable[[Any], Awaitable[Any]], context: Accepting, changes: Sequence[str]) -> None:
+        self._inner = inner
+        self._context = context
+        self._changes = changes
+        self.raised: BaseException | None = None
+        self.state: Literal["unused", "called", "done", "closed"] = "unused"
+
+    def __call__(self, context: Any) -> Awaitable[Any]:
+        """Run what is inside with this context. Raises MiddlewareError for the second call and after the end."""
+        if self.state == "closed":
+            raise MiddlewareError("next() was called after the handler had returned")
+        if self.state != "unused":
+            raise MiddlewareError("next() was called twice")
+        given = self._context.accept(context, self._changes)
+        self.state = "called"
+        return self._run(given)
+
+    async def _run(self, context: Any) -> Any:
+        try:
+            result = await self._inner(context)
+        except BaseException as error:
+            self.raised = error
+            self._finish()
+            raise
+        self._finish()
+        return result
+
+    def _finish(self) -> None:
+        if self.state == "called":
+            self.state = "done"
+
+    def close(self, *, optional: bool) -> None:
+        """The handler has ended. Raises MiddlewareError unless next() was called, and awaited to its end."""
+        state, self.state = self.state, "closed"
+        if state == "unused" and not optional:
+            raise MiddlewareError("next() was not called")
+        if state == "called":
+            raise MiddlewareError("next() was called and not awaited")
+
+
+async def run_wraps(
+    layers: Sequence[Layer],
+    context: C,
+    changes: Sequence[str],
+    core: Callable[[C], Awaitable[C]],
+    *,
+    makes: str = "",
+) -> C:
+    """Run `core` inside the wraps of one point; the context that the outermost returned.
+
+    `makes` is the field that every wrap's context must have filled in; "": a wrap need not call next(). Raises
+    LayerFailed, what `core` raised and no wrap caught, and cancellation.
+    """
+    blamed: list[LayerFailed] = []
+
+    async def enter(index: int, given: C) -> C:
+        if index == len(layers):
+            return await core(given)
+        layer = layers[index]
+        inside = _Inside(lambda changed: enter(index + 1, changed), given, changes)
+        try:
+            returned = layer.handler(given.copied(), inside)
+            if isawaitable(returned):
+                returned = await returned
+            inside.close(optional=not makes)
+            accepted: C = given.accept(returned, changes)
+            if makes and getattr(accepted, makes) is None:
+                raise MiddlewareError(f"it returned a context without {makes}")
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if error is not inside.raised:
+                blamed[:] = [LayerFailed(layer, error)]
+            raise
+        finally:
+            inside.state = "closed"
+        return accepted
+
+    try:
+        return await enter(0, context)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if blamed and blamed[0].error is error:
+            raise blamed[0] from error
+        raise

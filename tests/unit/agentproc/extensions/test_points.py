@@ -1,0 +1,721 @@
+"""The points of the v0.9 spelling in whole turns: over a fake link, a scripted model and a real conversation file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from agentproc.conversation import AssistantData, ToolData, UserData
+from agentproc.extensions.api import PipelinesApi
+from agentproc.extensions.contexts import ToolCall, ToolCallResult
+from agentproc.extensions.pipeline import POINTS, Pipeline
+from agentproc.extensions.point_contexts import LlmResult, StepPointContext, ToolCallPointContext, TurnPointContext
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelAnswer
+from agentproc.turn import AskedCall
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import ToolCallPayload, ToolResult
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
+
+MUTATORS = [
+    "turn.pre", "turn.post", "step.pre", "step.config", "step.tools", "step.blocks", "step.post",
+    "toolCall.pre", "toolCall.post", "workspace.repoAvailable", "workspace.worktreeMounted",
+]  # fmt: skip
+WRAPS = ["step.llmCall", "step.llmError", "toolCall.exec"]
+
+DOCUMENT = {
+    "kind": "Agent",
+    "metadata": {"name": "coder"},
+    "spec": {"modelConfig": {"modelRef": "Model/fast"}},
+}
+SWARM = {"kind": "Swarm", "metadata": {"name": "team"}, "spec": {"entryAgent": "Agent/coder"}}
+
+
+def pipelines(runner: TurnRunner, extension: str = "ext") -> PipelinesApi:
+    return PipelinesApi(runner.pipeline, extension)
+
+
+def result_of(runner: TurnRunner, call_id: str) -> ToolResult:
+    """What the conversation holds as the result of a call."""
+    for message in runner.store.load_messages():
+        if isinstance(message.data, ToolData):
+            for part in message.data.content:
+                if part.tool_call_id == call_id:
+                    return part.result
+    raise AssertionError(f"no result of {call_id}")
+
+
+# --- registering ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("PIPELINE-05", "PIPELINE-06", "PIPELINE-07")
+def test_there_are_fourteen_points_eleven_for_mutators_and_three_for_wraps() -> None:
+    assert sorted(POINTS) == sorted([*MUTATORS, *WRAPS])
+    api = PipelinesApi(Pipeline(), "ext")
+    for point in MUTATORS:
+        assert api.mutate(point, lambda ctx: ctx) is None  # type: ignore[func-returns-value]
+    for point in WRAPS:
+        assert api.wrap(point, lambda ctx, proceed: ctx) is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.requirement("PIPELINE-05", "PIPELINE-06")
+@pytest.mark.parametrize("point", [*WRAPS, "turn.middle", "step", "TURN.PRE", "", None, ["turn.pre"], {}])
+def test_a_mutator_takes_only_its_points(point: Any) -> None:
+    with pytest.raises(GoondanError) as caught:
+        PipelinesApi(Pipeline(), "ext").mutate(point, lambda ctx: ctx)
+    assert caught.value.info.code == "E_USAGE"
+    assert "turn.pre" in (caught.value.info.suggestion or "")
+
+
+@pytest.mark.requirement("PIPELINE-06")
+@pytest.mark.parametrize("point", [*MUTATORS, "step.llm", "", 7])
+def test_a_wrap_takes_only_its_points(point: Any) -> None:
+    with pytest.raises(GoondanError) as caught:
+        PipelinesApi(Pipeline(), "ext").wrap(point, lambda ctx, proceed: ctx)
+    assert caught.value.info.code == "E_USAGE"
+    assert "step.llmCall" in (caught.value.info.suggestion or "")
+
+
+def test_what_is_no_function_and_no_priority_is_refused() -> None:
+    api = PipelinesApi(Pipeline(), "ext")
+    with pytest.raises(GoondanError, match=r"turn\.pre handler of extension ext is no function"):
+        api.mutate("turn.pre", "not callable")  # type: ignore[arg-type]
+    with pytest.raises(GoondanError, match="an integer, not str"):
+        api.wrap("step.llmCall", lambda ctx, proceed: ctx, priority="first")  # type: ignore[arg-type]
+
+
+def test_what_an_extension_registered_can_be_taken_out() -> None:
+    pipeline = Pipeline()
+    for name in ("one", "two"):
+        api = PipelinesApi(pipeline, name)
+        api.mutate("turn.pre", lambda ctx: ctx)
+        api.mutate("step.tools", lambda ctx: ctx)
+        pipeline.register("toolCall", lambda ctx: ctx.next(), extension=name)
+    pipeline.unregister("one")
+    assert [layer.extension for layer in (*pipeline.layers("turn"), *pipeline.at("step.tools"))] == ["two", "two"]
+    pipeline.unregister("two")
+    assert pipeline.empty
+    assert not pipeline.uses_points
+    assert not pipeline.has("step")
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("PIPELINE-13", "PIPELINE-14", "PIPELINE-15", "PIPELINE-25")
+async def test_the_points_of_a_turn_come_in_order_and_each_in_the_order_of_registration(make: Make) -> None:
+    seen: list[str] = []
+
+    def note(point: str, name: str) -> Any:
+        def mutator(ctx: Any) -> Any:
+            seen.append(f"{point} {name}")
+            return ctx
+
+        return mutator
+
+    def wrap(point: str, name: str) -> Any:
+        async def layer(ctx: Any, proceed: Any) -> Any:
+            seen.append(f"+{point} {name}")
+            result = await proceed(ctx)
+            seen.append(f"-{point} {name}")
+            return result
+
+        return layer
+
+    runner = make(FakeLink(), FakeModel(wants(("a", "notes__add", {})), says("done")))
+    for name in ("1", "2"):
+        for point in reversed(POINTS):  # the order of the points is not that of their registration
+            if point.startswith("workspace"):
+                continue
+            if point in WRAPS:
+                pipelines(runner, name).wrap(point, wrap(point, name))
+            else:
+                pipelines(runner, name).mutate(point, note(point, name))
+    await runner.run(event_frame("e1", "go"))
+    asked = [
+        "step.pre 1", "step.pre 2", "step.config 1", "step.config 2", "step.tools 1", "step.tools 2",
+        "step.blocks 1", "step.blocks 2",
+        "+step.llmCall 1", "+step.llmCall 2", "-step.llmCall 2", "-step.llmCall 1",
+    ]  # fmt: skip
+    called = [
+        "toolCall.pre 1", "toolCall.pre 2",
+        "+toolCall.exec 1", "+toolCall.exec 2", "-toolCall.exec 2", "-toolCall.exec 1",
+        "toolCall.post 1", "toolCall.post 2",
+    ]  # fmt: skip
+    after = ["step.post 1", "step.post 2"]
+    assert seen == [
+        "turn.pre 1", "turn.pre 2", *asked, *called, *after, *asked, *after, "turn.post 1", "turn.post 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.requirement("PIPELINE-16")
+async def test_a_lower_priority_runs_earlier_and_equal_ones_keep_their_order(make: Make) -> None:
+    seen: list[str] = []
+
+    def note(name: str) -> Any:
+        def mutator(ctx: Any) -> Any:
+            seen.append(name)
+            return ctx
+
+        return mutator
+
+    async def outermost(ctx: Any, proceed: Any) -> Any:
+        seen.append("wrap first")
+        return await proceed(ctx)
+
+    async def innermost(ctx: Any, proceed: Any) -> Any:
+        seen.append("wrap last")
+        return await proceed(ctx)
+
+    runner = make(FakeLink(), FakeModel(says("done")))
+    api = pipelines(runner)
+    for name, priority in (("late", 5), ("a", 0), ("b", 0), ("early", -5)):
+        api.mutate("step.tools", note(name), priority=priority)
+    api.wrap("step.llmCall", innermost, priority=1)
+    api.wrap("step.llmCall", outermost, priority=-1)
+    await runner.run(event_frame("e1", "go"))
+    assert seen == ["early", "a", "b", "late", "wrap first", "wrap last"]
+
+
+@pytest.mark.requirement("COMPAT-03", "PIPELINE-03")
+async def test_both_spellings_stand_in_one_order(make: Make) -> None:
+    seen: list[str] = []
+
+    def mutator(name: str) -> Any:
+        def note(ctx: Any) -> Any:
+            seen.append(name)
+            return ctx
+
+        return note
+
+    def middleware(name: str) -> Any:
+        async def layer(ctx: Any) -> Any:
+            seen.append(f"+{name}")
+            result = await ctx.next()
+            seen.append(f"-{name}")
+            return result
+
+        return layer
+
+    async def wrap(ctx: Any, proceed: Any) -> Any:
+        seen.append("+exec")
+        result = await proceed(ctx)
+        seen.append("-exec")
+        return result
+
+    runner = make(FakeLink(), FakeModel(wants(("a", "notes__add", {})), says("done")))
+    old = pipelines(runner, "one")
+    old.wrap("toolCall.exec", wrap)
+    old.mutate("toolCall.pre", mutator("pre one"))
+    old.mutate("toolCall.post", mutator("post one"))
+    runner.pipeline.register("toolCall", middleware("new"), extension="two")
+    old.mutate("toolCall.pre", mutator("pre three"))
+    old.mutate("toolCall.post", mutator("post three"))
+    await runner.run(event_frame("e1", "go"))
+    assert seen == ["pre one", "+new", "pre three", "+exec", "-exec", "post one", "post three", "-new"]
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("PIPELINE-08", "PIPELINE-10", "PIPELINE-11", "PIPELINE-19", "PIPELINE-26")
+async def test_what_the_contexts_hold(make: Make) -> None:
+    seen: dict[str, Any] = {}
+
+    async def turn_pre(ctx: Any) -> Any:
+        ctx.turn.metadata = {**ctx.turn.metadata, "startTime": time.monotonic()}
+        seen["turn"] = (ctx.turn.id, ctx.swarm.metadata.name, ctx.agent.metadata.name, ctx.turn.auth.actor.isAdmin)
+        return ctx
+
+    def turn_post(ctx: Any) -> Any:
+        seen["duration"] = time.monotonic() - ctx.turn.metadata["startTime"]
+        seen["result"] = ctx.turn.result.response
+        return ctx
+
+    async def blocks(ctx: Any) -> Any:
+        seen["step"] = (ctx.step.index, ctx.blocks, [item.name for item in ctx.tool_catalog], set(ctx.keys()))
+        seen["config"] = ctx.effective_config
+        return ctx
+
+    def call_post(ctx: Any) -> Any:
+        seen["call"] = (
+            ctx.tool_call.id,
+            ctx.tool_call.name,
+            ctx.tool_call.args,
+            ctx.tool_result.output,
+            ctx.step.index,
+        )
+        return ctx
+
+    link = FakeLink(lambda tool, args: ok({"ran": args}))
+    spec = {"resource": DOCUMENT, "swarm": SWARM, "system": "Be kind."}
+    runner = make(link, FakeModel(wants(("a", "notes__add", {"n": 1})), says("done")), **spec)
+    api = pipelines(runner)
+    api.mutate("turn.pre", turn_pre)
+    api.mutate("turn.post", turn_post)
+    api.mutate("step.blocks", blocks)
+    api.mutate("toolCall.post", call_post)
+    frame = event_frame("e1", "go")
+    event = from_raw(frame.payload, dict)
+    event["auth"] = {"actor": {"isAdmin": True}}
+    frame.payload = to_raw(event)
+    await runner.run(frame)
+    assert seen["turn"] == (the_answer(link).turn_id, "team", "coder", True)
+    assert 0 <= seen["duration"] < 60
+    assert seen["result"] == "done"
+    assert seen["call"] == ("a", "notes__add", {"n": 1}, {"ran": {"n": 1}}, 0)
+    assert seen["step"][1:3] == ([], ["bash__exec", "notes__add"])
+    assert {"turn", "swarm", "agent", "effective_config", "step", "blocks", "tool_catalog"} <= seen["step"][3]
+    assert seen["config"]["prompt"] == {"system": "Be kind."}
+    assert set(TurnPointContext.fields) < set(StepPointContext.fields) < set(ToolCallPointContext.fields)
+
+
+@pytest.mark.requirement("PIPELINE-08", "PIPELINE-13")
+async def test_each_mutator_gets_what_the_one_before_gave_back(make: Make) -> None:
+    def first(ctx: Any) -> Any:
+        return ctx.replace(blocks=[*ctx.blocks, {"type": "first"}])
+
+    async def second(ctx: Any) -> Any:
+        return {**ctx, "blocks": [*ctx.blocks, {"type": "second", "data": ctx.blocks}]}  # as the documents spell it
+
+    def third(ctx: Any) -> Any:
+        ctx.blocks.append({"type": "third"})
+        return ctx
+
+    model = FakeModel(says("done"))
+    runner = make(FakeLink(), model)
+    for handler in (first, second, third):
+        pipelines(runner).mutate("step.blocks", handler)
+    await runner.run(event_frame("e1", "go"))
+    assert [block["type"] for block in model.requests[0].blocks] == ["first", "second", "third"]
+    assert model.requests[0].blocks[1]["data"][0] == {"type": "first"}
+
+
+@pytest.mark.requirement("PIPELINE-17", "EXT-05")
+async def test_blocks_are_the_models_in_their_step_only(make: Make) -> None:
+    def add(ctx: Any) -> Any:
+        if ctx.step.index:
+            return ctx
+        block = {"type": "custom.info", "data": {"timestamp": 1, "stepIndex": ctx.step.index}}
+        return ctx.replace(blocks=[*ctx.blocks, block])
+
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    runner = make(FakeLink(), model)
+    pipelines(runner).mutate("step.blocks", add)
+    await runner.run(event_frame("e1", "go"))
+    data = {"timestamp": 1, "stepIndex": 0}
+    assert [request.blocks for request in model.requests] == [[{"type": "custom.info", "data": data}], []]
+    kinds = [type(message.data) for message in runner.store.load_messages()]
+    assert kinds == [UserData, AssistantData, ToolData, AssistantData]  # nothing of it is kept
+
+
+@pytest.mark.requirement("PIPELINE-18", "EXT-05")
+async def test_the_catalog_that_a_mutator_gives_back_is_shown_and_enforced(make: Make) -> None:
+    link, model = FakeLink(), FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
+    runner = make(link, model)
+    runner.tools.register(
+        {"name": "internal.secret", "description": "x", "handler": lambda ctx, given: 1}, None, extension="ext"
+    )
+    names: list[str] = []
+
+    def narrow(ctx: Any) -> Any:
+        names[:] = [tool.name for tool in ctx.tool_catalog]
+        catalog = [tool for tool in ctx.tool_catalog if not tool.name.startswith(("internal.", "bash"))]
+        return ctx.replace(tool_catalog=catalog)
+
+    pipelines(runner).mutate("step.tools", narrow)
+    await runner.run(event_frame("e1", "go"))
+    assert names == ["bash__exec", "notes__add", "internal.secret"]
+    assert [item.name for item in model.requests[0].tools] == ["notes__add"]
+    assert code_of(result_of(runner, "a")) == "E_TOOL_NOT_IN_CATALOG"  # type: ignore[arg-type]
+    assert link.calls == []
+
+
+async def test_a_tool_with_a_dot_keeps_it_at_the_points_and_can_be_called(make: Make) -> None:
+    model = FakeModel(wants(("a", "skills__list", {})), says("done"))
+    runner = make(FakeLink(), model)
+    tool = {"name": "skills.list", "description": "x", "handler": lambda ctx, given: ["one"]}
+    runner.tools.register(tool, None, extension="ext")
+    seen: list[str] = []
+
+    def note(ctx: Any) -> Any:
+        seen.append(ctx.tool_call.name)
+        return ctx
+
+    pipelines(runner).mutate("step.tools", lambda ctx: ctx)
+    pipelines(runner).mutate("toolCall.pre", note)
+    await runner.run(event_frame("e1", "go"))
+    assert [item.name for item in model.requests[0].tools][-1] == "skills__list"
+    assert seen == ["skills.list"]
+    assert from_raw(result_of(runner, "a").output, list) == ["one"]  # type: ignore[arg-type]
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("PIPELINE-23")
+async def test_arguments_before_and_results_behind_a_call(make: Make) -> None:
+    def before(ctx: Any) -> Any:
+        ctx.tool_call.args = {**ctx.tool_call.args, "command": "pwd"}
+        return ctx
+
+    def behind(ctx: Any) -> Any:
+        ctx.tool_result.output = {"seen": ctx.tool_result.output}
+        return ctx
+
+    link = FakeLink(lambda tool, args: ok(args["command"]))
+    runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done")))
+    pipelines(runner).mutate("toolCall.pre", before)
+    pipelines(runner).mutate("toolCall.post", behind)
+    await runner.run(event_frame("e1", "go"))
+    assert from_raw(from_raw(link.calls[0].payload, ToolCallPayload).args, dict) == {"command": "pwd"}
+    assert from_raw(result_of(runner, "a").output, dict) == {"seen": "pwd"}  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("PIPELINE-09", "PIPELINE-21")
+async def test_a_wrap_that_raises_before_next_prevents_the_call(make: Make) -> None:
+    async def guard(ctx: Any, proceed: Any) -> Any:
+        if ctx.tool_call.name.startswith("bash") and not (ctx.turn.auth and ctx.turn.auth.actor.isAdmin):
+            raise PermissionError(f"Permission denied for tool: {ctx.tool_call.name}")
+        return await proceed(ctx)
+
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("ok")))
+    pipelines(runner).wrap("toolCall.exec", guard)
+    await runner.run(event_frame("e1", "go"))
+    error = result_of(runner, "a").error
+    assert error is not None
+    assert (error.message, error.name) == ("Permission denied for tool: bash__exec", "PermissionError")
+    assert [call.tool for call in link.calls] == ["notes__add"]
+    assert the_answer(link).status == "completed"
+
+
+async def test_a_wrap_may_put_another_result_in_the_place_of_the_calls(make: Make) -> None:
+    async def cached(ctx: Any, proceed: Any) -> Any:
+        result = await proceed(ctx)
+        return result.replace(tool_result=ToolCallResult(ctx.tool_call.id, ctx.tool_call.name, output="cached"))
+
+    runner = make(FakeLink(), FakeModel(wants(("a", "notes__add", {})), says("ok")))
+    pipelines(runner).wrap("toolCall.exec", cached)
+    await runner.run(event_frame("e1", "go"))
+    assert from_raw(result_of(runner, "a").output, str) == "cached"  # type: ignore[arg-type]
+
+
+# --- the model call ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("PIPELINE-20", "PIPELINE-09")
+async def test_a_wrap_surrounds_the_model_call(make: Make) -> None:
+    seen: list[Any] = []
+
+    async def timed(ctx: Any, proceed: Any) -> Any:
+        seen.append((ctx.agent.spec.modelConfig.modelRef, len(ctx.tool_catalog), ctx.llm_result))
+        started = time.monotonic()
+        result = await proceed(ctx)
+        seen.append((time.monotonic() - started >= 0, result.llm_result.text))
+        return result
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done")), resource=DOCUMENT)
+    pipelines(runner).wrap("step.llmCall", timed)
+    await runner.run(event_frame("e1", "go"))
+    assert seen == [("Model/fast", 2, None), (True, "done")]
+    assert the_answer(link).response == "done"
+
+
+@pytest.mark.requirement("PIPELINE-20")
+async def test_a_wrap_sees_the_models_error_and_lets_it_pass(make: Make) -> None:
+    seen: list[str] = []
+
+    async def logs(ctx: Any, proceed: Any) -> Any:
+        try:
+            return await proceed(ctx)
+        except Exception as error:
+            seen.append(str(error))
+            raise
+
+    link = FakeLink()
+    runner = make(link, FakeModel(fail("E_MODEL_FAILED", "the server is on fire")))
+    pipelines(runner, "outer").wrap("step.llmCall", logs)
+    pipelines(runner, "inner").wrap("step.llmCall", logs)
+    await runner.run(event_frame("e1", "go"))
+    assert len(seen) == 2
+    answer = the_answer(link)
+    assert (answer.status, code_of(answer)) == ("failed", "E_MODEL_FAILED")
+    assert answer.error is not None
+    assert answer.error.message == "the server is on fire"  # nobody is blamed
+
+
+async def test_what_a_wrap_makes_of_the_answer_is_stored(make: Make) -> None:
+    async def censor(ctx: Any, proceed: Any) -> Any:
+        result = await proceed(ctx)
+        result.llm_result.text = result.llm_result.text.replace("secret", "***")
+        result.llm_result.tool_calls = [ToolCall("b", "notes__add", {"n": 2})] if ctx.step.index == 0 else []
+        return result
+
+    link = FakeLink()
+    model = FakeModel(ModelAnswer(text="a secret", metadata={"vendor": 1}), says("the secret end"))
+    runner = make(link, model)
+    pipelines(runner).wrap("step.llmCall", censor)
+    await runner.run(event_frame("e1", "go"))
+    said = [message for message in runner.store.load_messages() if isinstance(message.data, AssistantData)]
+    assert [message.data.text for message in said] == ["a ***", "the *** end"]  # type: ignore[union-attr]
+    assert [call.tool for call in link.calls] == ["notes__add"]
+    assert said[0].metadata == {}  # what the vendor wanted to see again belongs to another answer
+
+
+async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
+    async def looks(ctx: Any, proceed: Any) -> Any:
+        return await proceed(ctx)
+
+    broken = AskedCall("a", "notes__add", {}, "they are no JSON")
+    runner = make(FakeLink(), FakeModel(ModelAnswer(calls=[broken], metadata={"kept": 1}), says("done")))
+    pipelines(runner).wrap("step.llmCall", looks)
+    await runner.run(event_frame("e1", "go"))
+    said = runner.store.load_messages()[1]
+    assert said.metadata["kept"] == 1
+    assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("PIPELINE-22")
+async def test_a_failed_model_call_is_tried_again(make: Make) -> None:
+    waits: list[float] = []
+
+    async def again(ctx: Any, proceed: Any) -> Any:
+        started = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.01)
+        waits.append(asyncio.get_running_loop().time() - started)
+        ctx.step.metadata = {**ctx.step.metadata, "retryAttempt": ctx.step.metadata.get("retryAttempt", 0) + 1}
+        assert ctx.llm_error.code == "E_MODEL_FAILED"
+        return await proceed(ctx)
+
+    attempts: list[int] = []
+
+    def post(ctx: Any) -> Any:
+        attempts.append(ctx.step.metadata.get("retryAttempt", 0))
+        return ctx
+
+    link = FakeLink()
+    model = FakeModel(fail("E_MODEL_FAILED", "one"), fail("E_MODEL_FAILED", "two"), says("at last"), says("no"))
+    runner = make(link, model)
+    pipelines(runner).wrap("step.llmError", again)
+    pipelines(runner).mutate("step.post", post)
+    await runner.run(event_frame("e1", "go"))
+    assert (the_answer(link).status, the_answer(link).response, the_answer(link).steps) == ("completed", "at last", 1)
+    assert (len(model.requests), attempts) == (3, [2])
+    assert all(wait > 0.005 for wait in waits)
+
+
+@pytest.mark.requirement("PIPELINE-22")
+async def test_a_step_asks_again_three_times_and_the_last_error_counts(make: Make) -> None:
+    asked: list[int] = []
+
+    async def again(ctx: Any, proceed: Any) -> Any:
+        asked.append(1)
+        return await proceed(ctx)
+
+    link = FakeLink()
+    model = FakeModel(*[fail("E_MODEL_FAILED", f"try {n}") for n in range(1, 9)])
+    runner = make(link, model)
+    pipelines(runner).wrap("step.llmError", again)
+    await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (len(model.requests), len(asked)) == (4, 3)
+    assert answer.error is not None
+    assert (answer.error.code, answer.error.message) == ("E_MODEL_FAILED", "try 4")
+
+
+async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make) -> None:
+    async def gives_up(ctx: Any, proceed: Any) -> Any:
+        return ctx
+
+    link = FakeLink()
+    model = FakeModel(fail("E_MODEL_FAILED", "one"), says("never"))
+    runner = make(link, model)
+    pipelines(runner).wrap("step.llmError", gives_up)
+    await runner.run(event_frame("e1", "go"))
+    assert (len(model.requests), code_of(the_answer(link))) == (1, "E_MODEL_FAILED")
+
+
+async def test_a_failed_call_can_be_answered_without_asking_again(make: Make) -> None:
+    async def answers(ctx: Any, proceed: Any) -> Any:
+        return ctx.replace(llm_result=LlmResult("The model is away."))
+
+    link = FakeLink()
+    runner = make(link, FakeModel(fail("E_MODEL_FAILED", "one")))
+    pipelines(runner).wrap("step.llmError", answers)
+    await runner.run(event_frame("e1", "go"))
+    assert (the_answer(link).status, the_answer(link).response) == ("completed", "The model is away.")
+
+
+async def test_cancelling_reaches_a_wrap_that_waits(make: Make) -> None:
+    ended = asyncio.Event()
+
+    async def waits(ctx: Any, proceed: Any) -> Any:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return await proceed(ctx)
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("never")))
+    pipelines(runner).wrap("step.llmCall", waits)
+    running = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await settle()
+    runner._run.cancel()  # type: ignore[union-attr]  # as a tool.cancel frame does
+    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(ended.wait(), 5)
+    assert code_of(the_answer(link)) == "E_CANCELLED"
+
+
+# --- handlers that do not keep to the rules ---------------------------------------------------------------------------
+
+
+def raises(ctx: Any) -> Any:
+    raise ValueError("nope")
+
+
+def nothing(ctx: Any) -> Any:
+    return None
+
+
+def rubbish(ctx: Any) -> Any:
+    return ["ctx"]
+
+
+def another_agent(ctx: Any) -> Any:
+    return ctx.replace(agent=ctx.swarm)
+
+
+def unknown_field(ctx: Any) -> Any:
+    return {**ctx, "sandbox": "off"}
+
+
+@pytest.mark.parametrize("handler", [raises, nothing, rubbish, another_agent, unknown_field])
+@pytest.mark.parametrize(
+    "point", ["turn.pre", "step.pre", "step.config", "step.tools", "step.blocks", "step.post", "turn.post"]
+)
+async def test_a_mutator_that_fails_ends_the_turn_with_its_name(make: Make, point: str, handler: Any) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done"), says("again")))
+    pipelines(runner, "culprit").mutate(point, handler)
+    await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
+    assert answer.error is not None
+    assert f"the {point} handler of extension culprit failed" in answer.error.message
+    runner.pipeline.unregister("culprit")
+    await runner.run(event_frame("e2", "again"))
+    assert link.answers()[-1].status == "completed"  # the agent goes on
+
+
+@pytest.mark.parametrize("handler", [raises, nothing, rubbish, another_agent, unknown_field])
+@pytest.mark.parametrize("point", ["toolCall.pre", "toolCall.post"])
+async def test_a_mutator_of_a_call_that_fails_is_the_calls_error(make: Make, point: str, handler: Any) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
+    pipelines(runner, "culprit").mutate(point, handler)
+    await runner.run(event_frame("e1", "go"))
+    result = result_of(runner, "a")
+    assert (result.status, the_answer(link).status) == ("error", "completed")
+    assert len(link.calls) == (point == "toolCall.post")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": "many"},
+        {"blocks": [{"kind": "no type"}]},
+        {"blocks": [{"type": "x", "data": object()}]},
+        {"blocks": [{"type": "x"}] * 300},
+        {"tool_catalog": {}},
+        {"tool_catalog": [{"description": "no name"}]},
+    ],
+)
+async def test_what_cannot_be_shown_to_a_model_fails_the_step(make: Make, change: dict[str, Any]) -> None:
+    link, model = FakeLink(), FakeModel(says("done"))
+    runner = make(link, model)
+    pipelines(runner, "culprit").mutate("step.blocks", lambda ctx: ctx.replace(**change))
+    await runner.run(event_frame("e1", "go"))
+    assert code_of(the_answer(link)) == "E_MIDDLEWARE"
+    assert "culprit" in str(the_answer(link).error)
+    assert model.requests == []
+
+
+async def never(ctx: Any, proceed: Any) -> Any:
+    return ctx
+
+
+async def twice(ctx: Any, proceed: Any) -> Any:
+    await proceed(ctx)
+    return await proceed(ctx)
+
+
+async def not_awaited(ctx: Any, proceed: Any) -> Any:
+    proceed(ctx).close()
+    return ctx
+
+
+async def no_context(ctx: Any, proceed: Any) -> Any:
+    await proceed(ctx)
+    return "done"
+
+
+async def given_nothing(ctx: Any, proceed: Any) -> Any:
+    return await proceed()
+
+
+async def swallows(ctx: Any, proceed: Any) -> Any:
+    await proceed(ctx)
+    return ctx
+
+
+@pytest.mark.parametrize("handler", [never, twice, not_awaited, no_context, given_nothing, swallows])
+async def test_a_wrap_that_breaks_the_rules_is_named(make: Make, handler: Any) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done"), says("more")))
+    pipelines(runner, "culprit").wrap("step.llmCall", handler)
+    await runner.run(event_frame("e1", "go"))
+    answer = the_answer(link)
+    assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
+    assert "the step.llmCall handler of extension culprit failed" in str(answer.error)
+
+
+@pytest.mark.parametrize("handler", [never, twice, not_awaited, no_context, given_nothing, swallows])
+async def test_a_wrap_of_a_call_that_breaks_the_rules_is_the_calls_error(make: Make, handler: Any) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
+    pipelines(runner, "culprit").wrap("toolCall.exec", handler)
+    await runner.run(event_frame("e1", "go"))
+    assert (result_of(runner, "a").status, the_answer(link).status) == ("error", "completed")
+
+
+async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make) -> None:
+    async def passes(ctx: Any, proceed: Any) -> Any:
+        return await proceed(ctx)
+
+    async def fails(ctx: Any, proceed: Any) -> Any:
+        raise ValueError("nope")
+
+    link = FakeLink()
+    runner = make(link, FakeModel(says("done")))
+    pipelines(runner, "outer").wrap("step.llmCall", passes)
+    pipelines(runner, "inner").wrap("step.llmCall", fails)
+    await runner.run(event_frame("e1", "go"))
+    assert "the step.llmCall handler of extension inner failed: ValueError: nope" in str(the_answer(link).error)
+
+
+async def test_an_agent_without_handlers_pays_nothing(make: Make) -> None:
+    runner = make(FakeLink(), FakeModel(says("done")))
+    frame = event_frame("e1", "go")
+    started = asyncio.create_task(runner.run(frame))
+    await asyncio.sleep(0)
+    assert runner._run is not None
+    assert runner._run._stages is None
+    await started
