@@ -317,6 +317,23 @@ def test_params_are_passed_on_but_decide_nothing_of_ours(provider: str) -> None:
     assert "tools" not in body(conversation(UserData("go")), provider, tools=[])
 
 
+@pytest.mark.requirement("PIPELINE-17", "EXT-13")
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_blocks_stand_behind_the_conversation_of_one_request(provider: str) -> None:
+    """What comes before them is the same bytes with and without, so that a vendor's cache holds."""
+    blocks = [{"type": "custom.info", "data": {"stepIndex": 0}}, {"type": "hint", "text": "Be brief."}]
+    shown = '<context type="custom.info">\n{"stepIndex":0}\n</context>\n\n<context type="hint">\nBe brief.\n</context>'
+    talk = conversation(UserData("list"), calls(("a", "bash__exec")), result("a"))
+    for messages in (talk, talk[:1], [*talk, *conversation(AssistantData([TextPart("done")]))], []):
+        plain, with_blocks = body(messages, provider), body(messages, provider, blocks=blocks)
+        text = json.dumps(with_blocks["messages"])
+        assert json.dumps(shown)[1:-1] in text
+        assert with_blocks["messages"][-1]["role"] == "user"
+        before = json.dumps(plain["messages"][:-1])[:-1]
+        assert not messages or text.startswith(before)
+        assert body(messages, provider) == plain  # nothing of it is kept for the next request
+
+
 def test_defaults_that_params_can_change() -> None:
     assert body(conversation(UserData("go")))["max_tokens"] == 8192
     assert body(conversation(UserData("go")), "openai")["stream_options"] == {"include_usage": True}
