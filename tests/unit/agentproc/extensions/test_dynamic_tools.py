@@ -10,8 +10,8 @@ import pytest
 
 from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.point_contexts import read_items
 from agentproc.extensions.resource import Resource
-from agentproc.extensions.stages import read_items
 from agentproc.loop import TurnRunner
 from schemas.address import instance_workdir
 from schemas.codec import from_raw
