@@ -225,11 +225,17 @@ StopAction = TerminateGroup | KillGroup | Finished
 
 
 def step_stop(
-    state: Stopping | None, alive: frozenset[str], now: float, *, hurry: bool = False
+    state: Stopping | None,
+    alive: frozenset[str],
+    now: float,
+    *,
+    hurry: bool = False,
+    agents_s: float | None = None,
 ) -> tuple[Stopping | None, list[StopAction]]:
     """What the stop does next. `alive` are the groups with a living process; `state` is None before it begins.
 
-    `hurry`: nobody waits for what still runs, so each group gets no more than HURRY_S.
+    `hurry`: nobody waits for what still runs, so each group gets no more than HURRY_S. `agents_s`: agents get so long
+    instead of what STOP_ORDER says (seconds).
 
     Called when a process has ended and when `until` has come; at the end the state is None and the last action
     Finished.
@@ -243,6 +249,8 @@ def step_stop(
             return Stopping(index, True, now + KILL_WAIT_S), [KillGroup(group)]
     for later in range(index + 1, len(STOP_ORDER)):
         group, grace = STOP_ORDER[later]
+        if group == "agents" and agents_s is not None:
+            grace = agents_s
         if group in alive:
             return Stopping(later, False, now + (min(grace, HURRY_S) if hurry else grace)), [TerminateGroup(group)]
     return None, [Finished(tuple(group for group, _ in STOP_ORDER if group in alive))]

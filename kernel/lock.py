@@ -101,6 +101,15 @@ def lock(state_dir: str) -> Locks:
     raise fail("E_STATE", f"{path} keeps vanishing")
 
 
+def open_alive(folder_fd: int, state_dir: str) -> int:
+    """A descriptor of `alive` of its own, for the holder of the lock. Raises GoondanError E_STATE."""
+    path = f"{state_dir}/{FOLDER}"
+    try:
+        return _open(ALIVE, Directory(folder_fd, path))
+    except FileNotFoundError:
+        raise fail("E_STATE", f"{path} was removed") from None
+
+
 def is_quiet(locks: Locks) -> bool:
     """Whether no process of an earlier kernel lives; then `alive` is ours, shared with whoever inherits it."""
     try:

@@ -1,7 +1,8 @@
 """The two places that a running kernel has: its folder in the state, with locks and record, and its runtime directory.
 
 `enter` takes both. Nothing of an earlier kernel is touched before `is_quiet` says that nobody of it lives; `settle`
-clears it then. `leave` takes everything away that `enter` has made, but for the locks.
+clears it then. `leave` takes everything away that `enter` has made, but for the locks. A restart in place keeps both:
+`resume` takes over what `held` names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from kernel import lock, paths, rundir
+from kernel.restarting.handover import Held
 from kernel.supervisor_client import rfc3339
 from schemas.directories import Directory
 from schemas.errors import GoondanError
@@ -62,6 +64,30 @@ class Premises:
         made = cls(locks, directory, record, unused)
         made._write()
         return made
+
+    @classmethod
+    def resume(cls, held: Held) -> Premises:
+        """Go on as the kernel that this process was before it was replaced, or that failed to replace itself.
+
+        Raises GoondanError E_STATE.
+        """
+        # Our own lock would not tell us of a process that has inherited it: they are one.
+        alive_fd = lock.open_alive(held.folder_fd, held.record.state_dir)
+        os.close(held.alive_fd)
+        locks = lock.Locks(held.folder_fd, held.lock_fd, alive_fd)
+        return cls(locks, Directory(held.run_dir_fd, held.run_dir), held.record, [])
+
+    def held(self) -> Held:
+        """For `resume`; this object is not used any more."""
+        locks = self._locks
+        return Held(
+            folder_fd=locks.folder_fd,
+            lock_fd=locks.lock_fd,
+            alive_fd=locks.alive_fd,
+            run_dir_fd=self._directory.fd,
+            run_dir=self.run_dir,
+            record=self._record,
+        )
 
     @property
     def run_dir(self) -> str:

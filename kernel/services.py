@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,7 +30,9 @@ from kernel.lifecycle import (
 )
 from kernel.log_bounds import open_log
 from kernel.reaping import Child, Exit, Readiness, Reaper
+from kernel.roster import LOOPS_AT
 from kernel.spawn import command, start_failure, start_program
+from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.frames import ErrorPayload
 
 _log = logging.getLogger("supervisor")
@@ -114,6 +116,22 @@ class Services:
         child = self._children.get(role)
         return child.pid if child is not None else None
 
+    def processes(self, offset: float) -> list[ProcessInfo]:
+        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        return [
+            ProcessInfo(
+                role=role,
+                name=role,
+                instance_key=None,
+                pid=self.pid(role),
+                status="crash-loop" if service.deaths >= LOOPS_AT else _STATUS[service.phase],
+                since=rfc3339(self.since[role] + offset),
+                restarts=service.restarts,
+                last_exit=service.last_exit,
+            )
+            for role, service in self.state.items()
+        ]
+
     # --- inside
 
     def _feed(self, role: str, event: ServiceEvent) -> None:
@@ -195,3 +213,12 @@ class Services:
             self._feed(role, End())
         self._observer.service_down(role, run, event.cause)
         self._feed(role, event)
+
+
+_STATUS: Final = {
+    "stopped": "stopped",
+    "starting": "starting",
+    "ready": "running",
+    "waiting": "waiting",
+    "stopping": "stopping",
+}

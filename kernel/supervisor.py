@@ -7,6 +7,9 @@ On `--ready-fd` it says one newline when the whole kernel is ready, or one line 
 will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-fd` is closed it stops: whoever started
 it is gone. If it is killed itself, everything below it is killed by its parent-death signal.
 
+A restart in place ends every process below it and then replaces this program by a new one, under the same pid
+(restarting/handover.py).
+
 Source: delivery.md section 8; design section 2.
 """
 
@@ -20,55 +23,48 @@ import os
 import resource
 import secrets
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from kernel import lock, paths, rundir
 from kernel.agents import Agents
-from kernel.lifecycle import (
-    HURRY_S,
-    STOP_ORDER,
-    Finished,
-    KillGroup,
-    StopAction,
-    Stopping,
-    TerminateGroup,
-    step_stop,
-)
+from kernel.bundle.opening import Opened
+from kernel.ending import Ending
+from kernel.launches import TOOLHOST_NAME, Launches
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.reaping import Reaper
-from kernel.roster import LOOPS_AT, MAX_START_FAILURES
+from kernel.restarting.handover import SIGNALS, Handover, execute
+from kernel.restarting.handover import read as read_handover
+from kernel.restarting.looks import Looks
+from kernel.restarting.revision import Revision
+from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
-from kernel.spawn import (
-    AGENT_ENVIRONMENT,
-    close_unknown_descriptors,
-    environment,
-    memory_file,
-)
+from kernel.spawn import close_unknown_descriptors
 from kernel.state_root import open_state_root
 from kernel.supervisor_client import ProcessInfo, rfc3339
-from kernel.supervisor_options import Options, load_plan, parse
+from kernel.supervisor_options import Options, load_bundle, parse, resuming
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
-from schemas.control import Drain, Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
-from schemas.errors import GoondanError, fail
+from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
 from schemas.secrecy import close_memory
 from schemas.startup import become_subreaper, close_to_others, report_ready, set_process_name
-from schemas.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+from schemas.tokens import SECRET_BYTES, Claims
 from schemas.visible import visible_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernel.control_link import ControlLink
+    from kernel.trust.powers import Power
 
 #: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
 BACKSTOP_S: Final = 5.0
@@ -82,43 +78,51 @@ START_S: Final = 30.0
 LAST_CHILDREN_S: Final = 1.0
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
-#: How long agents get to come to a step boundary and to release what they hold (seconds). It is less than what they get
-#: until they are killed: by then the broker must have its events back.
-DRAIN_S: Final = 2.5
-#: The one tool host of a kernel, as the broker names it.
-TOOLHOST_NAME: Final = "1"
+#: Of the reason for a restart the log has so much (characters); a model may have written it.
+MAX_REASON: Final = 500
 
 _log = logging.getLogger("supervisor")
 
 
-class Supervisor:
-    """One kernel. `load` turns the options into a plan; it raises GoondanError."""
+class Load(Protocol):
+    """Opens a bundle."""
 
-    def __init__(self, options: Options, load: Callable[[Options], KernelPlan]) -> None:
+    def __call__(self, options: Options, running: Sequence[Power] | None) -> Opened: ...
+
+
+class Supervisor:
+    """One kernel. `load` opens the bundle that the options name; it raises GoondanError."""
+
+    def __init__(self, options: Options, load: Load, resumed: Handover | None = None) -> None:
+        """`resumed`: what the supervisor hands over whose place this one takes."""
         self._options = options
         self._load = load
+        self._resumed = resumed
+        #: Set at the end of `run` when another supervisor is to take this one's place.
+        self.handover: Handover | None = None
         self._loop = asyncio.get_running_loop()
         self.shared = options.shared
         self.entry_agent: str | None = None
         self.model: str | None = None
         self.private_copy: str | None = None
-        self.stopping = False
+        self._ending = Ending()
         self.holders: set[object] = set()
-        self._held_once = False
-        self._parent_gone = False
-        self._hurry = False
+        self._held_once = resumed is not None and resumed.held_once
+        self._parent_gone = resumed is not None and resumed.parent_gone
         self._bounding: asyncio.Future[None] | None = None
         self._host_failures = 0  # starts of the tool host in a row that never became ready
-        self._started_at = time.time()
-        self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._plan: KernelPlan | None = None
+        self._started_at = time.time() if resumed is None else resumed.started_at
+        self._restarts = 0 if resumed is None else resumed.restarts
+        self._opened: Opened | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._stop: asyncio.Future[str] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._looks: Looks | None = None
+        self._next: Revision | None = None  # what takes the place of all this
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
-        self._changed = asyncio.Event()
         self._reaper = Reaper(self._loop, self._is_waiting_agent)
         self._workers = Workers(self._loop)
-        self._fork_channel: socket.socket | None = None
+        self._launches: Launches | None = None
         self._welcomed = False
         self._premises: Premises | None = None
         self._services: Services | None = None
@@ -130,20 +134,20 @@ class Supervisor:
     # --- the whole life
 
     async def run(self) -> int:
-        """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle."""
+        """From the lock to the last process. 0 after an ordered stop, 1 when the start failed, 2 for a bad bundle.
+
+        With `handover` set, the last process has ended, and the kernel goes on in a program that is given that.
+        """
         options = self._options
         try:
-            state_root = paths.root_of(options.state_dir)
-            for line in open_state_root(state_root, workspace=options.state_dir, make=True).mended:
-                _log.warning("%s", visible_line(line))
-            self._premises = Premises.enter(options.bundle, options.state_dir, options.run_dir)
+            self._premises = self._enter()
         except GoondanError as error:
             self._report(error)
             return 1
         try:
             await self._begin(self._premises)
             reason = await self._stop
-            _log.info("stopping: %s", reason)
+            _log.info("%s: %s", "stopping" if self.ending else "restarting", reason)
             return 0
         except GoondanError as error:
             return self._failed(error)
@@ -152,9 +156,19 @@ class Supervisor:
         finally:
             await self._end(self._premises)
 
+    def _enter(self) -> Premises:
+        if self._resumed is not None:
+            return Premises.resume(self._resumed.held)
+        options = self._options
+        state_root = paths.root_of(options.state_dir)
+        for line in open_state_root(state_root, workspace=options.state_dir, make=True).mended:
+            _log.warning("%s", visible_line(line))
+        return Premises.enter(options.bundle, options.state_dir, options.run_dir)
+
     def _failed(self, error: GoondanError) -> int:
         """The start has failed: tell whoever waits; the exit status."""
         _log.error("the start failed: %s", error)
+        self._ending.for_good = True
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()
@@ -165,11 +179,14 @@ class Supervisor:
         options, loop = self._options, self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a restart in place holds them back
         if options.parent_fd is not None:
             os.set_blocking(options.parent_fd, False)
             loop.add_reader(options.parent_fd, self._parent_said)
         await self._take_over(premises)
-        plan = self._plan = self._load(options)
+        opened = self._opened = self._open(options)
+        plan, secret = opened.plan, secrets.token_bytes(SECRET_BYTES)
+        launches = self._launches = Launches(options, plan, premises, secret, self._workers.listen)
         if self._stop.done():
             return
         if os.path.isdir(f"{options.state_dir}/{COPIES}"):
@@ -186,9 +203,10 @@ class Supervisor:
             self.model = model_text(plan.agents[plan.entry_agent].model)
             _log.info("%s talks to %s", plan.entry_agent, self.model)
         premises.describe(plan.entry_agent, plan.revision)
-        self._write_client_token(premises, plan)
+        self._write_client_token(premises)
         self._reaper.start()
-        self._start_processes(premises, plan)
+        self._looks = Looks(loop, self._reaper, options, self._log_path("supervisor"))
+        self._start_processes(premises, launches)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self._ready.result()
@@ -197,7 +215,7 @@ class Supervisor:
                 "E_KERNEL_SLOW", f"the kernel was not ready within {START_S:g} s; see {self._log_path('supervisor')}"
             )
         if not self._stop.done():
-            _log.info("ready")
+            _log.info("ready" if self._resumed is None else "ready again after a restart")
             report_ready(options.ready_fd)
             options.ready_fd = None
             gc.freeze()
@@ -210,7 +228,14 @@ class Supervisor:
         options = self._options
         for reason in premises.unused:
             _log.warning("the runtime directory is %s: %s", premises.run_dir, reason)
-        await self._listen(premises)
+        if self._resumed is None:
+            self._listen(premises)
+        else:
+            self._socket.resume(self._resumed.listener_fd, self._resumed.waiting)
+            if not premises.is_intact():
+                premises.restore()
+                self._socket.stop_listening()
+                self._listen(premises)
         until = self._loop.time() + lock.LEFTOVERS_S
         while not premises.is_quiet():
             if self._loop.time() >= until:
@@ -223,25 +248,36 @@ class Supervisor:
         except OSError as error:
             raise fail("E_STATE", f"{options.state_dir}: {error.strerror}") from None
 
-    async def _listen(self, premises: Premises) -> None:
+    def _open(self, options: Options) -> Opened:
+        """The bundle. What was checked before a restart began runs in any case. Raises GoondanError."""
+        resumed = self._resumed
+        if resumed is None:
+            return self._load(options, None)
+        if resumed.error is None:
+            try:
+                return self._load(options, resumed.powers)
+            except GoondanError as error:
+                _log.error("the bundle has changed again and may not run; what was checked before runs: %s", error)
+        return Opened(msgspec.msgpack.decode(resumed.plan, type=KernelPlan), resumed.powers)
+
+    def _listen(self, premises: Premises) -> None:
         try:
-            await self._socket.open(premises.run_dir)
+            self._socket.open(premises.run_dir)
         except OSError as error:
             raise fail("E_RUN_DIR", f"{premises.run_dir}: {error.strerror}") from None
 
-    def _write_client_token(self, premises: Premises, plan: KernelPlan) -> None:
-        token = mint(self._secret, Claims("client", revision=plan.revision, operator=True))
-        premises.write(rundir.CLIENT_TOKEN, token.encode())
+    def _write_client_token(self, premises: Premises) -> None:
+        premises.write(rundir.CLIENT_TOKEN, self._launching.token(Claims("client", operator=True)).encode())
 
-    def _start_processes(self, premises: Premises, plan: KernelPlan) -> None:
+    def _start_processes(self, premises: Premises, launches: Launches) -> None:
         self._agents = Agents(
             self._loop,
             self._reaper,
-            endpoint=self._endpoint("agent"),
-            mint=self._agent_token,
+            endpoint=launches.endpoint("agent"),
+            mint=launches.agent_token,
             log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
             tell=self._tell,
-            on_change=self._changed.set,
+            on_change=self._ending.changed.set,
             on_hang=lambda: self._kill_service("forkserver"),
         )
         self._services = Services(
@@ -257,8 +293,8 @@ class Supervisor:
         from kernel.control_link import ControlLink
 
         self._control = ControlLink(
-            self._endpoint("control"),
-            mint(self._secret, Claims("control", revision=plan.revision)),
+            launches.endpoint("control"),
+            launches.token(Claims("control")),
             on_message=self._broker_said,
             inventory=self._inventory,
             on_first=self._control_up,
@@ -266,10 +302,13 @@ class Supervisor:
 
     async def _end(self, premises: Premises) -> None:
         """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
-        self.stopping = True
+        self._ending.begun = True
+        self._ending.for_good = self.ending or self._next is None
+        if self._looks is not None:
+            self._looks.close()
         if self._services is not None and self._agents is not None:
             self._services.end_restarts()
-            left = await self._end_groups()
+            left = await self._ending.run(self._services, self._agents, self._control)
             if left:
                 _log.error("not even SIGKILL ended: %s", ", ".join(left))
         if self._control is not None:
@@ -279,7 +318,12 @@ class Supervisor:
         while self._reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
             await asyncio.sleep(lock.LEFTOVERS_POLL_S)
         self._reaper.stop()
-        self._socket.close()
+        if self._next is not None and not self.ending:
+            await self._hand_over(premises, self._next)
+            return
+        if not self._ended.done():
+            self._ended.set_result(None)
+        await self._socket.close()
         if self.private_copy is not None:
             from kernel.trust.private_copy import sweep
 
@@ -287,99 +331,39 @@ class Supervisor:
         premises.leave()
         _log.info("stopped")
 
-    async def _end_groups(self) -> tuple[str, ...]:
-        state: Stopping | None = None
-        while True:
-            self._changed.clear()
-            state, actions = step_stop(state, self._alive(), self._loop.time(), hurry=self._hurry)
-            for action in actions:
-                if isinstance(action, Finished):
-                    return action.left
-                self._perform_stop(action)
-            if state is None:
-                raise AssertionError("a stop that ends says Finished")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, state.until - self._loop.time()))
+    async def _hand_over(self, premises: Premises, revision: Revision) -> None:
+        """Everything but this process has ended: what the next program needs."""
+        listener_fd, waiting = await self._socket.hand_over()
+        self.handover = Handover(
+            held=premises.held(),
+            listener_fd=listener_fd,
+            waiting=waiting,
+            plan=revision.plan,
+            powers=revision.powers,
+            reason=self._stop.result(),
+            umask=self._options.umask,
+            started_at=self._started_at,
+            restarts=self._restarts + 1,
+            held_once=self._held_once,
+            parent_gone=self._parent_gone,
+        )
 
-    def _perform_stop(self, action: StopAction) -> None:
-        services, agents = self._services, self._agents
-        if services is None or agents is None:
-            return
-        match action:
-            case TerminateGroup("agents"):
-                agents.stop(told=self._drain())
-            case TerminateGroup(role):
-                services.terminate(role)
-            case KillGroup("agents"):
-                _log.warning("agents did not leave in time")
-                agents.kill_all()
-            case KillGroup(role):
-                _log.warning("%s did not leave in time", role)
-                services.kill(role)
-            case _:
-                pass
-
-    def _drain(self) -> bool:
-        """Have the broker tell the agents to leave. False where there is none to do it."""
-        control, services = self._control, self._services
-        if control is None or services is None or not control.ready or services.state["broker"].phase != "ready":
-            return False
-        control.tell(Drain(round((HURRY_S if self._hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
-        return True
-
-    def _alive(self) -> frozenset[str]:
-        services, agents = self._services, self._agents
-        if services is None or agents is None:
-            return frozenset()
-        alive = {role for role, _ in STOP_ORDER if role != "agents" and services.alive(role)}
-        return frozenset(alive | ({"agents"} if agents.alive else set()))
+    def stay(self, handover: Handover, refused: OSError) -> Handover:
+        """The system refused the next program: what a supervisor in this one goes on with, the revision that ran."""
+        opened = self._opened
+        if opened is None:
+            raise AssertionError("only a kernel that ran restarts")
+        message = f"the kernel could not be replaced and goes on as it was: {refused.strerror}"
+        _log.error("%s", message)
+        error = error_payload("E_RESTART_FAILED", message)
+        plan = msgspec.msgpack.encode(opened.plan)
+        return msgspec.structs.replace(handover, plan=plan, powers=opened.powers, error=error)
 
     # --- services
 
     def prepare(self, role: str, run: int) -> Launch:
-        """How to start a service: module, arguments, environment, descriptors."""
-        plan, premises = self._plan, self._premises
-        if plan is None or premises is None:
-            raise AssertionError("services start after the plan is there")
-        if role == "broker":
-            plan_fd = memory_file("plan", msgspec.msgpack.encode(plan))
-            secret_fd = memory_file("secret", self._secret)
-            arguments = ["--run-dir", premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
-            if run == 1:
-                arguments.append("--new-kernel")
-                if self._options.accept_loss:  # what a later broker would lose, nobody has agreed to
-                    arguments.append("--accept-loss")
-            env = environment(os.environ)
-            return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
-        if role == "toolhost":
-            token = mint(self._secret, Claims("toolhost", TOOLHOST_NAME, launch=run, revision=plan.revision))
-            token_fd = memory_file("token", token.encode())
-            status_read, status_write = os.pipe()
-            self._workers.listen(status_read)
-            arguments = ["--endpoint", self._endpoint("toolhost"), "--token-fd", str(token_fd)]
-            arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
-            arguments += ["--umask", f"{self._options.umask:03o}"]
-            # What tools were granted of our environment passes by descriptor: an environment can be read in /proc.
-            granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
-            values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
-            values_fd = memory_file("granted", msgspec.msgpack.encode(values))
-            arguments += ["--env-fd", str(values_fd)]
-            env = environment(os.environ)
-            return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self._fork_channel = ours
-        providers = {agent.model.provider for agent in plan.agents.values()}
-        return Launch(
-            module="agentproc.forkserver",
-            arguments=[
-                *("--socket-fd", str(theirs.fileno())),
-                *("--keep-fd", str(premises.alive_fd)),
-                *(f"--provider={name}" for name in sorted(providers)),
-            ],
-            env=environment(os.environ, AGENT_ENVIRONMENT),
-            pass_fds=[theirs.detach()],
-        )
+        """How to start a service."""
+        return self._launching.prepare(role, run)
 
     def service_up(self, role: str) -> None:
         """A service is ready."""
@@ -388,14 +372,15 @@ class Supervisor:
             self._host_failures = 0
         if role == "broker" and self._control is not None:
             self._control.begin()
-        elif role == "forkserver" and self._agents is not None and self._fork_channel is not None:
-            channel, self._fork_channel = self._fork_channel, None
-            self._agents.fork_server_up(channel)
+        elif role == "forkserver" and self._agents is not None:
+            channel = self._launching.take_fork_channel()
+            if channel is not None:
+                self._agents.fork_server_up(channel)
         self._maybe_ready()
 
     def service_down(self, role: str, run: int, exit_cause: str) -> None:
         """A service is gone."""
-        self._changed.set()
+        self._ending.changed.set()
         if role == "toolhost" and self._services is not None:
             self._workers.close()
             principal = Principal("toolhost", TOOLHOST_NAME)
@@ -408,9 +393,9 @@ class Supervisor:
             if self.stopping and self._agents is not None:
                 self._agents.terminate_all()  # it may have died before it told them
         elif role == "forkserver":
-            if self._fork_channel is not None:
-                self._fork_channel.close()
-                self._fork_channel = None
+            channel = self._launching.take_fork_channel()
+            if channel is not None:
+                channel.close()
             if self._agents is not None:
                 self._agents.fork_server_down()
 
@@ -458,11 +443,6 @@ class Supervisor:
             return False
         return os.path.samestat(theirs, os.fstat(alive_fd))
 
-    def _agent_token(self, principal: Principal, launch: int) -> str:
-        plan = self._plan
-        revision = plan.revision if plan is not None else ""
-        return mint(self._secret, Claims("agent", principal.name, principal.instance_key, launch, revision))
-
     def _broker_said(self, message: Wanted | Retire | Kill) -> None:
         agents, services, now = self._agents, self._services, self._loop.time()
         if agents is None or services is None:
@@ -480,6 +460,8 @@ class Supervisor:
             agents.perform(agents.roster.kill(message.principal, message.launch, now))
 
     def _backstop(self) -> None:
+        if self.stopping:
+            return
         self._loop.call_later(BACKSTOP_S, self._backstop)
         if self._agents is not None and not self.stopping:
             self._agents.audit()
@@ -502,8 +484,10 @@ class Supervisor:
 
     def _look_for_run_dir(self) -> None:
         """Somebody of ours may have cleaned up: the kernel makes its runtime directory again, or ends."""
+        if self.stopping:
+            return
         self._loop.call_later(RUN_DIR_LOOK_S, self._look_for_run_dir)
-        if self._premises is not None and not self.stopping and not self._premises.is_intact():
+        if self._premises is not None and not self._premises.is_intact():
             self._restoring = self._loop.create_task(self._restore(self._premises))
 
     async def _restore(self, premises: Premises) -> None:
@@ -511,9 +495,9 @@ class Supervisor:
         try:
             premises.restore()
             self._socket.stop_listening()
-            await self._listen(premises)
-            if self._plan is not None:
-                self._write_client_token(premises, self._plan)
+            self._listen(premises)
+            if self._launches is not None:
+                self._write_client_token(premises)
         except (GoondanError, OSError) as error:
             self.stop(f"the runtime directory cannot be made again: {error}")
             return
@@ -521,24 +505,73 @@ class Supervisor:
 
     # --- what the socket needs
 
+    @property
+    def stopping(self) -> bool:
+        """Whether its processes are being ended: for a restart, or because the kernel is (`ending`)."""
+        return self._ending.begun
+
+    @property
+    def ending(self) -> bool:
+        """Whether the kernel ends."""
+        return self._ending.for_good
+
     def stop(self, reason: str) -> None:
-        """Begin the end. Further calls change nothing."""
-        self.stopping = True
+        """Begin the end. Further calls change nothing, but that a restart becomes an end."""
+        self._ending.begun = self._ending.for_good = True
+        self._ending.changed.set()
         if not self._stop.done():
             self._stop.set_result(reason)
 
     async def when_ready(self) -> None:
-        """Wait for the start to succeed; raises GoondanError when it has not."""
+        """Wait for the start to succeed; raises GoondanError when it has not. During a restart: for its end."""
         await asyncio.wait(self._turning_points, return_when=asyncio.FIRST_COMPLETED)
-        if not self._ready.done() or self.stopping:
+        if self.stopping and not self.ending:
+            await asyncio.shield(self._ended)
+        if not self._ready.done() or self.ending:
             raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
         self._ready.result()
         self._held_once = True
 
+    async def restart(self, reason: str) -> None:
+        """Restart in place, if the bundle may run. Returns only in the program that comes after; raises GoondanError:
+        E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and what is wrong with the bundle.
+        """
+        self.restart_with(await self.look(), reason)
+        await asyncio.shield(self._ended)
+        raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+
+    async def look(self) -> Revision:
+        """The bundle as it is now, if it may run in the place of what does. Raises GoondanError as `restart`."""
+        self._may_restart()
+        looks, opened = self._looks, self._opened
+        if looks is None or opened is None:
+            raise AssertionError("a kernel that is ready has both")
+        return await looks.look(opened.powers)
+
+    def restart_with(self, revision: Revision, reason: str) -> None:
+        """Begin to restart. Raises GoondanError E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING."""
+        self._may_restart()
+        self._ending.begun, self._next = True, revision
+        self._stop.set_result(visible_line(reason)[:MAX_REASON])
+
+    def _may_restart(self) -> None:
+        if self.ending:
+            raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+        if self.stopping:
+            raise fail("E_RESTART_REFUSED", "a restart is under way already")
+        if not self._ready.done():
+            raise fail("E_RESTART_REFUSED", "the kernel is still starting")
+
+    async def restarted(self) -> None:
+        """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
+        await self.when_ready()
+        if self._resumed is not None and self._resumed.error is not None:
+            raise GoondanError(self._resumed.error)
+
     def released(self, *, hurry: bool = False) -> None:
         """A kernel that a call started for itself ends with its last user, at once if that gave up (`hurry`)."""
         if self.shared and not self.holders and (self._held_once or self._parent_gone):
-            self._hurry = self._hurry or hurry
+            self._ending.hurry = self._ending.hurry or hurry
             self.stop("nobody uses it any more")
 
     def _parent_said(self) -> None:
@@ -554,7 +587,9 @@ class Supervisor:
 
     def processes(self) -> list[ProcessInfo]:
         """Everything, for `ps`."""
-        phase = "stopping" if self.stopping else "running" if self._ready.done() else "starting"
+        phase = "running" if self._ready.done() else "starting" if self._resumed is None else "restarting"
+        if self.stopping:
+            phase = "stopping" if self.ending else "restarting"
         rows = [
             ProcessInfo(
                 role="supervisor",
@@ -563,7 +598,7 @@ class Supervisor:
                 pid=os.getpid(),
                 status=phase,
                 since=rfc3339(self._started_at),
-                restarts=0,
+                restarts=self._restarts,
                 last_exit=None,
             )
         ]
@@ -571,27 +606,15 @@ class Supervisor:
         if services is None or agents is None:
             return rows
         offset = time.time() - self._loop.time()
-        for role, service in services.state.items():
-            rows.append(
-                ProcessInfo(
-                    role=role,
-                    name=role,
-                    instance_key=None,
-                    pid=services.pid(role),
-                    status="crash-loop" if service.deaths >= LOOPS_AT else _SERVICE_STATUS[service.phase],
-                    since=rfc3339(services.since[role] + offset),
-                    restarts=service.restarts,
-                    last_exit=service.last_exit,
-                )
-            )
-        return rows + agents.processes(offset) + self._workers.processes()
+        return rows + services.processes(offset) + agents.processes(offset) + self._workers.processes()
 
     # --- small things
 
-    def _endpoint(self, cls: str) -> str:
-        if self._premises is None:
-            raise AssertionError("no runtime directory")
-        return f"ipc://{self._premises.run_dir}/{SOCKETS[cls]}"
+    @property
+    def _launching(self) -> Launches:
+        if self._launches is None:
+            raise AssertionError("processes start after the plan is there")
+        return self._launches
 
     def _log_path(self, name: str) -> str:
         return f"{self._options.state_dir}/logs/{name}.log"
@@ -611,15 +634,6 @@ class Supervisor:
             out.write(msgspec.json.encode(report) + b"\n")
 
 
-_SERVICE_STATUS: Final = {
-    "stopped": "stopped",
-    "starting": "starting",
-    "ready": "running",
-    "waiting": "waiting",
-    "stopping": "stopping",
-}
-
-
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
@@ -629,23 +643,31 @@ def main(arguments: list[str] | None = None) -> int:
     callers_umask = close_to_others()
     try:
         options = parse(arguments)
+        resumed = None if options.resume_fd is None else read_handover(options.resume_fd)
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
-    options.umask = callers_umask
-    known = (options.ready_fd, options.parent_fd, options.agreed_fd)
-    close_unknown_descriptors(fd for fd in known if fd is not None)
+    options.umask = callers_umask if resumed is None else resumed.umask
+    known = [fd for fd in (options.ready_fd, options.parent_fd, options.agreed_fd) if fd is not None]
+    close_unknown_descriptors(known if resumed is None else [*known, *resumed.descriptors])
     set_process_name("gdn-supervisor")
     become_subreaper()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
     _raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    return asyncio.run(_live(options, resumed))
 
-    async def live() -> int:
-        return await Supervisor(options, load_plan).run()
 
-    return asyncio.run(live())
+async def _live(options: Options, resumed: Handover | None) -> int:
+    while True:
+        supervisor = Supervisor(options, load_bundle, resumed)
+        status = await supervisor.run()
+        if supervisor.handover is None:
+            return status
+        inherited = [] if options.parent_fd is None else [options.parent_fd]
+        refused = execute(supervisor.handover, resuming(options), inherited)
+        resumed = supervisor.stay(supervisor.handover, refused)
 
 
 def _raise_descriptor_limit() -> None:

@@ -7,6 +7,10 @@ One JSON object a line in, one a line out, any number on a connection. Operation
   it will not be. A kernel that `gdn call` started for itself (`shared`) lives until nobody holds it.
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
 - `{"op":"abandon"}`: the same, and if the kernel ends by it, it does not wait for what still runs.
+- `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. The bundle is
+  read anew first; when it may not run, nothing stops.
+
+Connections outlive a restart in place, and what they hold stays held.
 
 No event loop is needed here: `ps` and `stop` start no more than they need.
 """
@@ -18,7 +22,7 @@ import os
 import socket
 import struct
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -58,10 +62,11 @@ def rfc3339(seconds: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-class Request(msgspec.Struct):
-    """What a command asks."""
+class Request(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What a command asks. `reason`: of a restart, for the log."""
 
     op: str
+    reason: str = ""
 
 
 class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -129,11 +134,14 @@ class SupervisorClient:
         connection.close()
         return None
 
-    def ask(self, op: str, timeout_s: float = ANSWER_S) -> Reply:
-        """One question. Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes."""
+    def ask(self, op: str, timeout_s: float = ANSWER_S, **more: Any) -> Reply:
+        """One question; `more` are further fields of Request.
+
+        Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes.
+        """
         try:
             self._connection.settimeout(timeout_s)
-            self._connection.sendall(msgspec.json.encode(Request(op)) + b"\n")
+            self._connection.sendall(msgspec.json.encode(Request(op, **more)) + b"\n")
             line = self._input.readline()
             reply = msgspec.json.decode(line, type=Reply) if line else None
         except (OSError, msgspec.DecodeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,12 +14,15 @@ from kernel import paths
 from schemas.errors import fail
 
 if TYPE_CHECKING:
+    from kernel.bundle.opening import Opened
+    from kernel.trust.powers import Power
     from schemas.launch import KernelPlan
 
 
 class Options(msgspec.Struct, kw_only=True):
     """What the supervisor is told. Paths are absolute. `run_dir`: a runtime directory that was named by hand. `umask`
-    is the one of whoever started it: that of its jails.
+    is the one of whoever started it: that of its jails. `resume_fd`: what the program hands over that
+    this one replaces.
     """
 
     bundle: str
@@ -33,6 +37,7 @@ class Options(msgspec.Struct, kw_only=True):
     agreed_fd: int | None = None
     umask: int = 0o022
     accept_loss: bool = False
+    resume_fd: int | None = None
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -50,6 +55,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
     parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
     parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
+    parser.add_argument("--resume-fd", type=int, help="descriptor of what a restart in place hands over")
     given = parser.parse_args(arguments)
     bundle = paths.find_bundle(given.bundle)
     return Options(
@@ -64,18 +70,42 @@ def parse(arguments: list[str] | None) -> Options:
         trust=given.trust,
         agreed_fd=given.agreed_fd,
         accept_loss=given.accept_loss,
+        resume_fd=given.resume_fd,
     )
 
 
-def load_plan(options: Options) -> KernelPlan:
-    """The plan of the bundle, with what the command line grants. Raises BundleError, other GoondanErrors."""
-    from kernel.bundle.opening import load_plan as load
+def resuming(options: Options) -> list[str]:
+    """The command line of the program that takes this one's place, but for `--resume-fd`. What was agreed to is in what
+    it is handed over.
+    """
+    given = ["--bundle", options.bundle]
+    if options.run_dir is not None:
+        given += ["--run-dir", options.run_dir]
+    if options.parent_fd is not None:
+        given += ["--parent-fd", str(options.parent_fd)]
+    if options.shared:
+        given.append("--shared")
+    for grant in options.allow_net:
+        given += ["--allow-net", grant]
+    if options.policy is not None:
+        given += ["--policy", options.policy]
+    return given
+
+
+def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Opened:
+    """The bundle, with what the command line grants. `running` are the powers of the revision that runs: then only
+    those count as agreed to, and what was recorded. Raises BundleError, other GoondanErrors.
+    """
+    from kernel.bundle.opening import open_bundle
     from kernel.trust.asking import Asking, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
-    asking = Asking(everything=options.trust, agreed=agreed)
-    plan = load(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
-    return with_network(plan, options.allow_net) if options.allow_net else plan
+    options.agreed_fd = None
+    asking = Asking(everything=options.trust, agreed=agreed, running=running)
+    opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
+    if not options.allow_net:
+        return opened
+    return replace(opened, plan=with_network(opened.plan, options.allow_net))
 
 
 def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:

@@ -2,6 +2,9 @@
 supervisor_client.py says what is spoken.
 
 Who may connect: the directory is closed to others, and the peer's uid is checked besides.
+
+What was read of a connection is kept here, and not in a stream of asyncio's: a restart in place hands over the
+descriptors, with what was read and not answered.
 """
 
 from __future__ import annotations
@@ -9,17 +12,25 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
 
 from kernel import rundir
+from kernel.restarting.handover import Waiting
 from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
 from schemas.errors import GoondanError, error_payload
 
 #: Requests are a few bytes, an answer to `ps` some hundred a process.
 MAX_REQUEST: Final = 4096
+#: Commands that may wait to be accepted: more than run at once.
+BACKLOG: Final = 100
+#: How soon accepting is tried again when there are no descriptors (seconds).
+ACCEPT_RETRY_S: Final = 1.0
+#: How long answers that are on their way may take to leave at the end (seconds).
+LINGER_S: Final = 0.5
 
 
 class Kernel(Protocol):
@@ -29,8 +40,11 @@ class Kernel(Protocol):
     entry_agent: str | None
     private_copy: str | None
     model: str | None
-    stopping: bool
     holders: set[object]
+
+    @property
+    def ending(self) -> bool:
+        """Whether it ends for good."""
 
     def processes(self) -> list[ProcessInfo]:
         """All processes, for `ps`."""
@@ -44,77 +58,189 @@ class Kernel(Protocol):
     async def when_ready(self) -> None:
         """Wait for the start to succeed; raises GoondanError when it has not."""
 
+    async def restart(self, reason: str) -> None:
+        """Restart in place. Returns only in the program that comes after; raises GoondanError when there is none."""
+
+    async def restarted(self) -> None:
+        """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
+
+
+class _Command:
+    """A command that is connected. Waiting has the rest of the fields."""
+
+    def __init__(self, connection: socket.socket, rest: bytes = b"", asked: bytes = b"") -> None:
+        self.connection = connection
+        self.rest = rest
+        self.asked = asked
+        self.task: asyncio.Task[None] | None = None
+
 
 class SupervisorSocket:
-    """The listening half. `close` waits for nobody."""
+    """The listening half."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._commands: dict[_Command, None] = {}
 
-    async def open(self, run_dir: str) -> None:
+    def open(self, run_dir: str) -> None:
         """Listen. The caller holds the kernel's lock. Raises OSError."""
         path = f"{run_dir}/{rundir.SUPERVISOR_SOCKET}"
         with suppress(FileNotFoundError):
             os.unlink(path)
-        self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_REQUEST)
-        os.chmod(path, 0o600)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(path)
+            os.chmod(path, 0o600)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._listen(listener)
+
+    def resume(self, listener_fd: int, waiting: Iterable[Waiting]) -> None:
+        """Go on with what `hand_over` gave."""
+        self._listen(socket.socket(fileno=listener_fd))
+        for one in waiting:
+            connection = socket.socket(fileno=one.fd)
+            connection.setblocking(False)
+            command = _Command(connection, one.rest, one.asked)
+            if one.holds:
+                self._kernel.holders.add(command)
+            self._serve_soon(command)
+
+    async def hand_over(self) -> tuple[int, list[Waiting]]:
+        """Stop, and give the descriptors of the listener and of every command: they are the caller's to close."""
+        if self._listener is None:
+            raise AssertionError("a kernel that runs listens")
+        tasks = [command.task for command in self._commands if command.task is not None]
+        if self._accepting is not None:
+            tasks.append(self._accepting)
+        waiting = dict(self._commands)
+        self._commands = {}  # so that a task that is cancelled lets go of nothing
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return self._listener.detach(), [
+            Waiting(
+                fd=command.connection.detach(),
+                rest=command.rest,
+                asked=command.asked,
+                holds=command in self._kernel.holders,
+            )
+            for command in waiting
+            if command.connection.fileno() >= 0
+        ]
 
     def stop_listening(self) -> None:
         """Take no more connections; those that are there go on."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._accepting is not None:
+            self._accepting.cancel()
+            self._accepting = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
-    def close(self) -> None:
-        """Stop listening and drop every connection."""
+    async def close(self) -> None:
+        """Stop listening, let answers leave that are on their way, and drop every connection."""
         self.stop_listening()
-        for writer in list(self._writers):
-            writer.close()
+        answering = [command.task for command in self._commands if command.asked and command.task is not None]
+        if answering:
+            await asyncio.wait(answering, timeout=LINGER_S)
+        for command in list(self._commands):
+            if command.task is not None:
+                command.task.cancel()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        holder = object()
-        self._writers.add(writer)
+    # --- inside
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+            if PEER.unpack(peer)[1] in (os.geteuid(), 0):
+                self._serve_soon(_Command(connection))
+            else:
+                connection.close()
+
+    def _serve_soon(self, command: _Command) -> None:
+        self._commands[command] = None
+        command.task = asyncio.get_running_loop().create_task(self._serve(command))
+
+    async def _serve(self, command: _Command) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-            if PEER.unpack(peer)[1] not in (os.geteuid(), 0):
-                return
-            while line := await reader.readline():
-                reply = await self._answer(line, holder)
-                writer.write(msgspec.json.encode(reply) + b"\n")
-                await writer.drain()
-        except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # it left, sent a line that no command sends, or the kernel is at its end
+            resumed = bool(command.asked)
+            while command.asked or await self._next(command):
+                reply = await self._answer(command, resumed=resumed)
+                resumed, command.asked = False, b""
+                await loop.sock_sendall(command.connection, msgspec.json.encode(reply) + b"\n")
+        except OSError:
+            pass  # it left
         finally:
-            self._writers.discard(writer)
-            writer.close()
-            if holder in self._kernel.holders:
-                self._kernel.holders.discard(holder)
-                self._kernel.released()
+            if command in self._commands:
+                del self._commands[command]
+                command.connection.close()
+                if command in self._kernel.holders:
+                    self._kernel.holders.discard(command)
+                    self._kernel.released()
 
-    async def _answer(self, line: bytes, holder: object) -> Reply:
+    async def _next(self, command: _Command) -> bool:
+        """Read one line; False when the command left, or sent what no command sends."""
+        loop = asyncio.get_running_loop()
+        while b"\n" not in command.rest:
+            if len(command.rest) > MAX_REQUEST:
+                return False
+            chunk = await loop.sock_recv(command.connection, MAX_REQUEST)
+            if not chunk:
+                return False
+            command.rest += chunk
+        command.asked, _, command.rest = command.rest.partition(b"\n")
+        command.asked = command.asked or b" "  # an empty line is a bad request, and one all the same
+        return True
+
+    async def _answer(self, command: _Command, *, resumed: bool) -> Reply:
         kernel = self._kernel
         try:
-            request = msgspec.json.decode(line, type=Request)
+            request = msgspec.json.decode(command.asked, type=Request)
         except msgspec.DecodeError as error:
             return Reply(error=error_payload("E_USAGE", f"not a request: {error}"))
-        if request.op == "ps":
-            return Reply(ok=True, processes=kernel.processes(), private_copy=kernel.private_copy)
-        if request.op == "stop":
-            kernel.stop("asked to")
-            return Reply(ok=True, stopping=True)
-        if request.op == "hold":
-            if kernel.stopping:
-                return Reply(error=error_payload("E_KERNEL_NOT_RUNNING", "the kernel is stopping"), stopping=True)
-            kernel.holders.add(holder)
-            try:
-                await kernel.when_ready()
-            except GoondanError as error:
-                return Reply(error=error.info, stopping=True)
-            return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model, shared=kernel.shared)
-        if request.op in ("release", "abandon"):
-            kernel.holders.discard(holder)
-            kernel.released(hurry=request.op == "abandon")
-            return Reply(ok=True, stopping=kernel.stopping)
+        try:
+            if request.op == "ps":
+                return Reply(ok=True, processes=kernel.processes(), private_copy=kernel.private_copy)
+            if request.op == "stop":
+                kernel.stop("asked to")
+                return Reply(ok=True, stopping=True)
+            if request.op == "hold":
+                return await self._hold(command)
+            if request.op in ("release", "abandon"):
+                kernel.holders.discard(command)
+                kernel.released(hurry=request.op == "abandon")
+                return Reply(ok=True, stopping=kernel.ending)
+            if request.op == "restart":
+                await (kernel.restarted() if resumed else kernel.restart(request.reason))
+                return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model)
+        except GoondanError as error:
+            return Reply(error=error.info, stopping=kernel.ending)
         return Reply(error=error_payload("E_USAGE", f"no operation {request.op[:40]!r}"))
+
+    async def _hold(self, command: _Command) -> Reply:
+        kernel = self._kernel
+        if kernel.ending:
+            return Reply(error=error_payload("E_KERNEL_NOT_RUNNING", "the kernel is stopping"), stopping=True)
+        kernel.holders.add(command)
+        try:
+            await kernel.when_ready()
+        except GoondanError as error:
+            return Reply(error=error.info, stopping=True)
+        return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model, shared=kernel.shared)

@@ -71,6 +71,8 @@ CODES: Final[dict[str, str]] = {
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
     "E_KERNEL_SLOW": "The machine may be too busy: start it again. If it stays so, its logs say what it waits for.",
     "E_KERNEL_LOST": "The kernel ended unexpectedly; its logs say why. Start it again, nothing accepted is lost.",
+    "E_RESTART_REFUSED": "Wait until the kernel is ready (`gdn ps`), then ask again.",
+    "E_RESTART_FAILED": "The kernel goes on as it was; `gdn logs` says more.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",

@@ -87,7 +87,8 @@ class Link:
     block nor raise. One whose large payload cannot be had comes with `blob` still set, and with the ErrorPayload as its
     payload. `leases` and `calls` are asked at every hello: what this process holds. `on_unsent` hears of frames that
     `send` took and whose large payloads could not be written. `by_reference` False: this process has no access to the
-    kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours. `closed` is done
+    kernel's files, so its frames have at most 1 MiB. `broker_uid` is the broker's user, None for ours.
+    `renew_token` is asked before each hello but the first: tokens end with a kernel that restarts. `closed` is done
     when the link is over: with an exception when the broker refused it, or was none, else with None after `close`.
     """
 
@@ -104,6 +105,7 @@ class Link:
         incarnation: str | None = None,
         by_reference: bool = True,
         broker_uid: int | None = None,
+        renew_token: Callable[[], str] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
@@ -119,7 +121,9 @@ class Link:
             pid=os.getpid(),
             started_ms=boottime_ms(),
             by_reference=by_reference,
+            renews=renew_token is not None,
         )
+        self._renew_token = renew_token
         self._blobs = BlobWork()
         self._paused = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -457,6 +461,8 @@ class Link:
         self._outgoing.clear()  # it was for a broker that is gone; the outbox has what must arrive
         try:
             if self._broker.is_there():
+                if self._renew_token is not None and self._peer.welcome is not None:
+                    self._peer.token = self._renew_token()
                 self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
         except GoondanError as error:
             self._refuse(Refused(error.info))

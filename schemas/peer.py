@@ -36,6 +36,8 @@ Phase = Literal["absent", "greeting", "ready", "closed"]
 DEADLINE_GRACE_S: Final = 1.0
 #: How soon hello is said again when its answer stays out, or the principal is still busy (seconds).
 HELLO_RETRY_S: Final = 0.5
+#: How often a token that may have been renewed meanwhile is refused before the link is over.
+TOKEN_REFUSALS: Final = 4
 #: A busy principal is usually a process that is just ending; after this long it is refused (seconds).
 BUSY_PATIENCE_S: Final = 10.0
 #: How long an overloaded target is left alone when the error does not say (seconds).
@@ -137,15 +139,20 @@ class Peer:
         pid: int | None = None,
         started_ms: int | None = None,
         by_reference: bool = True,
+        renews: bool = False,
     ) -> None:
-        """`by_reference` False: this process has no access to the folder of large payloads."""
+        """`by_reference` False: this process has no access to the folder of large payloads. `renews`: `token` is set
+        anew before each hello, so one that is refused may only be late.
+        """
         self.phase: Phase = "absent"
         self._by_reference = by_reference
         self.incarnation = incarnation
         self.welcome: Welcome | None = None
         self.window = _INITIAL_WINDOW
         self.in_use = 0
-        self._token = token
+        self.token = token
+        self._renews = renews
+        self._token_refusals = 0
         self._pid = pid
         self._started_ms = started_ms
         self._counter = 0
@@ -271,7 +278,7 @@ class Peer:
         self._hello_at = now
         self._hello_id = self.next_id()
         body = Hello(
-            token=self._token,
+            token=self.token,
             incarnation=self.incarnation,
             leases=leases,
             calls=calls,
@@ -404,6 +411,9 @@ class Peer:
             self._busy_since = self._busy_since if self._busy_since is not None else now
             if error.code == "E_PRINCIPAL_BUSY" and now - self._busy_since < BUSY_PATIENCE_S:
                 return None  # tick says hello again
+            if error.code == "E_TOKEN_INVALID" and self._renews and self._token_refusals < TOKEN_REFUSALS:
+                self._token_refusals += 1
+                return None
             self.phase = "closed"
             return Refused(error)
         if frame.type != "welcome":
@@ -413,6 +423,7 @@ class Peer:
             self.phase = "closed"
             return Refused(error_payload("E_VERSION", f"the broker speaks version {welcome.version}"))
         self._busy_since = None
+        self._token_refusals = 0
         self.welcome = welcome
         self.window = max(1, welcome.credit)
         self.phase = "ready"

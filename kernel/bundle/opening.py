@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kernel.grants.written import Written
     from kernel.trust.asking import Asking
     from kernel.trust.judge import Judgement
+    from kernel.trust.powers import Power
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -177,6 +178,13 @@ def may_declare_tools(source: bytes) -> bool:
     return _TOOL_KIND.search(source) is not None
 
 
+class Opened(Struct, frozen=True):
+    """A bundle that may run: its plan, and what it asks for beyond its jails, all of which was agreed to."""
+
+    plan: KernelPlan
+    powers: list[Power]
+
+
 def load_plan(
     path: str,
     *,
@@ -187,7 +195,23 @@ def load_plan(
     asking: Asking | None = None,
     runs: bool = True,
 ) -> KernelPlan:
-    """The plan of the bundle at `path`: every door to running it goes through here.
+    """The plan of the bundle at `path`: `open_bundle` without what it asks for."""
+    return open_bundle(
+        path, state_dir=state_dir, env=env, handlers=handlers, policy=policy, asking=asking, runs=runs
+    ).plan
+
+
+def open_bundle(
+    path: str,
+    *,
+    state_dir: str,
+    env: Mapping[str, str] | None = None,
+    handlers: bool = True,
+    policy: str | None = None,
+    asking: Asking | None = None,
+    runs: bool = True,
+) -> Opened:
+    """The bundle at `path`: every door to running it goes through here.
 
     Where others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: somebody only
     wants to know what is in it.
@@ -221,11 +245,12 @@ def load_plan(
     )
     from kernel.trust.powers import others
 
-    if not runs or not others(inspected.judgement.powers):
-        return plan
-    from kernel.trust.private_copy import with_private_copy
+    powers = inspected.judgement.powers
+    if runs and others(powers):
+        from kernel.trust.private_copy import with_private_copy
 
-    return with_private_copy(plan, loaded.root)
+        plan = with_private_copy(plan, loaded.root)
+    return Opened(plan, powers)
 
 
 def revision(loaded: Loaded, checked: Checked) -> str:

@@ -17,7 +17,7 @@ from kernel.cli.attach import Kernel
 from schemas.blobs import INLINE_FRAME_BYTES
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent
+from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent, Shutdown
 from schemas.link import Link
 from schemas.secrecy import close_memory
 from schemas.tokens import SOCKETS
@@ -61,7 +61,8 @@ class Session:
         loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
         run_dir, token = self._read_token()
-        self._link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=self._on_frame)
+        endpoint = f"ipc://{run_dir}/{SOCKETS['client']}"
+        self._link = Link(endpoint, token, on_frame=self._on_frame, renew_token=lambda: self._read_token()[1])
         try:
             await self._link.start(self._patience_s)
         except (GoondanError, asyncio.CancelledError) as error:
@@ -92,7 +93,8 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
-            self._stopping = True
+            with suppress(GoondanError):
+                self._stopping = from_raw(frame.payload, Shutdown).reason != "restart"
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return

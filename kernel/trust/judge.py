@@ -101,7 +101,8 @@ def untrusted(judgement: Judgement, bundle: str, *, running: bool = False) -> Go
     else:
         message = f"{bundle} has not been run by you before, and asks for {what}"
     command = f"gdn trust {quote(bundle)}"
-    hint = f"Run `{command}` to see what it asks for and to trust it, or add --trust (or GOONDAN_TRUST=1) for one time."
+    hint = f"Run `{command}` to see what it asks for and to trust it"
+    hint += "." if running else ", or add --trust (or GOONDAN_TRUST=1) for one time."
     if judgement.unbelieved is not None:
         message += f" (records of trust are not read: {judgement.unbelieved})"
     return fail("E_BUNDLE_UNTRUSTED", message, suggestion=hint)

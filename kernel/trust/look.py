@@ -35,7 +35,8 @@ def look(
         agreed=[*(record.powers if record is not None else ()), *asking.agreed],
         known=record is not None or bool(asking.agreed),
         own=record is not None and record.own,
-        everything=asking.everything or everything_trusted(os.environ),
+        # What trusted everything at the start trusts nothing that a model may have written since.
+        everything=asking.running is None and (asking.everything or everything_trusted(os.environ)),
         shipped=is_shipped(bundle, loaded, checked),
         # From each module's own folder: it can be a clone inside a repository of one's own.
         elsewhere=any(comes_from_elsewhere(folder) for folder in {os.path.dirname(path) for path in _modules(checked)}),

@@ -196,3 +196,13 @@ def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) 
             now = state.until
         state, _ = step_stop(state, alive, now)
     assert now <= 8.5
+
+
+def test_agents_get_another_time_and_nobody_else_does() -> None:
+    everyone = frozenset(group for group, _ in STOP_ORDER)
+    state, _ = step_stop(None, everyone, 0.0, agents_s=8.5)
+    assert state is not None
+    assert state.until == 8.5
+    state, _ = step_stop(state, everyone - {"agents"}, 1.0, agents_s=8.5)
+    assert state is not None
+    assert state.until == 1.0 + dict(STOP_ORDER)["toolhost"]

@@ -1,0 +1,43 @@
+"""`gdn restart`: a running kernel reads its bundle anew and starts again in place; returns when it is ready."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from kernel.cli import options
+
+#: How long a restart may take (seconds): a look at the bundle, the grace of the turns that run, the ends of all
+#: processes, and a start. Each has a limit of its own; together they are less.
+RESTART_S: Final = 120.0
+
+
+@click.command()
+@options.bundle
+@options.as_json
+def command(bundle: str | None, as_json: bool) -> int:
+    """Restart a running swarm in place, with its bundle as it is now.
+
+    Nothing is lost: conversations and messages stay, turns that run go on behind their next step, and commands that
+    wait for an answer get it. A bundle that may not run changes nothing.
+    """
+    from kernel.cli.attach import locate
+    from kernel.cli.output import write, write_json
+    from kernel.supervisor_client import SupervisorClient
+    from schemas.errors import fail
+
+    place = locate(bundle)
+    client = SupervisorClient.connect(place.state_dir)
+    if client is None:
+        raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
+    try:
+        client.ask("restart", RESTART_S, reason="gdn restart")
+        pid = client.pid
+    finally:
+        client.close()
+    if as_json:
+        write_json({"restarted": "kernel", "pid": pid})
+    else:
+        write(f"restarted, pid {pid}")
+    return 0

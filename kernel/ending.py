@@ -1,0 +1,105 @@
+"""The end of the processes of a kernel, group by group, before it ends itself or takes its own place.
+
+lifecycle.py decides (`step_stop`). Agents are told by the broker, so that they can give back what they hold; where
+there is none to tell them, they get SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kernel.agents import Agents
+from kernel.lifecycle import (
+    HURRY_S,
+    KILL_WAIT_S,
+    STOP_ORDER,
+    Finished,
+    KillGroup,
+    StopAction,
+    Stopping,
+    TerminateGroup,
+    step_stop,
+)
+from kernel.services import Services
+from schemas.control import Drain
+
+if TYPE_CHECKING:
+    from kernel.control_link import ControlLink
+
+#: How long agents get to come to a step boundary and to release what they hold (seconds). It is less than what they get
+#: until they are killed: by then the broker must have its events back.
+DRAIN_S: Final = 2.5
+#: The same before a restart (seconds): longer, because turns go on at once, and a call that is cut off has an unknown
+#: outcome.
+RESTART_GRACE_S: Final = 8.0
+
+_log = logging.getLogger("supervisor")
+
+
+class Ending:
+    """What is known of the end. `begun`: processes are being ended. `for_good`: the kernel ends with them. `hurry`:
+    nobody waits for what still runs. `changed` is to be set when a process has ended, or one of these has changed.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.for_good = False
+        self.hurry = False
+        self.changed = asyncio.Event()
+
+    async def run(self, services: Services, agents: Agents, control: ControlLink | None) -> tuple[str, ...]:
+        """End everything; the groups that not even SIGKILL ended in time."""
+        loop = asyncio.get_running_loop()
+        state: Stopping | None = None
+        patience = None if self.for_good else RESTART_GRACE_S + KILL_WAIT_S
+        while True:
+            self.changed.clear()
+            alive = _alive(services, agents)
+            if patience is not None and self.for_good:  # a restart that has become an end
+                patience = None
+                if state is not None and STOP_ORDER[state.index][0] == "agents":
+                    until = loop.time() + STOP_ORDER[state.index][1]
+                    state = Stopping(state.index, state.killed, min(state.until, until))
+                    self._drain(services, control)
+            state, actions = step_stop(state, alive, loop.time(), hurry=self.hurry, agents_s=patience)
+            for action in actions:
+                if isinstance(action, Finished):
+                    return action.left
+                self._perform(action, services, agents, control)
+            if state is None:
+                raise AssertionError("a stop that ends says Finished")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), max(0.0, state.until - loop.time()))
+
+    def _perform(self, action: StopAction, services: Services, agents: Agents, control: ControlLink | None) -> None:
+        match action:
+            case TerminateGroup("agents"):
+                agents.stop(told=self._drain(services, control))
+            case TerminateGroup(role):
+                services.terminate(role)
+            case KillGroup("agents"):
+                _log.warning("agents did not leave in time")
+                agents.kill_all()
+            case KillGroup(role):
+                _log.warning("%s did not leave in time", role)
+                services.kill(role)
+            case _:
+                pass
+
+    def _drain(self, services: Services, control: ControlLink | None) -> bool:
+        """Have the broker tell the agents to leave. False where there is none to do it."""
+        if control is None or not control.ready or services.state["broker"].phase != "ready":
+            return False
+        if self.for_good:
+            control.tell(Drain(round((HURRY_S if self.hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
+        else:
+            control.tell(Drain(round(RESTART_GRACE_S * 1000), "restart"))
+        return True
+
+
+def _alive(services: Services, agents: Agents) -> frozenset[str]:
+    alive = {role for role, _ in STOP_ORDER if role != "agents" and services.alive(role)}
+    return frozenset(alive | ({"agents"} if agents.alive else set()))

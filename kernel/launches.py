@@ -1,0 +1,112 @@
+"""How each process of a kernel is started: program, arguments, environment, descriptors, and the token that it gets.
+
+Tokens, plans and values of the environment pass by descriptor: arguments and environments can be read in /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from kernel.premises import Premises
+from kernel.services import Launch
+from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
+from kernel.supervisor_options import Options
+from schemas.control import Principal
+from schemas.launch import KernelPlan
+from schemas.tokens import SOCKETS, Claims, mint
+
+#: The one tool host of a kernel, as the broker names it.
+TOOLHOST_NAME: Final = "1"
+
+
+class Launches:
+    """The launches of one kernel. `on_host_status` gets the reading end of what a tool host says about its jails."""
+
+    def __init__(
+        self,
+        options: Options,
+        plan: KernelPlan,
+        premises: Premises,
+        secret: bytes,
+        on_host_status: Callable[[int], None],
+    ) -> None:
+        self._options = options
+        self.plan = plan
+        self._premises = premises
+        self._secret = secret
+        self._on_host_status = on_host_status
+        self._fork_channel: socket.socket | None = None
+
+    def prepare(self, role: str, run: int) -> Launch:
+        """How to start this service for the `run`-th time."""
+        if role == "broker":
+            return self._broker(run)
+        return self._toolhost(run) if role == "toolhost" else self._fork_server()
+
+    def take_fork_channel(self) -> socket.socket | None:
+        """Our end of what the last fork server listens to; once."""
+        channel, self._fork_channel = self._fork_channel, None
+        return channel
+
+    def endpoint(self, cls: str) -> str:
+        """Where the broker listens for a class of peers."""
+        return f"ipc://{self._premises.run_dir}/{SOCKETS[cls]}"
+
+    def token(self, claims: Claims) -> str:
+        """A token of this kernel, for the revision that runs."""
+        return mint(self._secret, msgspec.structs.replace(claims, revision=self.plan.revision))
+
+    def agent_token(self, principal: Principal, launch: int) -> str:
+        """The token of one launch of an agent."""
+        return self.token(Claims("agent", principal.name, principal.instance_key, launch))
+
+    # --- inside
+
+    def _broker(self, run: int) -> Launch:
+        plan_fd = memory_file("plan", msgspec.msgpack.encode(self.plan))
+        secret_fd = memory_file("secret", self._secret)
+        arguments = ["--run-dir", self._premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
+        if run == 1:
+            arguments.append("--new-kernel")
+            if self._options.accept_loss:  # what a later broker would lose, nobody has agreed to
+                arguments.append("--accept-loss")
+        env = environment(os.environ)
+        return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
+
+    def _toolhost(self, run: int) -> Launch:
+        token_fd = memory_file("token", self.token(Claims("toolhost", TOOLHOST_NAME, launch=run)).encode())
+        status_read, status_write = os.pipe()
+        self._on_host_status(status_read)
+        arguments = ["--endpoint", self.endpoint("toolhost"), "--token-fd", str(token_fd)]
+        arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
+        arguments += ["--umask", f"{self._options.umask:03o}"]
+        # What tools were granted of our environment.
+        granted = {name for tool in self.plan.toolhost.tools for name in tool.sandbox.env}
+        values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
+        values_fd = memory_file("granted", msgspec.msgpack.encode(values))
+        arguments += ["--env-fd", str(values_fd)]
+        env = environment(os.environ)
+        return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
+
+    def _fork_server(self) -> Launch:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        if self._fork_channel is not None:
+            self._fork_channel.close()
+        self._fork_channel = ours
+        providers = {agent.model.provider for agent in self.plan.agents.values()}
+        return Launch(
+            module="agentproc.forkserver",
+            arguments=[
+                *("--socket-fd", str(theirs.fileno())),
+                *("--keep-fd", str(self._premises.alive_fd)),
+                *(f"--provider={name}" for name in sorted(providers)),
+            ],
+            env=environment(os.environ, AGENT_ENVIRONMENT),
+            pass_fds=[theirs.detach()],
+        )

@@ -1,0 +1,111 @@
+"""What a supervisor hands over to the program that takes its place, under the same pid and with the same descriptors.
+
+The locks of the kernel, its runtime directory, the socket that commands connect to and every command that is connected
+stay open across execve, so nobody else can become the kernel in between, and commands go on as if nothing had been.
+Everything else was ended before: the new program starts its processes anew.
+
+The values pass in a memory file, because a plan holds keys.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.lock import KernelRecord
+from kernel.spawn import command, memory_file
+from kernel.trust.powers import Power
+from schemas.errors import fail
+from schemas.frames import ErrorPayload
+
+#: They wait until the new program can handle them: their default would end it.
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Held(Struct, kw_only=True):
+    """The descriptors of what makes a process the kernel of a workspace (kernel/premises.py), and its record."""
+
+    folder_fd: int
+    lock_fd: int
+    alive_fd: int
+    run_dir_fd: int
+    #: The path of the runtime directory, without links.
+    run_dir: str
+    record: KernelRecord
+
+
+class Waiting(Struct, kw_only=True):
+    """A command that is connected. `rest`: what came after its last whole line. `asked`: the line that it waits for an
+    answer to, empty when it waits for none. `holds`: it uses the kernel.
+    """
+
+    fd: int
+    rest: bytes = b""
+    asked: bytes = b""
+    holds: bool = False
+
+
+class Handover(Struct, kw_only=True):
+    """All that the new program needs. `error` says why there is no new program: then the old one goes on with this."""
+
+    held: Held
+    listener_fd: int
+    waiting: list[Waiting]
+    #: What runs if the bundle cannot be read any more (msgpack of KernelPlan), and what it asks for.
+    plan: bytes
+    powers: list[Power]
+    reason: str
+    #: The umask of whoever started the kernel.
+    umask: int
+    #: When the kernel was started (seconds since 1970), and how often it was restarted in place.
+    started_at: float
+    restarts: int
+    #: Of a kernel that ends with its last user: whether it had one, and whether its starter is gone.
+    held_once: bool = False
+    parent_gone: bool = False
+    error: ErrorPayload | None = None
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What stays open."""
+        held = self.held
+        kept = [held.folder_fd, held.lock_fd, held.alive_fd, held.run_dir_fd, self.listener_fd]
+        return kept + [waiting.fd for waiting in self.waiting]
+
+
+def read(fd: int) -> Handover:
+    """What was handed over; the descriptor is closed. Raises GoondanError E_USAGE."""
+    try:
+        with open(fd, "rb") as source:
+            return msgspec.msgpack.decode(source.read(), type=Handover)
+    except (OSError, msgspec.DecodeError) as error:
+        raise fail("E_USAGE", f"what was handed over cannot be read: {error}") from None
+
+
+def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[int]) -> OSError:
+    """Replace this program by a new supervisor. `arguments` are its command line but for `--resume-fd`, `inherited` are
+    further descriptors that it gets. Returns only when the system refuses, with the reason.
+    """
+    memory = memory_file("handover", msgspec.msgpack.encode(handover))
+    passed = [*handover.descriptors, *inherited, memory]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        for fd in passed:
+            os.set_inheritable(fd, True)
+        argv = command("kernel.supervisor", [*arguments, "--resume-fd", str(memory)])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(argv[0], argv, os.environ)
+    except OSError as error:
+        refused = error
+    for fd in passed:
+        os.set_inheritable(fd, fd == handover.held.alive_fd)
+    os.close(memory)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return refused

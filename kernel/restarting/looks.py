@@ -1,0 +1,93 @@
+"""Has the bundle of a running kernel read anew (reader.py), one look at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Final
+
+import msgspec
+
+from kernel.log_bounds import open_log
+from kernel.reaping import Child, Exit, Reaper
+from kernel.restarting.reader import Task
+from kernel.restarting.revision import Refused, Revision, decode
+from kernel.spawn import command, memory_file, start_failure, start_program
+from kernel.supervisor_options import Options
+from kernel.trust.powers import Power
+from schemas.codec import DECODE_ERRORS
+from schemas.errors import GoondanError, fail
+
+#: Reading a bundle takes well under a second, and longer for one with many modules on a busy machine. One that takes
+#: more is given up (seconds).
+LOOK_S: Final = 30.0
+
+
+class Looks:
+    """`log_path` is the supervisor's own log: what the reader says goes there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, options: Options, log_path: str) -> None:
+        self._loop = loop
+        self._reaper = reaper
+        self._options = options
+        self._log_path = log_path
+        self._turn = asyncio.Lock()
+        self._child: Child | None = None
+
+    async def look(self, running: list[Power]) -> Revision:
+        """The bundle as it is now; `running` are the powers of what runs.
+
+        Raises GoondanError: why it may not run, or why that cannot be found out; nothing has changed then.
+        """
+        async with self._turn:
+            result = os.memfd_create("revision")
+            try:
+                seen = await self._read(running, result)
+                with open(os.dup(result), "rb") as source:
+                    source.seek(0)
+                    data = source.read()
+            finally:
+                os.close(result)
+        try:
+            found = decode(data)
+        except DECODE_ERRORS:
+            raise GoondanError(start_failure("the reader of the bundle", seen.cause, self._log_path)) from None
+        if isinstance(found, Refused):
+            raise found.exception()
+        return found
+
+    def close(self) -> None:
+        """End a look that still runs."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def _read(self, running: list[Power], result: int) -> Exit:
+        task = memory_file("task", msgspec.msgpack.encode(Task(self._options, running)))
+        given = [task]
+        ended: asyncio.Future[Exit] = self._loop.create_future()
+        try:
+            log = open_log(self._log_path)
+            given.append(log)
+            arguments = ["--task-fd", str(task), "--result-fd", str(result), "--parent-pid", str(os.getpid())]
+            pid = start_program(
+                command("kernel.restarting.reader", arguments),
+                env=os.environ,  # the bundle may name any variable
+                output_fd=log,
+                pass_fds=[task, result],
+            )
+        except OSError as error:
+            raise fail("E_INTERNAL", f"the reader of the bundle could not be started: {error}") from None
+        finally:
+            for fd in given:
+                os.close(fd)
+        child = self._child = self._reaper.watch(pid, ended.set_result, leads_group=True)
+        if child is None:
+            raise AssertionError(f"the reader, pid {pid}, cannot be watched")
+        try:
+            return await asyncio.wait_for(asyncio.shield(ended), LOOK_S)
+        except TimeoutError:
+            raise fail("E_KERNEL_SLOW", f"the bundle was not read within {LOOK_S:g} s") from None
+        finally:
+            if not ended.done():
+                child.kill()
+            self._child = None

@@ -1,0 +1,61 @@
+"""`python -m kernel.restarting.reader`: reads the bundle of a kernel that runs, in a process of its own.
+
+So a kernel serves on meanwhile, whatever the bundle is, and what is tried is the very program that a restart begins: if
+the installation is broken, this fails and nothing has been stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+import msgspec
+
+from kernel.restarting.revision import Found, Refused, Revision, encode
+from kernel.supervisor_options import Options, load_bundle
+from kernel.trust.powers import Power
+from schemas.errors import GoondanError
+from schemas.secrecy import close_memory
+from schemas.startup import close_to_others, die_with_parent, set_process_name
+
+
+class Task(msgspec.Struct):
+    """What is to be read: the options of the supervisor, and what the revision that runs asks for."""
+
+    options: Options
+    running: list[Power]
+
+
+def read(task: Task) -> Found:
+    """The bundle as it is now. Raises nothing of its own."""
+    try:
+        opened = load_bundle(task.options, task.running)
+    except GoondanError as error:
+        problems = msgspec.to_builtins(getattr(error, "problems", []))
+        return Refused(error=error.info, problems=problems, dropped=getattr(error, "dropped", 0))
+    plan = opened.plan
+    return Revision(revision=plan.revision, plan=msgspec.msgpack.encode(plan), powers=opened.powers)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when the result was written, whatever it says."""
+    close_memory()
+    close_to_others()
+    parser = argparse.ArgumentParser(prog="python -m kernel.restarting.reader")
+    parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
+    parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
+    parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")
+    given = parser.parse_args(arguments)
+    set_process_name("gdn-reader")
+    die_with_parent(given.parent_pid)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    with open(given.task_fd, "rb") as source:
+        task = msgspec.msgpack.decode(source.read(), type=Task)
+    with open(given.result_fd, "wb") as out:
+        out.write(encode(read(task)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A bundle that was read anew beside a kernel that runs: what may take the place of its revision, or why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kernel.trust.powers import Power
+from schemas.errors import GoondanError
+from schemas.frames import ErrorPayload
+
+
+class Revision(Struct, frozen=True, tag="revision", kw_only=True):
+    """A bundle that may run. `revision` names its content, `plan` is the msgpack of its KernelPlan, `powers` are what
+    it asks for beyond its jails.
+    """
+
+    revision: str
+    plan: bytes
+    powers: list[Power]
+
+
+class Refused(Struct, frozen=True, tag="refused", kw_only=True):
+    """A bundle that may not run: the error, and every problem as `gdn validate --json` has it."""
+
+    error: ErrorPayload
+    problems: list[Any] = []
+    dropped: int = 0
+
+    def exception(self) -> GoondanError:
+        """As a program raises it."""
+        return GoondanError(self.error)
+
+
+Found = Revision | Refused
+
+_decoder: msgspec.msgpack.Decoder[Found] = msgspec.msgpack.Decoder(Found)
+
+
+def encode(found: Found) -> bytes:
+    """For the program that asked."""
+    return msgspec.msgpack.encode(found)
+
+
+def decode(data: bytes) -> Found:
+    """Raises msgspec.DecodeError and its kin."""
+    return _decoder.decode(data)
