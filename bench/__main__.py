@@ -20,6 +20,7 @@ RESULTS = Path(__file__).parent / "results.json"
 MODULES = (
     "round_trip",
     "durable",
+    "queued",
     "journal_start",
     "tool_call",
     "arguments",

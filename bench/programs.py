@@ -45,9 +45,13 @@ class Bus:
 
 
 def plan_of(
-    folder: str, items: list[CatalogItem], tools: list[ToolSpec], durability: Literal["power", "process"] = "power"
+    folder: str,
+    items: list[CatalogItem],
+    tools: list[ToolSpec],
+    durability: Literal["power", "process"] = "power",
+    **policy: int,
 ) -> KernelPlan:
-    """A plan with one agent whose catalog is `items`."""
+    """A plan with one agent whose catalog is `items`. `policy`: other numbers of KernelPlan than the usual."""
     agent = AgentSpec(
         name=AGENT,
         model=ModelSpec(provider="embedded"),
@@ -56,7 +60,7 @@ def plan_of(
         state_dir=folder,
         revision="bench",
     )
-    return KernelPlan(
+    plan = KernelPlan(
         revision="bench",
         bundle=folder,
         state_dir=folder,
@@ -65,6 +69,7 @@ def plan_of(
         toolhost=ToolHostSpec(tools=tools, state_dir=folder, revision="bench"),
         durability=durability,
     )
+    return msgspec.structs.replace(plan, **policy)
 
 
 @contextmanager
@@ -112,6 +117,7 @@ def broker(
     *,
     durability: Literal["power", "process"] = "power",
     module: str = "kernel.broker",
+    **policy: int,
 ) -> Iterator[Bus]:
     """`python -m kernel.broker` with the plan of `plan_of`, in a folder of its own; or another program like it."""
     secret = secrets.token_bytes(SECRET_BYTES)
@@ -120,7 +126,7 @@ def broker(
         state, run_dir = Path(folder, "state"), Path(folder, "run")
         for place in (state, run_dir):
             place.mkdir(0o700)
-        plan = msgspec.msgpack.encode(plan_of(str(state), items, tools or [], durability))
+        plan = msgspec.msgpack.encode(plan_of(str(state), items, tools or [], durability, **policy))
         files = {"--plan-fd": plan, "--secret-fd": secret}
         with running(module, "--run-dir", str(run_dir), files=files) as process:
             yield Bus(run_dir, secret, process.pid)

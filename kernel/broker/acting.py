@@ -14,7 +14,7 @@ connection"); sandbox.md section 1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.mailbox import Event, Instance
@@ -23,6 +23,10 @@ from schemas.address import build_tool_name
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Source
 from schemas.launch import ToolSpec
+
+#: One object for all their events, of which there may be many.
+_OPERATOR: Final = Source("client", "operator")
+_CLIENT: Final = Source("client", "client")
 
 
 class Actor(NamedTuple):
@@ -63,8 +67,8 @@ class Actors:
         if instance is not None:
             return _of_turn(connection.sender, instance, instance.leased)
         if connection.cls != TOOLS:
-            kind = "operator" if connection.claims.operator else "client"
-            return Actor(connection.sender, connection.address, Source("client", kind), connection.session)
+            source = _OPERATOR if connection.claims.operator else _CLIENT
+            return Actor(connection.sender, connection.address, source, connection.session)
         if frame.call_id is None:
             if frame.reply_to is not None:
                 raise GoondanError(error_payload("E_FORBIDDEN", "a tool host asks in the name of an open call only"))

@@ -21,7 +21,7 @@ _NO_TIME = "1970-01-01T00:00:00Z"
 
 def failure_answer(event: Event, error: ErrorPayload) -> Raw:
     """The payload of an answering event for a turn that never ended (AgentEvent of type `agent.response`)."""
-    answer = Answer(turn_id="", status="failed", finish_reason="error", error=error, trace_id=event.trace_id)
+    answer = Answer(turn_id="", status="failed", finish_reason="error", error=error, trace_id=event.content.trace_id)
     return to_raw(
         AgentEvent(
             id=event.answer_id,

@@ -82,7 +82,7 @@ class Bus:
         self.presence = Presence(secret)
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
-        self.mailbox = Mailbox(epochs, quotas)
+        self.mailbox = Mailbox(epochs, quotas, archive)
         self.calls = Calls()
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
@@ -128,7 +128,7 @@ class Bus:
 
     def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
         """Tell a sender that its frame about `event` was taken."""
-        frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.trace_id)
+        frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.content.trace_id)
         self.send(connection, frame)
 
     def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:

@@ -42,7 +42,7 @@ class Calls:
     """All open calls."""
 
     def __init__(self) -> None:
-        #: Written by ToolCalls, which keeps `event.open_calls` in step.
+        #: Written by ToolCalls, which keeps `event.work.open_calls` in step.
         self.open: dict[str | None, Call] = {}
         self._waiting: dict[str, Call] = {}
         #: Of all open calls whose arguments go by reference (bytes).
@@ -70,7 +70,7 @@ class Calls:
     def remove(self, call: Call) -> None:
         """Close an open call."""
         del self.open[call.id]
-        call.event.open_calls -= 1
+        call.event.work.open_calls -= 1
         self.forget_large(call)
         if call.data:
             self._waiting.pop(call.id, None)

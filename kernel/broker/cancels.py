@@ -107,6 +107,7 @@ class Cancels:
     def end_queued(self, event: Event) -> None:
         """A cancelled event that nobody holds ends as soon as the journal has it."""
         if not event.ending:
+            self._mailbox.contents.recall(event)
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
             answer = failure_answer(event, error)
             follow = late_answer(self._bus, event, answer, None)
@@ -128,7 +129,7 @@ class Cancels:
 
     def call_ended(self, event: Event, call_id: str) -> None:
         """A call of this turn has ended: what its handler has not heard of is not wanted any more."""
-        for request in list(event.requests):
+        for request in list(event.work.requests):
             if request.call_id == call_id and not request.cancelled:
                 self._cancel(request)
 
@@ -138,7 +139,7 @@ class Cancels:
             self._reply(connection, frame_id, event.id, event.state)
 
     def _cancel_requests(self, event: Event) -> None:
-        for request in list(event.requests):
+        for request in list(event.work.requests):
             if not request.cancelled:
                 self._cancel(request)
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from kernel.broker.bus import MAX_ID, Bus
+from kernel.broker.contents import content_of
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
 from kernel.broker.journal.records import Accepted, Finished
-from kernel.broker.ledger import raw
 from kernel.broker.mailbox import Event, Staged
 from kernel.broker.presence import Connection
 from schemas.codec import to_raw
@@ -89,14 +90,8 @@ class DeadLetters:
             new_id(event.id),
             self._bus.instance(event.instance.agent, event.instance.key, self._bus.now),
             sender=event.sender,
-            from_=accepted.from_,
-            payload=accepted.payload,
-            digest=event.digest,
+            content=msgspec.structs.replace(content_of(accepted, event.id), reply_to=None, chain=None),
             source=accepted.source,
-            auth=raw(accepted.auth),
-            workdir=accepted.workdir,
-            trace_id=event.trace_id,
-            parent_span_id=event.parent_span_id,
             blob=accepted.blob,
             since=self._bus.now,
         )
@@ -188,7 +183,7 @@ def _line(event: Event) -> dict[str, Any]:
         "eventId": event.id,
         "agent": event.instance.agent,
         "instanceKey": event.instance.key,
-        "attempts": event.attempts,
-        "cause": event.cause,
-        "endedMs": event.ended_ms,
+        "attempts": event.work.attempts,
+        "cause": event.work.cause,
+        "endedMs": event.work.ended_ms,
     }

@@ -161,7 +161,7 @@ class Directory:
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
         turn = actor.turn
-        lender, depth = (None, 0) if turn is None else (turn.id, 1 + len(turn.chain or ()))  # it waits for the process
+        lender, depth = (None, 0) if turn is None else (turn.id, 1 + turn.depth)  # it waits for the process
         claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
         instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
         self._awaited[instance] = None
@@ -253,7 +253,7 @@ def _workdir(actor: Actor, me: Instance, frame: Frame) -> str | None:
     asked = AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsSpawn)
     if asked.cwd is None:
         return None
-    mine = (actor.turn.workdir if actor.turn is not None else None) or me.workdir
+    mine = (actor.turn.content.workdir if actor.turn is not None else None) or me.workdir
     if posixpath.normpath(posixpath.join(mine, asked.cwd)) != posixpath.normpath(mine):
         message = f"cwd is no folder that {me.agent!r} may hand on"
         raise fail("E_FORBIDDEN", message, suggestion="Give '.', the asker's own working directory, or leave it out.")

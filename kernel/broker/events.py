@@ -22,6 +22,7 @@ from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import failure_answer
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
+from kernel.broker.contents import Content
 from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.journal.interface import Ended, Item
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
@@ -36,7 +37,7 @@ from kernel.broker.tracing import trace_of
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import NO_PAYLOAD, OPERATOR_AGENT, Blob, ErrorPayload, Frame, Hello, ReplyTo, Source
+from schemas.frames import OPERATOR_AGENT, Blob, ErrorPayload, Frame, Hello, ReplyTo, Source
 from schemas.questions import ANSWER_SUFFIX
 
 if TYPE_CHECKING:
@@ -105,16 +106,18 @@ class Events:
             event_id,
             instance,
             sender=actor.sender,
-            from_=actor.name,
-            payload=frame.payload,
-            digest=digest,
+            content=Content(
+                from_=actor.name,
+                payload=frame.payload,
+                reply_to=_reply_to(actor, frame),
+                chain=chain,
+                auth=_auth(actor, connection, frame),
+                workdir=frame.workdir,
+                trace_id=trace_id,
+                parent_span_id=parent_span_id,
+                digest=digest,
+            ),
             source=actor.source,
-            reply_to=_reply_to(actor, frame),
-            chain=chain,
-            auth=_auth(actor, connection, frame),
-            workdir=frame.workdir,
-            trace_id=trace_id,
-            parent_span_id=parent_span_id,
             deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
             call_id=actor.call_id,
             blob=frame.blob,
@@ -126,7 +129,7 @@ class Events:
         )
         self._admit(connection, actor, event, now)
         if event.asking is not None:
-            event.asking.requests[event] = None
+            event.asking.work.requests[event] = None
         event.asker = connection
         event.live = _wants_live(connection, frame)
         event.waiting_acks.append((connection, frame.id))
@@ -215,13 +218,22 @@ class Events:
         return None
 
     def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
-        if event.sender != actor.sender or event.digest != digest:
+        self._mailbox.contents.recall(event)
+        try:
+            self._heard_again(event, actor, connection, frame, digest)
+        finally:
+            if event.state == "accepted":
+                self._mailbox.contents.rests(event)
+
+    def _heard_again(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+        content = event.content
+        if event.sender != actor.sender or content.digest != digest:
             raise _id_in_use()
         self._mailbox.blobs.discard(frame.blob)
         event.asker = connection
         event.live = _wants_live(connection, frame)
-        if event.reply_to is None:
-            event.reply_to = _reply_to(actor, frame)
+        if not event.wants_answer and frame.reply_to is not None:
+            content.reply_to, content.changed, event.wants_answer = _reply_to(actor, frame), True, True
         if event.state == "staged":
             event.waiting_acks.append((connection, frame.id))
             return
@@ -243,8 +255,9 @@ class Events:
         if ended.digest != digest:
             raise _id_in_use()
         self._mailbox.blobs.discard(frame.blob)
-        event = Event(event_id, instance, sender=actor.sender, from_=None, payload=NO_PAYLOAD, call_id=actor.call_id)
-        event.reply_to, event.asker = _reply_to(actor, frame), connection  # its trace is named in the answer
+        content = Content(reply_to=_reply_to(actor, frame))  # its trace is named in the answer
+        event = Event(event_id, instance, sender=actor.sender, content=content, call_id=actor.call_id)
+        event.asker = connection
         event.state, event.asynchronous = "done", _is_asynchronous(actor, frame)
         if frame.reply_to is not None and not event.asynchronous:
             kept = self._bus.archive.find_answer(event_subject(event_id))
@@ -252,7 +265,7 @@ class Events:
             if not isinstance(record, Finished):
                 message = f"event {event_id[:100]!r} was answered, and its answer is no longer kept"
                 raise GoondanError(error_payload("E_ANSWER_GONE", message))
-            event.answer, event.answer_blob = record.answer, record.blob
+            event.work.answer, event.work.answer_blob = record.answer, record.blob
         self._bus.ack(connection, frame.id, event)
         self._send_answer(event)
 
@@ -276,7 +289,7 @@ class Events:
         calls, seen, waiting = self._bus.calls, {one}, [one]
         while waiting:
             turn = waiting.pop().leased
-            for asked in turn.requests if turn is not None else ():
+            for asked in turn.work.requests if turn is not None else ():
                 target = asked.instance
                 if asked.finished or (asked.call_id is not None and calls.get(asked.call_id) is None):
                     continue
@@ -312,6 +325,8 @@ class Events:
             if item.conn is not None:
                 self._bus.ack(item.conn, item.frame_id, event)
         self.dispatch(event.instance, now)
+        if event.state == "accepted":
+            self._mailbox.contents.rests(event)
 
     def _tell_late(self, answer: Event, now: float) -> None:
         """A late answer waits for its instance; a turn that runs there hears of it at once."""
@@ -336,7 +351,7 @@ class Events:
         if event is None or event.state != "staged":
             return
         if event.asking is not None:
-            event.asking.requests.pop(event, None)
+            event.asking.work.requests.pop(event, None)
         self._mailbox.unstage(event)
         event.state = event.end = "cancelled"
         self._mailbox.forget_idle(event.instance)  # it may have been made for this event
@@ -371,23 +386,24 @@ class Events:
             return
         event = instance.queue[0]
         self._mailbox.lease(event, now)
+        content = event.content
         frame = Frame(
             "event",
-            from_=event.from_,
+            from_=content.from_,
             to=instance.agent,
             instance_key=instance.key,
             event_id=event.id,
-            reply_to=event.reply_to,
-            chain=event.chain,
+            reply_to=content.reply_to,
+            chain=content.chain,
             epoch=instance.epoch,
-            trace_id=event.trace_id,
-            parent_span_id=event.parent_span_id,
+            trace_id=content.trace_id,
+            parent_span_id=content.parent_span_id,
             waited_ms=max(0, int((now - event.since) * 1000)),
             deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
             source=event.source,
-            auth=event.auth,
-            workdir=event.workdir or instance.workdir,
-            payload=event.payload,
+            auth=content.auth,
+            workdir=content.workdir or instance.workdir,
+            payload=content.payload,
             live=event.live,
             blob=event.blob,
             root_event=event.root,
@@ -396,7 +412,7 @@ class Events:
         )
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
-        for told in waiting_news(instance):
+        for told in waiting_news(instance, self._mailbox.contents):
             self._bus.send(connection, told)
 
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
@@ -442,7 +458,7 @@ class Events:
             message = f"event {(frame.event_id or '')[:100]!r} is not held under epoch {frame.epoch}"
             raise GoondanError(error_payload("E_LEASE_LOST", message))
         if frame.stage == "renew":
-            event.lease_until = now + LEASE_S
+            event.work.lease_until = now + LEASE_S
             event.moved(frame.position)
         elif frame.stage == "done" or frame.stage == "failed":
             state: State = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
@@ -455,7 +471,7 @@ class Events:
                 instance.epoch = self._mailbox.epochs.next()
             self._mailbox.give_back(instance)
             if not above:  # the file is damaged: nobody ever gets above that, and it would go round for ever
-                event.attempts += 1
+                event.work.attempts += 1
                 self.processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
             self._bus.ack(connection, frame.id, event)
             if frame.seen_epoch is not None:
@@ -484,27 +500,29 @@ class Events:
 
     def _send_answer(self, event: Event) -> None:
         asker = event.asker
-        if event.reply_to is None or asker is None or not event.finished or event.asynchronous:
+        if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
             return
-        answer = event.answer if event.answer is not None else self._journaled_answer(event.id)
+        self._mailbox.contents.recall(event)
+        content = event.content
+        answer = event.work.answer if event.work.answer is not None else self._journaled_answer(event.id)
         agent, key = event.instance.agent, event.instance.key
         frame = Frame(
             "event",
             from_=agent,
             instance_key=key,
             event_id=event.answer_id,
-            in_reply_to=event.reply_to.correlation_id,
-            trace_id=event.trace_id,
+            in_reply_to=None if content.reply_to is None else content.reply_to.correlation_id,
+            trace_id=content.trace_id,
             source=Source("agent", agent, key),
             payload=answer,
             call_id=event.call_id,
-            blob=event.answer_blob,
+            blob=event.work.answer_blob,
             root_event=event.root,
         )
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
-        self._mailbox.blobs.sent(event.answer_id, event.answer_blob, to_agent=asking is not None)
+        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to_agent=asking is not None)
         if asking is None:
             self._bus.send(asker, frame)
             return
@@ -532,6 +550,7 @@ class Events:
     def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event in its agent's place: the sender gets an answer all the same."""
         if not event.ending:
+            self._mailbox.contents.recall(event)
             answer = failure_answer(event, error_payload(code, message))
             self._stage_end(event, state, answer, None, cause=f"{code}: {message}")
 
@@ -556,6 +575,7 @@ class Events:
         """Have the journal write an end; a second word about it waits for the first and changes nothing."""
         item, follow = Item(()), None
         if not event.ending:
+            self._mailbox.contents.recall(event)
             follow = late_answer(self._bus, event, answer, blob)
             item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state
@@ -583,7 +603,7 @@ def _check_kept(frame: Frame) -> None:
 
 def _is_first(actor: Actor, event: Event) -> bool:
     """Whether a turn asks this and waits for nothing else: without it the turn could only keep what it holds."""
-    return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.requests)
+    return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
 
 
 def _wants_live(connection: Connection, frame: Frame) -> bool:
@@ -610,11 +630,11 @@ def _id_in_use() -> GoondanError:
 
 def _longer(turn: Event | None, instance: Instance) -> list[str]:
     """The chain of a request that `instance` makes in `turn`."""
-    return [*((turn.chain if turn is not None else None) or []), instance.address]
+    return [*((turn.content.chain if turn is not None else None) or []), instance.address]
 
 
 def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:
     """On whose behalf: an operator may say it, an agent passes on what its own event said."""
     if actor.instance is not None:
-        return actor.turn.auth if actor.turn is not None else None
+        return actor.turn.content.auth if actor.turn is not None else None
     return frame.auth if connection.claims.operator else None

@@ -19,9 +19,11 @@ from typing import Final
 from msgspec import Raw
 
 from kernel.broker.answers import failure_answer
+from kernel.broker.blobs import size_of
 from kernel.broker.bus import Bus
+from kernel.broker.contents import Content, Contents
 from kernel.broker.journal.records import event_digest
-from kernel.broker.mailbox import Event, Instance
+from kernel.broker.mailbox import Event, Instance, size_in_memory
 from kernel.broker.presence import agent_address
 from schemas.errors import error_payload
 from schemas.frames import Blob, Frame, Source
@@ -33,60 +35,67 @@ MAX_NEWS: Final = 64
 def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
     """The event that carries the answer of `event`; None when nobody asked so, or the asker's agent is gone."""
     asker = event.source
-    if not event.asynchronous or event.reply_to is None or asker is None or asker.kind != "agent":
+    reply_to = event.content.reply_to if event.asynchronous else None
+    if reply_to is None or asker is None or asker.kind != "agent":
         return None
     if asker.name not in bus.plan.agents or asker.instance_key is None:
         bus.counters["answers_lost"] += 1
         return None
     agent, key = event.instance.agent, event.instance.key
     sender = agent_address(agent, key)
-    made = Event(
+    payload, size = answer, size_in_memory(answer, event.content.auth) + size_of(blob)
+    more = size - event.size
+    if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
+        bus.counters["answers_too_large"] += 1
+        message = f"the answer of {event.instance.address} has {size:,} bytes, and there is no room for so many now"
+        suggestion = "Ask for less at a time, or let the agent write to a file."
+        payload, blob = failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion)), None
+    return Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),
         sender=sender,
-        from_=agent,
-        payload=answer,
-        digest=event_digest(asker.name, asker.instance_key, sender, None),
+        content=Content(
+            from_=agent,
+            payload=payload,
+            auth=event.content.auth,
+            trace_id=event.content.trace_id,
+            parent_span_id=event.content.parent_span_id,  # the call that asked
+            digest=event_digest(asker.name, asker.instance_key, sender, None),
+        ),
         source=Source("agent", agent, key),
-        auth=event.auth,
-        trace_id=event.trace_id,
-        parent_span_id=event.parent_span_id,  # the call that asked
         blob=blob,
         root=event.root,
         session=event.session,
-        in_reply_to=event.reply_to.correlation_id,
+        in_reply_to=reply_to.correlation_id,
         since=bus.now,
     )
-    more = made.size - event.size
-    if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
-        bus.counters["answers_too_large"] += 1
-        message = (
-            f"the answer of {event.instance.address} has {made.size:,} bytes, and there is no room for so many now"
-        )
-        suggestion = "Ask for less at a time, or let the agent write to a file."
-        made.payload = failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion))
-        made.blob = None
-    return made
 
 
 def news(event: Event) -> Frame:
     """What a turn that runs is told of a late answer: without an epoch, because it is not handed over."""
+    content = event.content
     return Frame(
         "event",
-        from_=event.from_,
+        from_=content.from_,
         to=event.instance.agent,
         instance_key=event.instance.key,
         event_id=event.id,
         in_reply_to=event.in_reply_to,
-        trace_id=event.trace_id,
+        trace_id=content.trace_id,
         source=event.source,
-        payload=event.payload,
+        payload=content.payload,
         blob=event.blob,
         root_event=event.root,
         asynchronous=True,
     )
 
 
-def waiting_news(instance: Instance) -> list[Frame]:
+def waiting_news(instance: Instance, contents: Contents) -> list[Frame]:
     """The late answers that wait at the front of an instance's queue."""
-    return [news(event) for event in islice(instance.queue, MAX_NEWS) if event.in_reply_to is not None]
+    frames = []
+    for event in islice(instance.queue, MAX_NEWS):
+        if event.in_reply_to is not None:
+            contents.recall(event)
+            frames.append(news(event))
+            contents.rests(event)
+    return frames

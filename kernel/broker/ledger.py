@@ -21,7 +21,7 @@ from kernel.broker.journal import records
 from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
 from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned
 from kernel.broker.mailbox import Event, SpawnRecord, State
-from schemas.frames import NO_PAYLOAD, Blob
+from schemas.frames import Blob
 
 #: Epochs that are reserved at once, so that a new one seldom needs a write.
 EPOCH_BLOCK: Final = 1_000_000
@@ -37,37 +37,37 @@ class Ledger:
 
     def accepted(self, event: Event, now: float) -> Item:
         """A new event."""
-        deadline = event.deadline
+        deadline, content = event.deadline, event.content
         record = Accepted(
             agent=event.instance.agent,
             key=event.instance.key,
             instance_workdir=event.instance.workdir,
             sender=event.sender,
-            from_=event.from_,
-            payload=event.payload,
+            from_=content.from_,
+            payload=content.payload,
             blob=event.blob,
             source=event.source,
-            reply_to=event.reply_to,
-            chain=event.chain,
-            auth=event.auth,
-            workdir=event.workdir,
-            trace_id=event.trace_id,
+            reply_to=content.reply_to,
+            chain=content.chain,
+            auth=content.auth,
+            workdir=content.workdir,
+            trace_id=content.trace_id,
             deadline=None if deadline is None else Deadline(self.boot_id, deadline, self._booted_at + deadline),
             call_id=event.call_id,
             asking=None if event.asking is None else event.asking.id,
-            digest=event.digest,
+            digest=content.digest,
             at_ms=self._wall_ms(now),
             root=event.root,
             session=event.session,
             asynchronous=event.asynchronous,
             in_reply_to=event.in_reply_to,
-            parent_span_id=event.parent_span_id,
+            parent_span_id=content.parent_span_id,
         )
         return _put(event, record, refusable=True)
 
     def attempt(self, event: Event) -> Item:
         """A delivery that came to nothing."""
-        return _put(event, records.Attempt(event.attempts, event.position))
+        return _put(event, records.Attempt(event.work.attempts, event.work.position))
 
     def cancel_wished(self, event: Event) -> Item:
         """The event is to end."""
@@ -84,10 +84,11 @@ class Ledger:
         follow: Event | None = None,
     ) -> Item:
         """The end of an event, and with it of what its turn had asked for; and the event that its answer becomes."""
-        event.cause, event.ended_ms = cause, self._wall_ms(now)
-        record = Finished(_end(state), answer, blob, event.ended_ms, cause)
+        ended_ms = self._wall_ms(now)
+        event.work.cause, event.work.ended_ms = cause, ended_ms
+        record = Finished(_end(state), answer, blob, ended_ms, cause)
         # An answer that is on its way into the journal in the same batch is over as well.
-        asked_for = [*event.answered, *(asked for asked in event.requests if asked.ending)]
+        asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
         writes: list[Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
         subject = records.event_subject(event.id)
         waited_for = event.asking is not None and not event.asking.ending
@@ -96,14 +97,14 @@ class Ledger:
         else:
             kept = records.encode(record) if event.keeps_answer else None
             large = None if kept is None or blob is None else (blob.file, blob.size)
-            writes.append(Retire(subject, event.digest, state, kept, large))
+            writes.append(Retire(subject, event.content.digest, state, kept, large))
         if follow is not None:
             writes.extend(self.accepted(follow, now).writes)
         return Item(tuple(writes))
 
     def dealt_with(self, event: Event, how: str) -> Item:
         """A person has dealt with a dead letter."""
-        return Item((Retire(records.event_subject(event.id), event.digest, how),))
+        return Item((Retire(records.event_subject(event.id), event.content.digest, how),))
 
     def answer_arrived(self, event_id: str) -> Item:
         """A client has read its answer."""
@@ -124,7 +125,7 @@ class Ledger:
         return Item((Retire(records.EPOCHS), Put(records.EPOCHS, records.encode(EpochsReserved(top)))))
 
     def _over(self, event: Event) -> Retire:
-        return Retire(records.event_subject(event.id), event.digest, event.end or event.state)
+        return Retire(records.event_subject(event.id), event.content.digest, event.end or event.state)
 
     def _wall_ms(self, now: float) -> int:
         return int((self._booted_at + now) * 1000)
@@ -138,8 +139,3 @@ def _end(state: State) -> records.End:
     if state in ("done", "failed", "expired", "dead", "cancelled"):
         return state
     raise AssertionError(f"{state} is no end")
-
-
-def raw(value: Raw | None) -> Raw | None:
-    """An optional payload as it was before it was written: nil stands for none."""
-    return None if value is None or value == NO_PAYLOAD else value

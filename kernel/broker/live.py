@@ -70,7 +70,8 @@ class Live:
             counters["live_refused"] += 1
             return
         asker = event.asker
-        if not event.live or event.reply_to is None or asker is None or self._clients.get(asker.ident) is not asker:
+        reply_to = event.content.reply_to
+        if not event.live or reply_to is None or asker is None or self._clients.get(asker.ident) is not asker:
             counters["live_unheard"] += 1
             return
         if asker.allowance is None:
@@ -85,8 +86,8 @@ class Live:
             from_=instance.agent,
             instance_key=instance.key,
             event_id=event.id,
-            in_reply_to=event.reply_to.correlation_id,
-            trace_id=event.trace_id,
+            in_reply_to=reply_to.correlation_id,
+            trace_id=event.content.trace_id,
             span_id=_span(frame.span_id),
             parent_span_id=_span(frame.parent_span_id),
             payload=frame.payload,

@@ -23,12 +23,13 @@ from msgspec import Raw, Struct
 
 from kernel.broker.assignments import Assignments
 from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.contents import Content, Contents
 from kernel.broker.due import Due
 from kernel.broker.epochs import Epochs
-from kernel.broker.journal.interface import Item
+from kernel.broker.journal.interface import Archive, Item
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, kept_of
-from schemas.frames import NO_PAYLOAD, Blob, ReplyTo, Source
+from schemas.frames import NO_PAYLOAD, Blob, Source
 from schemas.questions import ANSWER_SUFFIX
 
 if TYPE_CHECKING:
@@ -52,53 +53,84 @@ MAX_LATE: Final = 256
 #: looked, and an agent that never starts must not fill the disk with what others send it.
 MAX_DEAD: Final = 1000
 MAX_DEAD_BYTES: Final = 64 << 20
+#: What an event counts with beside its payload (bytes).
+_EVENT_BYTES: Final = 256
+
+
+class Work:
+    """What the turns of one event have come to, and its end."""
+
+    __slots__ = (
+        "answer",
+        "answer_blob",
+        "answered",
+        "attempts",
+        "calls",
+        "cause",
+        "dead_bytes",
+        "ended_ms",
+        "lease_until",
+        "open_calls",
+        "position",
+        "progressed",
+        "requests",
+    )
+
+    def __init__(self) -> None:
+        #: What its own turn has asked for and waits for.
+        self.requests: dict[Event, None] = {}
+        #: What its own turn has asked for and has ended, in order.
+        self.answered: dict[Event, None] = {}
+        #: Every callId that it has made, with the incarnation of the tool host that had it.
+        self.calls: dict[str, str | None] = {}
+        #: How many of its calls are open.
+        self.open_calls = 0
+        #: Holders that were lost without progress.
+        self.attempts = 0
+        #: The present holder has stored something since it was handed the event.
+        self.progressed = False
+        #: How many messages its turn has stored, as its holder said last.
+        self.position = 0
+        #: A holder that is silent until then is taken for hung (seconds on the broker's clock).
+        self.lease_until = 0.0
+        #: Its answer, and what stands for that if it is large.
+        self.answer: Raw | None = None
+        self.answer_blob: Blob | None = None
+        #: Of dead letters: why it ended, and when (milliseconds since 1970).
+        self.cause = ""
+        self.ended_ms = 0
+        #: Of dead letters: what it held (bytes).
+        self.dead_bytes = 0
 
 
 class Event:
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
 
     __slots__ = (
-        "_answered",
-        "_calls",
-        "_requests",
+        "_content",
         "_waiting_acks",
-        "answer",
-        "answer_blob",
+        "_work",
         "asker",
         "asking",
         "asynchronous",
-        "attempts",
-        "auth",
         "blob",
         "call_id",
         "cancelled",
-        "cause",
-        "chain",
-        "dead_bytes",
         "deadline",
-        "digest",
+        "depth",
         "end",
-        "ended_ms",
-        "from_",
         "id",
         "in_reply_to",
+        "inline",
         "instance",
-        "lease_until",
         "live",
-        "open_calls",
-        "parent_span_id",
-        "payload",
-        "position",
-        "progressed",
-        "reply_to",
         "root",
         "sender",
         "session",
         "since",
         "source",
         "state",
-        "trace_id",
-        "workdir",
+        "wants_answer",
     )
 
     def __init__(
@@ -107,15 +139,8 @@ class Event:
         instance: Instance,
         *,
         sender: str,
-        from_: str | None,
-        payload: Raw,
-        digest: bytes = b"",
+        content: Content,
         source: Source | None = None,
-        reply_to: ReplyTo | None = None,
-        chain: list[str] | None = None,
-        auth: Raw | None = None,
-        workdir: str | None = None,
-        trace_id: str | None = None,
         deadline: float | None = None,
         call_id: str | None = None,
         blob: Blob | None = None,
@@ -136,21 +161,16 @@ class Event:
         self.session = session or unknown_session(self.root)
         #: The principal that may repeat it.
         self.sender = sender
-        #: Tells it from another event with the same id (journal/records.py).
-        self.digest = digest
-        self.from_ = from_
-        self.payload = payload
-        #: What stands for the payload, and for the answer's, if that is large.
+        self._content: Content | None = content
+        #: Bytes of it in memory, near enough to budget by; they count also while it is in the journal only.
+        self.inline = size_in_memory(content.payload, content.auth)
+        #: Somebody is to be answered.
+        self.wants_answer = content.reply_to is not None
+        #: How many wait for each other, this sender the last of them.
+        self.depth = len(content.chain) if content.chain else 0
+        #: What stands for the payload if that is large.
         self.blob = blob
-        self.answer_blob: Blob | None = None
         self.source = source
-        self.reply_to = reply_to
-        self.chain = chain
-        self.auth = auth
-        self.workdir = workdir
-        #: What it is a part of, and in that the turn, step or call that it comes from (tracing.py).
-        self.trace_id = trace_id
-        self.parent_span_id = parent_span_id
         self.deadline = deadline
         #: The tool call whose handler asked for it; None when an agent or a client did.
         self.call_id = call_id
@@ -163,32 +183,17 @@ class Event:
         #: When it was accepted.
         self.since = since
         # Made when they are used: there may be 100,000 events that wait, and none of them uses one.
-        self._requests: dict[Event, None] | None = None
-        self._answered: dict[Event, None] | None = None
-        self._calls: dict[str, str | None] | None = None
+        self._work: Work | None = None
         self._waiting_acks: list[tuple[Connection, str]] | None = None
         self.state: State = "staged"
-        self.attempts = 0
-        self.progressed = False
-        #: How many messages its turn has stored, as its holder said last.
-        self.position = 0
-        #: How many of its calls are open.
-        self.open_calls = 0
-        self.lease_until = 0.0
-        self.answer: Raw | None = None
         #: The connection that waits for the answer right now.
         self.asker: Connection | None = None
         #: That connection wants to hear of the turn while it runs.
         self.live = False
         #: Somebody wishes it to end: nobody is handed it any more.
         self.cancelled = False
-        #: How it ends, from the moment in which that is decided; of dead letters also why, and when (milliseconds since
-        #: 1970).
+        #: How it ends, from the moment in which that is decided.
         self.end: State | None = None
-        self.cause = ""
-        self.ended_ms = 0
-        #: Of dead letters: what it held.
-        self.dead_bytes = 0
 
     @property
     def answer_id(self) -> str:
@@ -196,25 +201,31 @@ class Event:
         return self.id + ANSWER_SUFFIX
 
     @property
-    def requests(self) -> dict[Event, None]:
-        """What its own turn has asked of other instances and waits for, in order."""
-        if self._requests is None:
-            self._requests = {}
-        return self._requests
+    def content(self) -> Content:
+        """What a holder is told of it. contents.py brings it back first where it may be in the journal only."""
+        if self._content is None:
+            raise AssertionError(f"the content of event {self.id!r} was not recalled")
+        return self._content
+
+    @content.setter
+    def content(self, content: Content) -> None:
+        self._content = content
 
     @property
-    def answered(self) -> dict[Event, None]:
-        """What its own turn has asked for and has ended, in order."""
-        if self._answered is None:
-            self._answered = {}
-        return self._answered
+    def content_here(self) -> Content | None:
+        """The same; None while it is in the journal only."""
+        return self._content
+
+    def let_go(self) -> None:
+        """Its content is in the journal, and needed by nobody now."""
+        self._content = None
 
     @property
-    def calls(self) -> dict[str, str | None]:
-        """Every callId that it has made, with the incarnation of the tool host that had it."""
-        if self._calls is None:
-            self._calls = {}
-        return self._calls
+    def work(self) -> Work:
+        """What its turns have come to, and its end."""
+        if self._work is None:
+            self._work = Work()
+        return self._work
 
     @property
     def waiting_acks(self) -> list[tuple[Connection, str]]:
@@ -234,9 +245,10 @@ class Event:
 
     def moved(self, position: int | None) -> None:
         """Its holder has stored so many messages of the turn."""
-        if position is not None and position > self.position:
-            self.position = position
-            self.progressed = True
+        work = self.work
+        if position is not None and position > work.position:
+            work.position = position
+            work.progressed = True
 
     @property
     def ending(self) -> bool:
@@ -248,7 +260,7 @@ class Event:
         """Whether the journal keeps the answer when the event has ended, because somebody may ask for it: a client may
         come back for it, also one that did not wait.
         """
-        asked = self.reply_to is not None or (self.source is not None and self.source.kind == "client")
+        asked = self.wants_answer or (self.source is not None and self.source.kind == "client")
         return asked and self.asking is None and not self.asynchronous
 
     @property
@@ -274,20 +286,19 @@ class Event:
     @property
     def claim(self) -> Claim:
         """What its turn's place is counted with."""
-        depth = len(self.chain) if self.chain else 0
-        return Claim(self.session, self.root, self.by_operator, self.parent, depth)
+        return Claim(self.session, self.root, self.by_operator, self.parent, self.depth)
 
     @property
     def size(self) -> int:
         """Bytes it holds in memory and on disk, near enough to budget by, and those that are kept for its answer."""
-        room = ANSWER_ROOM if self.asynchronous else 0
-        return self.inline + size_of(self.blob) + size_of(self.answer_blob) + room
+        if self.blob is None and not self.asynchronous:
+            return self.inline
+        return self.inline + size_of(self.blob) + (ANSWER_ROOM if self.asynchronous else 0)
 
-    @property
-    def inline(self) -> int:
-        """Those of them that are in memory."""
-        header = 256 if self.auth is None else 256 + len(memoryview(self.auth))
-        return header + len(memoryview(self.payload)) + (len(memoryview(self.answer)) if self.answer else 0)
+
+def size_in_memory(payload: Raw, auth: Raw | None) -> int:
+    """What an event with this payload takes (bytes), near enough to budget by."""
+    return _EVENT_BYTES + len(memoryview(payload)) + (0 if auth is None else len(memoryview(auth)))
 
 
 def unknown_session(root: str) -> str:
@@ -427,7 +438,9 @@ class Quotas(Struct, frozen=True):
 class Mailbox:
     """All instances and events, with the budgets."""
 
-    def __init__(self, epochs: Epochs, quotas: Quotas) -> None:
+    def __init__(self, epochs: Epochs, quotas: Quotas, archive: Archive) -> None:
+        """`archive` is the journal, which has the contents of events that wait."""
+        self.contents = Contents(archive)
         self.instances: dict[tuple[str, str], Instance] = {}
         #: Unfinished events, and finished ones whose answer a turn may ask for again.
         self.events: dict[str, Event] = {}
@@ -446,7 +459,7 @@ class Mailbox:
         self.holding: dict[Instance, None] = {}
         #: Queued events with a deadline.
         self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted")
-        #: Of roots with unfinished events: whose they are, and how many events.
+        #: Of roots with unfinished events besides the one that they begin with: whose they are, and how many of those.
         self._roots: dict[str, tuple[str, int]] = {}
         #: What instances have asked without waiting, by agent and key: unfinished requests, and answers that wait.
         self._late: dict[tuple[str, str], int] = {}
@@ -465,6 +478,9 @@ class Mailbox:
 
     def session_of(self, root: str) -> str:
         """Whose work this root is; a name of its own for one that is not known."""
+        event = self.events.get(root)
+        if event is not None and not event.finished:
+            return event.session
         session, _ = self._roots.get(root, (unknown_session(root), 0))
         return session
 
@@ -489,8 +505,11 @@ class Mailbox:
         event.instance.open += 1
         self.open.take(event.session, event.root, 1)
         self.held.take(event.session, event.root, event.size)
-        session, count = self._roots.get(event.root, (event.session, 0))
-        self._roots[event.root] = (event.session if event.id == event.root else session, count + 1)
+        if event.id != event.root:
+            session, count = self._roots.get(event.root, (event.session, 0))
+            self._roots[event.root] = (session, count + 1)
+        elif event.root in self._roots:
+            self._roots[event.root] = (event.session, self._roots[event.root][1])
         if (asker := event.late_for) is not None:
             self._late[asker] = self._late.get(asker, 0) + 1
 
@@ -499,9 +518,10 @@ class Mailbox:
         event.instance.open -= 1
         self.open.give(event.session, event.root, 1)
         self.held.give(event.session, event.root, event.size)
-        session, count = self._roots.pop(event.root)
-        if count > 1:
-            self._roots[event.root] = (session, count - 1)
+        if event.id != event.root:
+            session, count = self._roots.pop(event.root)
+            if count > 1:
+                self._roots[event.root] = (session, count - 1)
         if (asker := event.late_for) is not None:
             left = self._late.pop(asker) - 1
             if left:
@@ -517,13 +537,14 @@ class Mailbox:
     def lease(self, event: Event, now: float) -> None:
         """Hand over `event`, which is the first in its queue, to an instance that has a place or is to have one."""
         instance = event.instance
+        self.contents.recall(event)
         self.places.force(instance, event.claim)
         instance.queue.popleft()
         instance.leased = event
         self.holding[instance] = None
         event.state = "leased"
-        event.progressed = False
-        event.lease_until = now + LEASE_S
+        event.work.progressed = False
+        event.work.lease_until = now + LEASE_S
 
     def give_back(self, instance: Instance) -> None:
         """The leased event was not delivered, or was released: to the front again, nothing counted."""
@@ -547,9 +568,9 @@ class Mailbox:
         instance.epoch = self.epochs.next()
         event = instance.leased
         self.give_back(instance)
-        if event is None or event.cancelled or event.progressed or not counts:
+        if event is None or event.cancelled or event.work.progressed or not counts:
             return None
-        event.attempts += 1
+        event.work.attempts += 1
         return event
 
     def finish(self, event: Event, state: State, answer: Raw, blob: Blob | None = None) -> None:
@@ -558,6 +579,7 @@ class Mailbox:
         What its own turn had asked for is forgotten: nobody asks for that again.
         """
         instance = event.instance
+        self.contents.moves(event)
         if instance.leased is event:
             self._rests(instance)
         elif event.state == "accepted":
@@ -566,16 +588,17 @@ class Mailbox:
         self._closed(event)
         self.places.over(event.id)
         event.state = state
-        event.answer = answer
-        event.answer_blob = blob
-        event.payload = NO_PAYLOAD  # nobody reads it again
-        event.calls.clear()
-        for asked in event.answered:
+        work = event.work
+        work.answer, work.answer_blob = answer, blob
+        if event.content_here is not None:
+            event.content.payload = NO_PAYLOAD  # nobody reads it again
+        work.calls.clear()
+        for asked in work.answered:
             self._forget(asked)
-        for asked in event.requests:
+        for asked in work.requests:
             asked.asking = None  # it goes on, and nobody waits for it
-        event.answered.clear()
-        event.requests.clear()
+        work.answered.clear()
+        work.requests.clear()
         self.blobs.hold(blob)
         if state == "dead":
             self._bury(event, size)
@@ -585,20 +608,20 @@ class Mailbox:
         if event.asking is None:
             self._forget(event)
         else:
-            event.asking.requests.pop(event, None)
-            event.asking.answered[event] = None
+            event.asking.work.requests.pop(event, None)
+            event.asking.work.answered[event] = None
 
     def _forget(self, event: Event) -> None:
         """The journal knows all that is still needed of a finished event."""
         self.events.pop(event.id, None)
         if event.keeps_answer:
-            self.blobs.leave(event.answer_blob)
+            self.blobs.leave(event.work.answer_blob)
         else:
-            self.blobs.release(event.answer_blob)
+            self.blobs.release(event.work.answer_blob)
 
     def _bury(self, event: Event, size: int) -> None:
         self.dead[event.id] = event
-        event.dead_bytes = size
+        event.work.dead_bytes = size
         count, held = self._dead_of.get(event.instance.agent, (0, 0))
         self._dead_of[event.instance.agent] = count + 1, held + size
 
@@ -612,7 +635,7 @@ class Mailbox:
         del self.dead[event.id]
         count, held = self._dead_of.pop(event.instance.agent)
         if count > 1:
-            self._dead_of[event.instance.agent] = count - 1, held - event.dead_bytes
+            self._dead_of[event.instance.agent] = count - 1, held - event.work.dead_bytes
         self.blobs.release(event.blob)
         event.blob = None
 
@@ -624,7 +647,7 @@ class Mailbox:
         """An agent has an answer that it may ask for again: from now on only the journal holds its bytes."""
         event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
         if event is not None and event.finished:
-            event.answer = None
+            event.work.answer = None
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process."""

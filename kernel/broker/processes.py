@@ -293,8 +293,8 @@ class Processes:
         if event is None:
             return
         self._bus.staged.append(Staged("note", self._bus.ledger.attempt(event)))
-        if event.attempts >= MAX_ATTEMPTS:
-            message = f"the agent ended {event.attempts} times on this event without progress, last: {cause}"
+        if event.work.attempts >= MAX_ATTEMPTS:
+            message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
             self._events.end(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
@@ -337,7 +337,7 @@ class Processes:
             if event is None:
                 continue
             late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now
-            if late or event.lease_until <= now:
+            if late or event.work.lease_until <= now:
                 self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
             del self._starting[instance]
@@ -351,7 +351,7 @@ class Processes:
             return
         if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now:
             event.deadline = now  # the kill gets its own grace before it is asked for again
-        event.lease_until = now + DEADLINE_GRACE_S
+        event.work.lease_until = now + DEADLINE_GRACE_S
         if self._bus.control is not None and connection is not None and connection.claims.launch:
             self._bus.tell_supervisor(Kill(principal_of(instance), connection.claims.launch, reason))
             return

@@ -17,6 +17,7 @@ from functools import lru_cache
 from sys import intern
 
 from kernel.broker.bus import Bus
+from kernel.broker.contents import content_of
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Row
 from kernel.broker.journal.records import (
@@ -27,9 +28,7 @@ from kernel.broker.journal.records import (
     Finished,
     InstanceSpawned,
 )
-from kernel.broker.ledger import raw
 from kernel.broker.mailbox import Event, SpawnRecord
-from kernel.broker.tracing import kept_trace
 from schemas.codec import DECODE_ERRORS
 from schemas.frames import Source
 
@@ -97,12 +96,14 @@ def _apply(bus: Bus, row: Row, spawned: list[SpawnRecord]) -> None:
     if event is None:
         raise BadRow(row, "its event is not there")
     if isinstance(record, Attempt):
-        event.attempts = record.count
-        event.position = record.position
+        event.work.attempts = record.count
+        event.work.position = record.position
     elif isinstance(record, CancelWish):
         event.cancelled = True
     elif isinstance(record, Finished):
-        event.end, event.cause, event.ended_ms = record.state, record.cause, record.at_ms
+        bus.mailbox.contents.recall(event)
+        event.end = record.state
+        event.work.cause, event.work.ended_ms = record.cause, record.at_ms
         bus.mailbox.finish(event, record.state, record.answer, record.blob)
 
 
@@ -117,15 +118,8 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         instance,
         # Many events have these in common, and each record brings its own copy.
         sender=intern(record.sender),
-        from_=None if record.from_ is None else intern(record.from_),
-        payload=record.payload.copy(),  # else it would keep the whole record in memory
-        digest=record.digest,
+        content=content_of(record, event_id),
         source=None if record.source is None else _shared(record.source),
-        reply_to=record.reply_to,
-        chain=record.chain,
-        auth=raw(record.auth),
-        workdir=record.workdir,
-        trace_id=kept_trace(record.trace_id, record.root or event_id),
         deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
         call_id=record.call_id,
         blob=record.blob,
@@ -135,12 +129,12 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         since=record.at_ms / 1000 - bus.booted_at,
         asynchronous=record.asynchronous,
         in_reply_to=record.in_reply_to,
-        parent_span_id=record.parent_span_id,
     )
     if asking is not None:
-        asking.requests[event] = None
+        asking.work.requests[event] = None
     bus.mailbox.stage(event)
     bus.mailbox.accept(event)
+    bus.mailbox.contents.rests(event)
 
 
 @lru_cache(maxsize=1024)

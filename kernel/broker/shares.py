@@ -88,7 +88,8 @@ class Pool:
         self.held += amount
         sessions, roots = self._sessions, self._roots
         sessions[session] = sessions.get(session, 0) + amount
-        roots[root] = roots.get(root, 0) + amount
+        # The very number that the caller holds, for the first piece: there may be 100,000 roots with one each.
+        roots[root] = roots[root] + amount if root in roots else amount
 
     def give(self, session: str, root: str, amount: int) -> None:
         """Count `amount` less, which was taken under the same names."""

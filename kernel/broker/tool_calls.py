@@ -71,20 +71,20 @@ class ToolCalls:
         frame.from_ = instance.agent
         frame.to = None
         frame.instance_key = instance.key
-        frame.workdir = event.workdir or instance.workdir
-        frame.chain = event.chain
+        frame.workdir = event.content.workdir or instance.workdir
+        frame.chain = event.content.chain
         frame.root_event = event.root
-        frame.trace_id = event.trace_id
+        frame.trace_id = event.content.trace_id
         frame.source = frame.auth = None
         host = instance.host or self._host_for(instance)
         if host is None:
             self._calls.wait(call, encode_value(frame))
             return
-        had = event.calls[call.id]
+        had = event.work.calls[call.id]
         if had is not host.incarnation and self._may_have_run(call, had, host):
             self._outcome_unknown(call)
             return
-        event.calls[call.id] = host.incarnation
+        event.work.calls[call.id] = host.incarnation
         call.host = host
         self._out.append((TOOLS, host.ident, encode_value(frame)))
 
@@ -92,19 +92,19 @@ class ToolCalls:
         """A call that is not open: a new one, or one whose result was passed on and lost on the way."""
         if not call_id or len(call_id) > MAX_ID:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
-        if event.open_calls > _MAX_OPEN:
+        if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
             self._take_large(call, frame.blob)
-        event.calls.setdefault(call_id, None)
+        event.work.calls.setdefault(call_id, None)
         event.moved(frame.position)
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:
             # From before this broker: it is not known here which host it went to, if any.
             call.sent_before = first_sent
         self._calls.open[call_id] = call
-        event.open_calls += 1
+        event.work.open_calls += 1
         return call
 
     def _take_large(self, call: Call, blob: Blob) -> None:
@@ -137,10 +137,10 @@ class ToolCalls:
             return  # late (the caller gave up, the event ended) or foreign: nobody waits for it
         event = call.event
         del self._calls.open[call.id]
-        event.open_calls -= 1
+        event.work.open_calls -= 1
         if call.large:
             self._calls.forget_large(call)
-        if event.requests:
+        if event.work.requests:
             self.cancels.call_ended(event, call.id)
         instance = event.instance
         target = instance.conn
@@ -214,12 +214,12 @@ class ToolCalls:
             self._bus.send(connection, _cancel(instance, call_id))
         for call in self._calls.take_waiting():
             data, call.data = call.data, b""
-            if self._may_have_run(call, call.event.calls[call.id], connection):
+            if self._may_have_run(call, call.event.work.calls[call.id], connection):
                 self._outcome_unknown(call)
                 continue
             call.host = connection
             self._assigned.assign(call.event.instance, connection)
-            call.event.calls[call.id] = connection.incarnation
+            call.event.work.calls[call.id] = connection.incarnation
             self._out.append((TOOLS, connection.ident, data))
 
     def _ask_again(self, call: Call) -> None:
@@ -263,7 +263,7 @@ class ToolCalls:
 
     def _outcome_unknown(self, call: Call) -> None:
         """The host that had the call is gone. It stays so: the same callId never runs in another host."""
-        call.event.calls[call.id] = _LOST
+        call.event.work.calls[call.id] = _LOST
         self.fail(call, "E_TOOL_OUTCOME_UNKNOWN", "the tool host ended during the call")
 
     def fail(self, call: Call, code: str, message: str) -> None:
@@ -279,7 +279,7 @@ class ToolCalls:
 
     def drop(self, event: Event) -> None:
         """The event has ended: what it still has open is cancelled."""
-        for call_id in event.calls if event.open_calls else ():
+        for call_id in event.work.calls if event.work.open_calls else ():
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)

@@ -30,18 +30,13 @@ def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
         parent = call_span(actor.call_id)
     turn = actor.turn
     if turn is not None:
-        return turn.trace_id or trace_id_of(turn.root), parent
+        return turn.content.trace_id or trace_id_of(turn.root), parent
     named = frame.trace_id
     if named is None:
         return trace_id_of(frame.event_id or "", actor.sender, f"{born:.3f}"), parent
     if not is_trace_id(named):
         raise _invalid("traceId is 32 hexadecimal digits in lower case, not all of them zero")
     return named, parent
-
-
-def kept_trace(trace_id: str | None, root: str) -> str:
-    """The trace of an event in the journal: earlier versions wrote none, or whatever a client had sent."""
-    return trace_id if trace_id is not None and is_trace_id(trace_id) else trace_id_of(root)
 
 
 def _invalid(message: str) -> GoondanError:

@@ -90,11 +90,11 @@ class Waits:
         turn = instance.leased
         if turn is None:
             return None
-        silent = now - (turn.lease_until - LEASE_S)
+        silent = now - (turn.work.lease_until - LEASE_S)
         if silent < STUCK_S:
             return None
         row = _row("stuck", instance, now - silent, now)
-        return {**row, "eventId": turn.id, "connected": instance.conn is not None, "attempts": turn.attempts}
+        return {**row, "eventId": turn.id, "connected": instance.conn is not None, "attempts": turn.work.attempts}
 
 
 def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
@@ -131,7 +131,7 @@ def circles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 def _asked(instance: Instance) -> list[Event]:
     """What the turn of an instance has asked others for and has no answer to."""
-    return [] if instance.leased is None else [event for event in instance.leased.requests if not event.finished]
+    return [] if instance.leased is None else [event for event in instance.leased.work.requests if not event.finished]
 
 
 def _row(kind: str, instance: Instance, since: float, now: float) -> dict[str, Any]:

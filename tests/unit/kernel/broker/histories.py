@@ -53,6 +53,8 @@ SERIES_WRITES: Final = 50
 #: Every so often the broker's journal is a real file beside the one in memory, and both must say the same. Odd, so that
 #: large payloads and small ones, dice and series come under it.
 REAL_JOURNAL_EVERY: Final = 13
+#: Every so often what an event says is in the journal only while it waits.
+LETS_GO_EVERY: Final = 3
 #: Where real journals of histories lie, so that no disk slows them down.
 RAM: Final = "/dev/shm"
 
@@ -65,6 +67,8 @@ def history(number: int) -> World:
     journal = BothJournals(Path(folder.name)) if number % REAL_JOURNAL_EVERY == 0 else None
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
+            if number % LETS_GO_EVERY == 0:
+                monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
             world = _series(number // 4, journal) if number % 4 == 3 else _dice(number, journal, monkeypatch)
             world.settle()
         check(world)

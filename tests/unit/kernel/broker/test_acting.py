@@ -94,7 +94,8 @@ def answer(world: World, agent: str, key: str) -> None:
 def test_a_request_is_the_agents_whose_call_it_is_whatever_the_frame_says() -> None:
     world = working()
     turn = world.router.bus.mailbox.events["c0e0"]
-    turn.trace_id, turn.auth, turn.chain = "trace", to_raw({"user": 1}), ["boss/b"]
+    held = turn.content
+    held.trace_id, held.auth, held.chain = "trace", to_raw({"user": 1}), ["boss/b"]
     lies: dict[str, Any] = {
         "from_": "boss",
         "source": Source("client", "operator"),
@@ -104,9 +105,17 @@ def test_a_request_is_the_agents_whose_call_it_is_whatever_the_frame_says() -> N
     (ack,) = tell(world, request(**lies))
     assert (ack.type, ack.stage, ack.in_reply_to) == ("ack", "accepted", "f-r1")
     event = world.router.bus.mailbox.events["r1"]
-    assert (event.sender, event.from_, event.source) == ("agent/coder/k", "coder", Source("agent", "coder", "k"))
-    assert (event.chain, event.auth, event.trace_id) == (["boss/b", "coder/k"], turn.auth, "trace")
-    assert (event.reply_to, event.call_id) == (ReplyTo("coder", "corr-r1"), CALL)
+    assert (event.sender, event.content.from_, event.source) == (
+        "agent/coder/k",
+        "coder",
+        Source("agent", "coder", "k"),
+    )
+    assert (event.content.chain, event.content.auth, event.content.trace_id) == (
+        ["boss/b", "coder/k"],
+        held.auth,
+        "trace",
+    )
+    assert (event.content.reply_to, event.call_id) == (ReplyTo("coder", "corr-r1"), CALL)
 
 
 def test_a_call_that_is_not_open_is_asked_for_later_and_a_foreign_one_refused() -> None:
@@ -173,9 +182,9 @@ def test_asking_oneself_is_a_circle_and_asking_another_instance_of_oneself_is_no
     assert code(tell(world, request(to="coder"))) == "E_AGENT_CYCLE"
     (ack,) = tell(world, request("r2", to="coder", key="other"))
     assert ack.stage == "accepted"
-    world.router.bus.mailbox.events["c0e0"].chain = ["reviewer/k"]
+    world.router.bus.mailbox.events["c0e0"].content.chain = ["reviewer/k"]
     assert code(tell(world, request("r3"))) == "E_AGENT_CYCLE"
-    world.router.bus.mailbox.events["c0e0"].chain = [f"a/{n}" for n in range(32)]
+    world.router.bus.mailbox.events["c0e0"].content.chain = [f"a/{n}" for n in range(32)]
     assert code(tell(world, request("r4", key="new"))) == "E_AGENT_CYCLE"
 
 
@@ -183,7 +192,7 @@ def test_what_nobody_waits_for_closes_no_circle_and_makes_no_chain() -> None:
     world = working()
     (ack,) = tell(world, request(to="coder", reply_to=None))
     assert ack.stage == "accepted"
-    assert world.router.bus.mailbox.events["r1"].chain is None
+    assert world.router.bus.mailbox.events["r1"].content.chain is None
 
 
 def test_two_that_were_asked_by_others_do_not_wait_for_each_other() -> None:
@@ -435,5 +444,5 @@ def test_agents_ask_the_same_for_themselves() -> None:
     assert (entry["instanceKey"], entry["ownerAgent"]) == ("s", "coder")
     (ack,) = tell(world, request(call_id=None), connection)
     assert ack.stage == "accepted"
-    assert world.router.bus.mailbox.events["r1"].chain == ["coder/k"]
+    assert world.router.bus.mailbox.events["r1"].content.chain == ["coder/k"]
     assert code(tell(world, request("r2", to="coder", call_id=None), connection)) == "E_AGENT_CYCLE"

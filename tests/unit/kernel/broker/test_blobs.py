@@ -121,7 +121,7 @@ def test_arguments_by_reference_have_a_bound_of_which_one_root_gets_half() -> No
     held = bus.mailbox.events["c0e0"]
     bus.calls.remove(bus.calls.open["t/0"])
     assert bus.calls.large.held == 3 * size
-    assert held.open_calls == 4  # the first call of the turn among them
+    assert held.work.open_calls == 4  # the first call of the turn among them
 
 
 def test_the_mailbox_counts_what_lies_in_files() -> None:

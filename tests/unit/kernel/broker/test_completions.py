@@ -45,7 +45,7 @@ def test_an_event_of_a_tool_host_is_accepted_and_waits_its_turn_with_its_true_so
     event = world.router.bus.mailbox.events["e~completed"]
     assert event.source is not None
     assert event.source.kind == "tool"
-    assert (event.auth, event.chain, event.state) == (None, None, "accepted")
+    assert (event.content.auth, event.content.chain, event.state) == (None, None, "accepted")
 
 
 def test_a_repeat_is_the_same_event() -> None:

@@ -115,14 +115,15 @@ def test_nobody_says_whose_work_it_is() -> None:
         setattr(frame, field, lie)
         assert error(tell(world, stranger, frame)) is None
         kept = world.router.bus.mailbox.events[f"lie{number}"]
-        assert (kept.root, kept.session, kept.chain) == (kept.id, stranger.session, None), field
+        assert (kept.root, kept.session, kept.content.chain) == (kept.id, stranger.session, None), field
         assert (kept.by_operator, kept.in_reply_to, kept.asynchronous) == (False, None, False), field
         agent = event(f"agents{number}")
         agent.reply_to = ReplyTo("coder", f"c{number}")
         setattr(agent, field, lie)
         assert error(tell(world, world.router.bus.presence.principals["agent/coder/k"], agent)) is None
         kept = world.router.bus.mailbox.events[f"agents{number}"]
-        assert (kept.root, kept.chain, kept.source) == ("c0e0", ["coder/k"], Source("agent", "coder", "k")), field
+        asked_by = Source("agent", "coder", "k")
+        assert (kept.root, kept.content.chain, kept.source) == ("c0e0", ["coder/k"], asked_by), field
         assert kept.session == f"client/{world.clients[0].peer.incarnation}", field
 
 
@@ -227,7 +228,7 @@ def test_late_answers_take_no_more_than_the_share_of_their_root(world: World, la
     whole = [one for one in answers if one.size >= size]
     assert 0 < len(whole) < MAX_LATE
     refused = next(one for one in answers if one.size < size)
-    said_instead = from_raw(refused.payload, AgentEvent).answer
+    said_instead = from_raw(refused.content.payload, AgentEvent).answer
     assert said_instead is not None
     assert said_instead.error is not None
     assert said_instead.error.code == "E_TOOL_LIMIT"
@@ -305,5 +306,5 @@ def test_a_file_with_an_epoch_beyond_all_counting_ends_in_a_dead_letter(world: W
         frame = Frame("ack", id=f"x{rounds}", stage="release", event_id=held.id, epoch=instance.epoch)
         frame.seen_epoch = MAX_EPOCH + rounds
         said(world, connection, frame)
-    assert "epoch" in world.router.bus.mailbox.dead["e1"].cause
+    assert "epoch" in world.router.bus.mailbox.dead["e1"].work.cause
     assert event_subject("e1") in {row.subject for row in world.journal.rows()}

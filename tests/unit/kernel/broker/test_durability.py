@@ -386,9 +386,9 @@ def test_an_answer_that_was_read_takes_no_memory_and_is_there_when_it_is_asked_f
     while world.state("r1") != "done":
         run(world, 1)
     known = world.router.bus.mailbox.events["r1"]
-    first = known.answer
+    first = known.work.answer
     said(world, connection, Frame("ack", id="a", stage="done", event_id="r1:answer"))
-    assert (known.answer, first is not None) == (None, True)
+    assert (known.work.answer, first is not None) == (None, True)
     (again,) = [one for one in said(world, connection, frame) if one.in_reply_to == "corr"]
     assert again.payload == first
 

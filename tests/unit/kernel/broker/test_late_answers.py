@@ -41,7 +41,7 @@ def test_it_is_an_event_of_the_asker_and_survives(world: World, killed: str) -> 
         world.kill_agent(world.agents["coder", "k"])
     run(world)
     answer = world.router.bus.mailbox.events["r1:answer"]
-    assert (answer.in_reply_to, answer.from_, answer.instance.address) == ("corr:r1", "reviewer", "coder/k")
+    assert (answer.in_reply_to, answer.content.from_, answer.instance.address) == ("corr:r1", "reviewer", "coder/k")
     world.host.work()
     world.settle()
     assert world.stores["coder", "k"].completed == ["e1", "r1:answer"]
@@ -68,9 +68,9 @@ def test_it_is_no_wait_and_closes_no_cycle(world: World) -> None:
     assert [frame.type for frame in ask(world)] == ["ack"]
     turn = world.router.bus.mailbox.instances["coder", "k"].leased
     assert turn is not None
-    assert turn.requests == {}
+    assert turn.work.requests == {}
     request = world.router.bus.mailbox.events["r1"]
-    assert (request.chain, request.asking) == (None, None)
+    assert (request.content.chain, request.asking) == (None, None)
 
 
 def test_no_sender_names_an_event_like_an_answer(world: World) -> None:

@@ -67,7 +67,7 @@ def test_what_an_agent_writes_into_the_header_reaches_nobody() -> None:
     relayed = decode(data)
     assert (relayed.from_, relayed.in_reply_to, relayed.to) == ("coder", "corr-c0e0", None)
     assert (relayed.workdir, relayed.calls) == (None, None)
-    trace = world.router.bus.mailbox.events["c0e0"].trace_id
+    trace = world.router.bus.mailbox.events["c0e0"].content.trace_id
     assert (relayed.trace_id, relayed.span_id, relayed.parent_span_id) == (trace, "1" * 16, None)
 
 

@@ -247,7 +247,7 @@ def test_what_is_not_taken_leaves_no_instance_behind() -> None:
     before = set(instances)
     mine = client(world)
     assert error(tell(world, mine, event("c0e0", key="another"))) is not None, "the id is another sender's"
-    world.router.bus.mailbox.events["c0e0"].chain = [f"a/{n}" for n in range(32)]
+    world.router.bus.mailbox.events["c0e0"].content.chain = [f"a/{n}" for n in range(32)]
     assert error(tell(world, host(world), asked("too deep"))) is not None
     assert error(tell(world, mine, event("x" * 300, key="new"))) is not None
     assert set(instances) == before

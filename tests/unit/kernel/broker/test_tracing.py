@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from kernel.broker.contents import kept_trace
 from kernel.broker.presence import CLIENTS, TOOLS, Connection
-from kernel.broker.tracing import kept_trace
 from schemas.codec import encode, to_raw
 from schemas.frames import TOOL_COMPLETED, AgentEvent, Frame
 from schemas.spans import call_span, is_trace_id
@@ -45,7 +45,7 @@ def message(world: World, name: str, **header: Any) -> list[Frame]:
 
 def of(world: World, name: str) -> tuple[str | None, str | None]:
     event = world.router.bus.mailbox.events[name]
-    return event.trace_id, event.parent_span_id
+    return event.content.trace_id, event.content.parent_span_id
 
 
 def test_a_client_names_its_trace_or_gets_a_new_one() -> None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Calls
+from kernel.broker.contents import Content
 from kernel.broker.epochs import Epochs
+from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.mailbox import Event, Mailbox, Quotas
 from kernel.broker.presence import Connection
 from kernel.broker.waits import Waits, circles
 from kernel.cli.waits import render
 from schemas.codec import from_raw
-from schemas.frames import NO_PAYLOAD, Frame
+from schemas.frames import Frame
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ class _Look:
     """As much of a broker as the question needs: one instance whose turn holds the only place, and another one."""
 
     def __init__(self) -> None:
-        self.mailbox = Mailbox(Epochs(1, 1_000_000), Quotas(100, 1 << 20, 1, 0))
+        self.mailbox = Mailbox(Epochs(1, 1_000_000), Quotas(100, 1 << 20, 1, 0), MemoryJournal())
         self.calls = Calls()
         self.sent: list[dict[str, Any]] = []
         self.turn = self.event("e1", "a")
@@ -94,9 +96,7 @@ class _Look:
 
     def event(self, event_id: str, agent: str) -> Event:
         instance = self.mailbox.instance(agent, "k", "/w", 0.0)
-        event = Event(
-            event_id, instance, sender="client", from_=None, payload=NO_PAYLOAD, session="client/7", since=5.0
-        )
+        event = Event(event_id, instance, sender="client", content=Content(), session="client/7", since=5.0)
         self.mailbox.stage(event)
         self.mailbox.accept(event)
         return event
@@ -139,7 +139,7 @@ def test_two_turns_that_wait_for_each_other_are_a_circle() -> None:
     for turn, name, agent in ((look.turn, "e3", "b"), (other, "e4", "a")):
         asked = look.event(name, agent)
         asked.asking = turn
-        turn.requests[asked] = None
+        turn.work.requests[asked] = None
     answer = look.ask(12.0)
     assert answer["cycles"] == [["a/k", "b/k"]]
     assert sorted(row["kind"] for row in answer["waits"]) == ["answer", "answer", "turn", "turn"]

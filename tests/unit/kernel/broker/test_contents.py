@@ -1,0 +1,109 @@
+"""Events that wait do not hold what they say: it is read back from the journal when it is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.broker.contents import Content, Contents
+from kernel.broker.journal.interface import Item, JournalFailed, Put, Retire
+from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.journal.records import event_subject
+from kernel.broker.ledger import Ledger
+from kernel.broker.mailbox import Event, Instance
+from schemas.codec import to_raw
+from schemas.frames import NO_PAYLOAD, ReplyTo
+
+
+class Waiting:
+    """Events that are in a journal and wait."""
+
+    def __init__(self) -> None:
+        self.journal = MemoryJournal()
+        self.contents = Contents(self.journal)
+        self.ledger = Ledger("boot", 0.0)
+
+    def event(self, event_id: str, text: str = "hello") -> Event:
+        instance = Instance("coder", "k", "/w", 1, 0.0)
+        event = Event(event_id, instance, sender="client", content=said(text))
+        self.journal.append([self.ledger.accepted(event, 0.0)])
+        event.state = "accepted"
+        return event
+
+
+def said(text: str) -> Content:
+    return Content(
+        from_="client:1",
+        payload=to_raw({"input": text}),
+        reply_to=ReplyTo("client", "corr"),
+        chain=["boss/b"],
+        auth=to_raw({"user": 1}),
+        workdir="/w",
+        trace_id="a" * 32,
+        parent_span_id="b" * 16,
+        digest=b"d" * 16,
+    )
+
+
+def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    waiting = Waiting()
+    event = waiting.event("e1")
+    waiting.contents.rests(event)
+    assert event.content_here is None
+    assert (event.wants_answer, event.depth) == (True, 1)
+    waiting.contents.recall(event)
+    assert event.content == said("hello")
+    assert waiting.contents.recalled == 1
+
+
+def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    waiting = Waiting()
+    event = Event("e1", Instance("coder", "k", "/w", 1, 0.0), sender="client", content=Content(trace_id="c" * 32))
+    waiting.journal.append([waiting.ledger.accepted(event, 0.0)])
+    waiting.contents.rests(event)
+    waiting.contents.recall(event)
+    assert event.content == Content(trace_id="c" * 32)
+    assert (event.content.payload, event.content.auth) == (NO_PAYLOAD, None)
+
+
+def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 10_000)
+    waiting = Waiting()
+    events = [waiting.event(f"e{number}", "x" * 1_000) for number in range(20)]
+    for event in events:
+        waiting.contents.rests(event)
+    kept = [event for event in events if event.content_here is not None]
+    assert kept == events[:5]
+    assert waiting.contents.kept_bytes <= 10_000
+    for event in events:
+        waiting.contents.recall(event)
+    assert waiting.contents.kept_bytes == 0
+    assert waiting.contents.recalled == 15
+
+
+def test_what_ends_or_says_more_than_its_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    waiting = Waiting()
+    ending, changed = waiting.event("e1"), waiting.event("e2")
+    ending.end = "cancelled"
+    changed.content.changed = True
+    for event in (ending, changed):
+        waiting.contents.rests(event)
+        assert event.content_here is not None
+
+
+@pytest.mark.parametrize("data", [None, b"\x93\x01", b""])
+def test_a_record_that_is_gone_or_unreadable_ends_the_broker(
+    data: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one looks at the whole file, and names what is wrong with it."""
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    waiting = Waiting()
+    event = waiting.event("e1")
+    waiting.contents.rests(event)
+    subject = event_subject("e1")
+    writes = (Retire(subject),) if data is None else (Retire(subject), Put(subject, data))
+    waiting.journal.append([Item(writes)])
+    with pytest.raises(JournalFailed, match="e1"):
+        waiting.contents.recall(event)
