@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from pathlib import Path
 
 import msgspec
 
@@ -23,7 +22,7 @@ from schemas.startup import report_ready
 def main() -> None:
     """Run until SIGTERM."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--run-dir")
     for name in ("--plan-fd", "--secret-fd", "--ready-fd"):
         parser.add_argument(name, type=int)
     options = parser.parse_args()

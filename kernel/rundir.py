@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,7 +155,7 @@ def _fresh_parent(base: str) -> str:
     try:
         with open_directory(base) as above:
             for _ in range(_FRESH_ATTEMPTS):
-                name = fresh_name(secrets.token_hex(4))
+                name = fresh_name(os.urandom(4).hex())
                 with suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=above.fd)
                     return f"{above.path}/{name}"

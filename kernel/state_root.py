@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shlex
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +25,7 @@ from kernel import paths
 from schemas.directories import Directory, DirectoryRefused, is_group_of, open_directory
 from schemas.errors import GoondanError, fail
 from schemas.own_users import TOOLHOST_UID
+from schemas.shell import quoted
 
 #: Its presence in the root says that others could write there. Its text says how.
 MARK: Final = "unconfirmed"
@@ -301,7 +301,7 @@ def _close(folder: int, name: str, path: str, root: str, mending: _Mending, *, k
         state = os.fstat(fd)
         if state.st_uid not in owners(path, root):
             problem = f"belongs to uid {state.st_uid}: somebody else has put it there"
-            raise DirectoryRefused(path, problem, f"Look at it, then remove it: rm -r {shlex.quote(path)}")
+            raise DirectoryRefused(path, problem, f"Look at it, then remove it: rm -r {quoted(path)}")
         mode = stat.S_IMODE(state.st_mode)
         if stat.S_ISLNK(state.st_mode) or not mode & 0o777 & ~keep or _has_other_names(state):
             return
@@ -328,7 +328,7 @@ def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
         state = os.fstat(fd)
         mode = stat.S_IMODE(state.st_mode)
         if state.st_uid not in (0, os.geteuid()):
-            raise DirectoryRefused(path, f"belongs to uid {state.st_uid}", f"Look at it, then: rm {shlex.quote(path)}")
+            raise DirectoryRefused(path, f"belongs to uid {state.st_uid}", f"Look at it, then: rm {quoted(path)}")
         if stat.S_ISREG(state.st_mode) and mode & 0o022 and state.st_uid == os.geteuid():
             os.chmod(f"/proc/self/fd/{fd}", mode & ~0o022)
             mending.note(path, mode, state.st_gid)
@@ -392,7 +392,7 @@ def refusal(root: str, refused: DirectoryRefused, instead: str) -> GoondanError:
     return fail(
         "E_STATE",
         f"{what}{refused.path} {problem}",
-        suggestion=f"Use another one: export GOONDAN_STATE_ROOT={shlex.quote(instead)}"
+        suggestion=f"Use another one: export GOONDAN_STATE_ROOT={quoted(instead)}"
         + ("" if inside and "belongs" not in problem else f"  # or: {refused.fix}"),
     )
 

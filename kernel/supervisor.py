@@ -21,7 +21,6 @@ import gc
 import logging
 import os
 import resource
-import secrets
 import signal
 import sys
 import time
@@ -185,7 +184,7 @@ class Supervisor:
             loop.add_reader(options.parent_fd, self._parent_said)
         await self._take_over(premises)
         opened = self._opened = self._open(options)
-        plan, secret = opened.plan, secrets.token_bytes(SECRET_BYTES)
+        plan, secret = opened.plan, os.urandom(SECRET_BYTES)
         launches = self._launches = Launches(options, plan, premises, secret, self._workers.listen)
         if self._stop.done():
             return

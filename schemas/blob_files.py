@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -60,7 +59,7 @@ class BlobFolder:
 
         Raises GoondanError E_BLOB_UNAVAILABLE, E_DISK_FULL, E_STATE; nothing is left behind then.
         """
-        blob = describe(payload, secrets.token_hex(16))
+        blob = describe(payload, os.urandom(16).hex())
         with self._open() as folder:
             used = sum(entry.stat(follow_symlinks=False).st_size for entry in _entries(folder))
             if used + blob.size > self._max_bytes:

@@ -189,13 +189,13 @@ def _walk(data: bytes, limit: int, values: int) -> None:
         open_items.append(count)
 
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = "[\ud800-\udfff]"  # compiled when the first one comes, if ever
 
 
 def replace_surrogates(value: Any) -> Any:
     """Lone surrogates to U+FFFD, through lists and dicts: where JSON enters (CLI, model adapters)."""
     if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value) if not value.isascii() else value
+        return re.sub(_SURROGATE, "\ufffd", value) if not value.isascii() else value
     if isinstance(value, list):
         return [replace_surrogates(item) for item in value]
     if isinstance(value, dict):

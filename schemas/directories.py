@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import stat
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
+
+from schemas.shell import quoted
 
 #: Links followed on the way to one directory: the system's own limit.
 MAX_LINKS: Final = 40
@@ -143,7 +144,7 @@ class _Walk:
             state = os.fstat(fd)
             target = self._target(fd, path, state) if stat.S_ISLNK(state.st_mode) else None
             if target is None and not stat.S_ISDIR(state.st_mode):
-                raise DirectoryRefused(path, "is not a directory", f"Remove it: rm {shlex.quote(path)}")
+                raise DirectoryRefused(path, "is not a directory", f"Remove it: rm {quoted(path)}")
         except BaseException:
             os.close(fd)
             raise
@@ -187,7 +188,7 @@ class _Walk:
 
     def _target(self, fd: int, path: str, state: os.stat_result) -> str:
         """What the link `fd` leads to, if it may be followed."""
-        remove = f"Name the directory itself, or remove the link: rm {shlex.quote(path)}"
+        remove = f"Name the directory itself, or remove the link: rm {quoted(path)}"
         if state.st_uid != 0 and state.st_uid not in self._owners:
             raise DirectoryRefused(path, f"is a link that belongs to uid {state.st_uid}", remove)
         if self._open:
@@ -210,28 +211,28 @@ def check(
 
     `listed` is asked whether it has an access control list. True if everybody can add names to it: it is sticky.
     """
-    mode, quoted = stat.S_IMODE(state.st_mode), shlex.quote(path)
+    mode = stat.S_IMODE(state.st_mode)
     if state.st_uid not in owners and (private or state.st_uid != 0):
         raise DirectoryRefused(
             path, f"belongs to uid {state.st_uid}", "Use another directory, or have its owner remove it."
         )
     if private and mode & 0o077:
         raise DirectoryRefused(
-            path, f"is open to others (mode {mode:04o}); it must be yours with mode 0700", f"chmod 0700 {quoted}"
+            path, f"is open to others (mode {mode:04o}); it must be yours with mode 0700", f"chmod 0700 {quoted(path)}"
         )
     if not mode & 0o022:
         return False
     if mode & stat.S_ISVTX:
         return True
     if mode & 0o002:
-        raise DirectoryRefused(path, f"can be changed by everybody (mode {mode:04o})", f"chmod go-w {quoted}")
+        raise DirectoryRefused(path, f"can be changed by everybody (mode {mode:04o})", f"chmod go-w {quoted(path)}")
     # The group's bits are the mask of an access control list, where there is one: it can name anybody.
     if listed():
         problem = f"has an access control list by which others may change it (mode {mode:04o})"
-        raise DirectoryRefused(path, problem, f"setfacl -b {quoted}; chmod g-w {quoted}")
+        raise DirectoryRefused(path, problem, f"setfacl -b {quoted(path)}; chmod g-w {quoted(path)}")
     if not is_group_of(state.st_gid, (0, *owners)):
         problem = f"can be changed by group {state.st_gid} (mode {mode:04o}), which is not yours alone"
-        raise DirectoryRefused(path, problem, f"chmod g-w {quoted}")
+        raise DirectoryRefused(path, problem, f"chmod g-w {quoted(path)}")
     return False
 
 

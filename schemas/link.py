@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -117,7 +116,7 @@ class Link:
         self._on_unsent = on_unsent
         self._peer = Peer(
             token,
-            incarnation or secrets.token_hex(6),
+            incarnation or os.urandom(6).hex(),
             pid=os.getpid(),
             started_ms=boottime_ms(),
             by_reference=by_reference,
@@ -156,7 +155,7 @@ class Link:
         context = self._context = zmq.Context(io_threads=1)
         socket = self._socket = context.socket(zmq.DEALER)
         # Unguessable, so that nobody can take or forge it; not a leading zero, which libzmq keeps for itself.
-        socket.setsockopt(zmq.ROUTING_ID, b"g" + secrets.token_bytes(15))
+        socket.setsockopt(zmq.ROUTING_ID, b"g" + os.urandom(15))
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IMMEDIATE, 1),

@@ -7,7 +7,6 @@ takes the old one's place by its name. Whatever stands there, a link to another 
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import suppress
 from typing import Final
 
@@ -21,7 +20,7 @@ def create_beside(name: str, folder: int) -> tuple[int, str]:
 
     Raises OSError.
     """
-    temporary = f"{name}.{secrets.token_hex(_DIGITS // 2)}.new"
+    temporary = f"{name}.{os.urandom(_DIGITS // 2).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(temporary, flags, 0o600, dir_fd=folder), temporary
 

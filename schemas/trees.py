@@ -6,7 +6,6 @@ Source: sandbox.md section 5.
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import suppress
 
 
@@ -37,7 +36,7 @@ def _remove(top: int, name: str) -> None:
                 os.unlink(child, dir_fd=folder)
             except IsADirectoryError:
                 os.chmod(child, 0o700, dir_fd=folder)  # a folder that is moved is written to
-                os.rename(child, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
+                os.rename(child, os.urandom(16).hex(), src_dir_fd=folder, dst_dir_fd=top)
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=top)

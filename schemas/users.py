@@ -22,7 +22,7 @@ MAX_LAST: Final = 0xFFFFFFFD
 MIN_COUNT: Final = 16_384
 #: `nobody` of many systems, and the same for 16 bits.
 _NOBODY: Final = (65_534, 65_535)
-_RANGE: Final = re.compile(r"([0-9]{1,10})-([0-9]{1,10})")
+_RANGE: Final = r"([0-9]{1,10})-([0-9]{1,10})"
 
 
 class UserNumbers(NamedTuple):
@@ -40,7 +40,7 @@ def read_user_numbers(setting: str | None) -> UserNumbers:
     """The numbers for a value of the variable; None or empty: those without it. Raises ValueError, which says why."""
     if not setting:
         return DEFAULT
-    found = _RANGE.fullmatch(setting.strip())
+    found = re.fullmatch(_RANGE, setting.strip())
     if found is None:
         raise ValueError(f"{VARIABLE} is not FIRST-LAST, two numbers")
     first, last = int(found[1]), int(found[2])

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -55,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
             from kernel.broker.standalone import prepare
 
             plan, secret, premises = prepare(options.bundle, options.run_dir)
-            run_dir = Path(premises.run_dir)
+            run_dir = premises.run_dir
         else:
             plan, secret, run_dir = _from_descriptors(options)
         blobs = blobs_dir(plan.state_dir)
@@ -92,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str) -> Router:
     """See assemble; on a full disk with as much of the reserve as it needs."""
-    broker_id = secrets.token_hex(4)
+    broker_id = os.urandom(4).hex()
     while True:
         try:
             return assemble(plan, secret, store, boot_id=boot_id(), broker_id=broker_id, now=clock(), blobs=blobs)
@@ -117,7 +115,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _from_descriptors(options: argparse.Namespace) -> tuple[KernelPlan, bytes, Path]:
+def _from_descriptors(options: argparse.Namespace) -> tuple[KernelPlan, bytes, str]:
     try:
         with open(options.plan_fd, "rb") as source:
             plan = msgspec.msgpack.decode(source.read(), type=KernelPlan)
@@ -127,7 +125,7 @@ def _from_descriptors(options: argparse.Namespace) -> tuple[KernelPlan, bytes, P
         raise fail("E_USAGE", f"the plan or the secret cannot be read: {error}") from None
     if len(secret) < SECRET_BYTES:
         raise fail("E_USAGE", f"the secret has {len(secret)} bytes, {SECRET_BYTES} are needed")
-    return plan, secret, Path(options.run_dir)
+    return plan, secret, options.run_dir
 
 
 def _failed(error: GoondanError, ready_fd: int | None) -> int:

@@ -24,10 +24,9 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 from typing import Final
 
 import zmq
@@ -84,7 +83,7 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 class BrokerLoop:
     """Owns the four ROUTER sockets. Use from the thread that made it."""
 
-    def __init__(self, router: Router, journal: Journal, run_dir: Path) -> None:
+    def __init__(self, router: Router, journal: Journal, run_dir: str) -> None:
         self._router = router
         self._bus = router.bus
         self._known = router.bus.presence.connections
@@ -119,12 +118,13 @@ class BrokerLoop:
             ):
                 socket.setsockopt(option, value)
             admit_only(socket, users_of(name))
-            path = self._run_dir / SOCKETS[name]
-            path.unlink(missing_ok=True)
+            path = f"{self._run_dir}/{SOCKETS[name]}"
+            with suppress(FileNotFoundError):
+                os.unlink(path)
             socket.bind(f"ipc://{path}")
-            path.chmod(0o600)
+            os.chmod(path, 0o600)
             if name == "toolhost":
-                admit_toolhost(str(path))
+                admit_toolhost(path)
             self._sockets.append(socket)
             # pyzmq's own classes below the Python layer: the layer adds options we do not use, at a third of the cost.
             self._senders.append(zmq.backend.Socket.send.__get__(socket))
@@ -182,7 +182,8 @@ class BrokerLoop:
             socket.close(linger=LINGER_MS)
         self._context.term()
         for name in SOCKETS.values():
-            (self._run_dir / name).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self._run_dir}/{name}")
 
     # --- one round
 
@@ -260,6 +261,10 @@ class BrokerLoop:
     def _report_faults(self) -> None:
         """Bugs that were survived, with where they happened, to the log of the process."""
         faults, self._bus.faults = self._bus.faults, []
+        if not faults:
+            return
+        import traceback  # not imported by a broker without bugs
+
         for fault in faults[:10]:
             self._bus.counters["internal_errors"] += 1
             traceback.print_exception(fault)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Any, TextIO
 
 import msgspec
@@ -103,6 +102,8 @@ def unexpected(error: BaseException) -> GoondanError:
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename is not None else ""
         return fail("E_STATE", f"{where}{error.strerror or error}")
+    import traceback
+
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return fail("E_INTERNAL", f"{type(error).__name__}: {error}{where}")

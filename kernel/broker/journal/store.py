@@ -34,7 +34,6 @@ from typing import Any, Final, Literal
 
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
-from kernel.broker.journal.salvage import damaged_file, readable_rows
 from schemas.errors import GoondanError, fail
 
 #: The file in the state directory.
@@ -435,6 +434,8 @@ class JournalStore:
 
     def _salvage(self, damaged: str, promised: int) -> sqlite3.Connection:
         """A new file with every row of the damaged one that is whole. Numbers go on above all that were promised."""
+        from kernel.broker.journal.salvage import damaged_file, readable_rows  # what copies files takes milliseconds
+
         create_private(self.path)
         db = self._connect()
         self._create(db)
