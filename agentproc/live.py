@@ -17,10 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from agentproc.conversation import ToolData
+from agentproc.notes import Ending
 from agentproc.providers.base import TextDelta
 from agentproc.turn import Action, AskModel, End, RunTool, Store
 from schemas.codec import from_raw, replace_surrogates, to_raw
-from schemas.frames import Frame, RuntimeEvent, ToolProgress
+from schemas.frames import Frame, RuntimeEvent, RuntimeEventKind, ToolProgress
+from schemas.spans import call_span, step_span, turn_span
+from schemas.traces import NoteKind
 
 #: How often text is sent while it flows (seconds): an eye sees no steps below that.
 BATCH_S: Final = 0.03
@@ -43,11 +46,15 @@ class LiveLink(Protocol):
 
 
 class LiveFeed:
-    """The news of one turn, for the event in `frame`. `again`: an earlier incarnation had begun the turn."""
+    """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation had begun it."""
 
-    def __init__(self, link: LiveLink, loop: asyncio.AbstractEventLoop, frame: Frame, *, again: bool) -> None:
+    def __init__(
+        self, link: LiveLink, loop: asyncio.AbstractEventLoop, frame: Frame, turn_id: str, *, again: bool
+    ) -> None:
         self._link = link
         self._loop = loop
+        self._turn_id = turn_id
+        self._parent_span = frame.parent_span_id
         self._event_id = frame.event_id
         self._epoch = frame.epoch
         self._wanted = frame.live
@@ -67,26 +74,34 @@ class LiveFeed:
         """For the provider; None when nobody listens."""
         return self._delta if self._wanted else None
 
-    def tell(self, actions: Sequence[Action]) -> None:
-        """What the turn does next is news, and all text before it is out first."""
+    def tell(self, actions: Sequence[Action], endings: Sequence[Ending] = ()) -> None:
+        """What the turn does next is news, and all text before it is out first. `endings`: of the turn, or of a step,
+        with these actions.
+        """
         if not self._wanted:
             return
         self._send_text(everything=True)
         if not self._begun:
             self._begun = True
-            self._send(RuntimeEvent(kind="turn.started", again=self._resumed))
+            started = RuntimeEvent(kind="turn.started", again=self._resumed)
+            self._send(started, turn_span(self._turn_id), self._parent_span)
         for action in actions:
-            if isinstance(action, AskModel):
-                self._step = action.step
-                self._restart(again=False)
-                self._send(RuntimeEvent(kind="step.started", step=action.step))
-            elif isinstance(action, RunTool):
-                self._tell_tool("tool.called", action.part)
-            elif isinstance(action, Store) and isinstance(action.message.data, ToolData):
+            if isinstance(action, Store) and isinstance(action.message.data, ToolData):
                 for part in action.message.data.content:
                     failed = part.result.status == "error"
                     code = part.result.error.code if part.result.error is not None else None
                     self._tell_tool("tool.failed" if failed else "tool.completed", part, code)
+        for ending in endings:
+            told = RuntimeEvent(kind=_KINDS[ending.kind], step=ending.step, error=ending.error)
+            self._send(told, ending.span_id, ending.parent_span_id)
+        for action in actions:
+            if isinstance(action, AskModel):
+                self._step = action.step
+                self._restart(again=False)
+                started = RuntimeEvent(kind="step.started", step=action.step)
+                self._send(started, step_span(self._turn_id, action.step), turn_span(self._turn_id))
+            elif isinstance(action, RunTool):
+                self._tell_tool("tool.called", action.part)
             elif isinstance(action, End):
                 self.close()
 
@@ -160,11 +175,22 @@ class LiveFeed:
 
     def _tell_tool(self, kind: Any, part: Any, code: str | None = None) -> None:
         name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)
-        self._send(RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code))
+        event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code)
+        self._send(event, call_span(f"{self._turn_id}/{part.tool_call_id}"), step_span(self._turn_id, self._step))
 
-    def _send(self, event: RuntimeEvent) -> None:
+    def _send(self, event: RuntimeEvent, span_id: str | None = None, parent_span_id: str | None = None) -> None:
         frame = Frame("runtime.event", event_id=self._event_id, epoch=self._epoch, payload=to_raw(event))
+        frame.span_id, frame.parent_span_id = span_id, parent_span_id
         self._link.send(frame)
+
+
+#: How the ends of turns and steps are called when they are told.
+_KINDS: Final[dict[NoteKind, RuntimeEventKind]] = {
+    "turn.completed": "turn.completed",
+    "turn.failed": "turn.failed",
+    "step.completed": "step.completed",
+    "step.failed": "step.failed",
+}
 
 
 def _short(text: str, limit: int) -> str:

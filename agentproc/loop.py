@@ -28,7 +28,7 @@ from agentproc.extensions.load import give_state, load_extensions
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.point_contexts import Surroundings
 from agentproc.extensions.resource import Resource
-from agentproc.providers.base import Provider
+from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
 from agentproc.swarm import AskingLink
@@ -47,6 +47,7 @@ from schemas.frames import (
     OperatorCall,
 )
 from schemas.launch import AgentSpec
+from schemas.redaction import Redactor
 
 #: Why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -90,11 +91,18 @@ class TurnRunner:
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
         self._provider = provider
+        self._redactor: Redactor | None = None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
         self._pausing = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
+
+    def redact(self, text: str) -> str:
+        """A text without what is secret of the agent's model."""
+        if self._redactor is None:
+            self._redactor = redactor_of(self.spec.model)
+        return self._redactor(text)
 
     @property
     def provider(self) -> Provider:
@@ -220,14 +228,18 @@ class TurnRunner:
                 return None
             log.error("event %s: %s", event_id, error)
             info = error.info
+            ended = None if self._run is None else self._run.fail(info)
         except Exception as error:
             log.exception("event %s", event_id)
             self.store.close()
             info = internal_error(type(error).__name__)
+            ended = None if self._run is None else self._run.fail(info)
         finally:
             if self._run is not None:
                 self._run.release()
                 self._run = None
+        if ended is not None:
+            return ended
         payload = answer_payload(failed(info), turn, event_id, self.clock(), frame.trace_id)
         return done_frame(event_id, epoch, "failed", payload)
 

@@ -1,64 +1,258 @@
 """What a running turn notes about itself, for traces: called inside the transactions that store what is noted.
 
-Source: design sections 5 and 11; schemas/traces.py.
+Rules.
+- A turn has one beginning and one end, and so has each of its steps, however often the turn is resumed.
+- A step begins when its model is asked. It ends when nothing of it is left to do: with the middleware around it.
+- An error is noted without the model's secrets and with a message of bounded length.
+
+Source: design sections 5 and 11; schemas/traces.py; docs/design/traces.md.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from agentproc.catalog import StepCatalog
 from agentproc.conversation import Message, ToolData
-from agentproc.providers.base import ModelRequest, Usage
+from agentproc.providers.base import ModelNews, ModelRequest, Usage
 from agentproc.store import ConversationStore
-from agentproc.turn import Action, AskModel, RunTool
+from agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
+from schemas.frames import ErrorPayload
 from schemas.receipts import Receipt, kept
-from schemas.traces import CallDetail, ModelDetail, NoteKind, ResultDetail, encode_detail, encode_receipt
+from schemas.results import cut_message
+from schemas.spans import call_span, model_span, step_span, turn_span
+from schemas.traces import (
+    MAX_NOTED_MESSAGE,
+    CallDetail,
+    FailureDetail,
+    ModelDetail,
+    NoteKind,
+    ResultDetail,
+    TurnDetail,
+    encode_detail,
+    encode_receipt,
+)
 
 log = logging.getLogger("agentproc")
 
 
-class TurnNotes:
-    """The notes of one turn."""
+class Ending(Struct, frozen=True):
+    """The end of the turn or of one of its steps, as it was noted: for whoever listens. `step` 0: of the turn."""
 
-    def __init__(self, store: ConversationStore, turn_id: str) -> None:
+    kind: NoteKind
+    span_id: str
+    parent_span_id: str | None
+    step: int = 0
+    error: ErrorPayload | None = None
+
+
+class ModelAttempts:
+    """How often a model was asked for one answer, and how long nothing was asked in between (seconds)."""
+
+    __slots__ = ("_since", "count", "paused_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.paused_s = 0.0
+        self._since: float | None = None
+
+    def hear(self, news: ModelNews, now: float) -> None:
+        """What the provider tells at `now` (seconds)."""
+        if news == "asking":
+            self.count += 1
+            if self._since is not None:
+                self.paused_s += now - self._since
+        self._since = now if news == "waiting" else None
+
+
+class TurnNotes:
+    """The notes of one turn. `parent_span_id` is what its event comes from; `redact` takes secrets out of a text."""
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        turn_id: str,
+        trace_id: str,
+        parent_span_id: str | None,
+        redact: Callable[[str], str],
+    ) -> None:
         self._store = store
         self._turn_id = turn_id
-        self._model_end: ModelDetail | None = None  # of a model call whose end is not stored yet
+        self._trace_id = trace_id
+        self._parent = parent_span_id
+        self._redact = redact
+        self._span = self._step_span = turn_span(turn_id)
+        self._step = 0  # the step that was begun and has no end; 0: none
+        self._step_error: ErrorPayload | None = None
+        self._called: set[str] = set()  # calls that were noted by this incarnation
+        self._model_ends: list[ModelDetail] = []  # not stored yet; extensions may ask the model several times in a step
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
+        self._endings: list[Ending] = []
 
-    def turn(self, kind: NoteKind, at: str) -> None:
-        """Begin, resumption or end of the turn."""
-        self._store.note(self._turn_id, kind, at)
+    # --- the turn
+
+    def begun(self, at: str, waited_ms: int | None) -> None:
+        """The turn begins."""
+        self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms)))
+
+    def resumed(self, at: str) -> None:
+        """Another process goes on with it."""
+        last = self._store.last_step_note(self._turn_id)
+        if last is not None and last[0] == "step.started" and (last[1] or "").isdecimal():
+            self._step = int(last[1] or "0")
+            self._step_span = step_span(self._turn_id, self._step)
+        self._note("turn.resumed", at)
+
+    def ended(self, end: End, at: str) -> None:
+        """The turn ends, and with it what is open of its last step."""
+        self._end_step(at, _failure(end))
+        if end.status == "completed":
+            self._end("turn.completed", at, self._span, self._parent)
+        else:
+            self._end("turn.failed", at, self._span, self._parent, 0, end.error or _UNKNOWN)
+
+    # --- steps, model calls, tool calls
+
+    def concerns(self, actions: Sequence[Action]) -> bool:
+        """Whether something of these is to be noted that is not noted yet."""
+        for action in actions:
+            if isinstance(action, AskModel | EnterStep):
+                concerned = action.step != self._step
+            elif isinstance(action, RunTool):
+                concerned = self._is_new(action)
+            else:
+                failed = isinstance(action, LeaveStep) and action.error is not None
+                concerned = failed or (isinstance(action, LeaveTurn) and self._step != 0)
+            if concerned:
+                return True
+        return False
 
     def actions(self, actions: Sequence[Action], at: str, catalog: StepCatalog) -> None:
-        """Model calls and tool calls that go out now, those from `catalog` or past it."""
+        """Model calls and tool calls that go out now, those from `catalog` or past it, and steps that are over."""
         for action in actions:
             if isinstance(action, AskModel):
-                self._store.note(self._turn_id, "step.started", at, str(action.step))
+                self._begin_step(action.step, at)
             elif isinstance(action, RunTool):
-                name = action.part.tool_name
-                called = CallDetail(action.part.tool_call_id, name, catalog.is_outside(name))
-                self._store.note(self._turn_id, "tool.called", at, encode_detail(called))
+                if self._is_new(action):
+                    part = action.part
+                    self._called.add(part.tool_call_id)
+                    called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name))
+                    self._note_call("tool.called", at, part.tool_call_id, encode_detail(called))
+            elif isinstance(action, EnterStep):
+                if action.step != self._step:
+                    self._end_step(at, None)
+            elif isinstance(action, LeaveStep):
+                self._step_error = action.error
+            elif isinstance(action, LeaveTurn):
+                self._end_step(at, _failure(action.end))
+            elif isinstance(action, Yield):
+                self._end_step(at, None)
 
     def results(self, message: Message, at: str) -> None:
         """The results in a message."""
         for part in results_of(message):
-            code = part.result.error.code if part.result.error is not None else None
+            error = part.result.error
             kind: NoteKind = "tool.failed" if part.result.status == "error" else "tool.completed"
-            receipt = self._receipt(part.tool_call_id)
-            detail = ResultDetail(part.tool_call_id, part.result.status, code, receipt)
-            self._store.note(self._turn_id, kind, at, encode_detail(detail))
+            detail = ResultDetail(
+                part.tool_call_id,
+                part.result.status,
+                None if error is None else error.code,
+                self._receipt(part.tool_call_id),
+                None if error is None else self._bounded(error.message),
+            )
+            self._note_call(kind, at, part.tool_call_id, encode_detail(detail))
 
     def received(self, tool_call_id: str, receipt: Raw) -> None:
         """The tool host's receipt of a call: noted with the call's result, whatever middleware makes of that."""
         self._receipts[tool_call_id] = receipt
+
+    def model_ended(
+        self,
+        request: ModelRequest,
+        attempts: ModelAttempts,
+        *,
+        code: str | None = None,
+        finish_reason: str | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """A model call has ended; noted with what is stored next."""
+        ended = ModelDetail(
+            step=request.step,
+            model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
+            finish_reason=finish_reason,
+            input_tokens=None if usage is None else usage.input_tokens,
+            output_tokens=None if usage is None else usage.output_tokens,
+            code=code,
+            attempts=max(1, attempts.count),
+            paused_ms=round(attempts.paused_s * 1000),
+        )
+        self._model_ends.append(ended)
+
+    def model(self, at: str) -> None:
+        """Note the ends of model calls that were remembered."""
+        ends, self._model_ends = self._model_ends, []
+        for ended in ends:
+            kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
+            span = model_span(self._turn_id, ended.step)
+            self._store.note(self._turn_id, kind, at, encode_detail(ended), span, self._step_span)
+
+    def take_endings(self) -> list[Ending]:
+        """The ends that were noted since this was last asked."""
+        endings, self._endings = self._endings, []
+        return endings
+
+    # --- inside
+
+    def _is_new(self, action: RunTool) -> bool:
+        """Whether a call was not noted yet; one that is made again was, by an earlier incarnation."""
+        return not action.again and action.part.tool_call_id not in self._called
+
+    def _begin_step(self, step: int, at: str) -> None:
+        if step == self._step:
+            return  # its model is asked again, by another incarnation
+        self._end_step(at, None)
+        self._step, self._step_span = step, step_span(self._turn_id, step)
+        self._store.note(self._turn_id, "step.started", at, str(step), self._step_span, self._span)
+
+    def _end_step(self, at: str, error: ErrorPayload | None) -> None:
+        error, self._step_error = error or self._step_error, None
+        step, self._step = self._step, 0
+        if step != 0:
+            self._end(
+                "step.completed" if error is None else "step.failed", at, self._step_span, self._span, step, error
+            )
+
+    def _end(
+        self,
+        kind: NoteKind,
+        at: str,
+        span_id: str,
+        parent_span_id: str | None,
+        step: int = 0,
+        error: ErrorPayload | None = None,
+    ) -> None:
+        detail = str(step) if step else None
+        if error is not None:
+            error = ErrorPayload(error.code, self._bounded(error.message), name=error.name)
+            detail = encode_detail(FailureDetail(error, step or None))
+        self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
+        self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
+
+    def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:
+        self._store.note(self._turn_id, kind, at, detail, self._span, self._parent)
+
+    def _note_call(self, kind: NoteKind, at: str, tool_call_id: str, detail: str) -> None:
+        span = call_span(f"{self._turn_id}/{tool_call_id}")
+        self._store.note(self._turn_id, kind, at, detail, span, self._step_span)
+
+    def _bounded(self, message: str) -> str:
+        return cut_message(self._redact(message), MAX_NOTED_MESSAGE)
 
     def _receipt(self, tool_call_id: str) -> Raw | None:
         data = self._receipts.pop(tool_call_id, None)
@@ -68,30 +262,16 @@ class TurnNotes:
             log.warning("call %s: its receipt cannot be read: %s", tool_call_id, error.info.message)
             return None
 
-    def model_ended(
-        self,
-        request: ModelRequest,
-        *,
-        code: str | None = None,
-        finish_reason: str | None = None,
-        usage: Usage | None = None,
-    ) -> None:
-        """A model call has ended; noted with what is stored next."""
-        self._model_end = ModelDetail(
-            step=request.step,
-            model=f"{request.model.provider}/{request.model.model}".rstrip("/"),
-            finish_reason=finish_reason,
-            input_tokens=None if usage is None else usage.input_tokens,
-            output_tokens=None if usage is None else usage.output_tokens,
-            code=code,
-        )
 
-    def model(self, at: str) -> None:
-        """Note the end of the model call that was remembered."""
-        ended, self._model_end = self._model_end, None
-        if ended is not None:
-            kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
-            self._store.note(self._turn_id, kind, at, encode_detail(ended))
+#: Stands for the error of a turn that failed without one.
+_UNKNOWN = ErrorPayload("E_AGENT_FAILED", "the turn failed")
+
+
+def _failure(end: End) -> ErrorPayload | None:
+    """Why the step that is open failed; None when it is done, as it is when a turn has no steps left."""
+    if end.status == "completed" or (end.error is not None and end.error.code == "E_MAX_STEPS"):
+        return None
+    return end.error or _UNKNOWN
 
 
 def results_of(message: Message) -> list[Any]:

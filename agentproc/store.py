@@ -44,7 +44,15 @@ from agentproc.conversation import (
 )
 from schemas.errors import GoondanError, fail
 from schemas.link import boottime_ms
-from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACE_TABLES, NoteKind, TurnStatus
+from schemas.traces import (
+    CONVERSATION_FILE,
+    CONVERSATION_FORMAT,
+    TRACE_COLUMNS,
+    TRACE_TABLES,
+    TRACED_FORMAT,
+    NoteKind,
+    TurnStatus,
+)
 
 #: How long a write waits for another process that has the file (milliseconds): longer than any transaction of ours,
 #: much shorter than the time after which a silent agent is taken for hung.
@@ -212,13 +220,29 @@ class ConversationStore:
             )
         return [TurnRow(*row) for row in rows]
 
-    def begin_turn(self, event_key: str, turn_id: str, attempt: int, at: str) -> None:
-        """Record that a turn runs (inside `write`). A later attempt takes the place of an abandoned one."""
+    def begin_turn(
+        self,
+        event_key: str,
+        turn_id: str,
+        attempt: int,
+        at: str,
+        *,
+        trace_id: str | None = None,
+        parent_span_id: str | None = None,
+        waited_ms: int | None = None,
+    ) -> None:
+        """Record that a turn runs (inside `write`), before its first note. A later attempt takes the place of an
+        abandoned one.
+        """
         self._execute(
-            "INSERT INTO turns (event_key, turn_id, attempt, status, started_at) VALUES (?, ?, ?, 'running', ?) "
+            "INSERT INTO turns "
+            "(event_key, turn_id, attempt, status, started_at, trace_id, parent_span_id, waited_ms, first_note) "
+            "VALUES (?, ?, ?, 'running', ?, ?, ?, ?, (SELECT coalesce(max(seq), 0) + 1 FROM runtime_events)) "
             "ON CONFLICT (event_key) DO UPDATE SET turn_id = excluded.turn_id, attempt = excluded.attempt, "
-            "status = 'running', started_at = excluded.started_at, ended_at = NULL, answer = NULL",
-            (event_key, turn_id, attempt, at),
+            "status = 'running', started_at = excluded.started_at, ended_at = NULL, answer = NULL, "
+            "trace_id = excluded.trace_id, parent_span_id = excluded.parent_span_id, waited_ms = excluded.waited_ms, "
+            "first_note = excluded.first_note",
+            (event_key, turn_id, attempt, at, trace_id, parent_span_id, waited_ms),
         )
 
     def finish_turn(
@@ -286,11 +310,34 @@ class ConversationStore:
             row = self._open().execute("SELECT 1 FROM base WHERE id = ?", (message_id,)).fetchone()
         return row is not None
 
-    def note(self, turn_id: str, kind: NoteKind, at: str, detail: str | None = None) -> None:
+    def note(
+        self,
+        turn_id: str,
+        kind: NoteKind,
+        at: str,
+        detail: str | None = None,
+        span_id: str | None = None,
+        parent_span_id: str | None = None,
+    ) -> None:
         """Store a runtime event, for traces only (inside `write`). `detail` is of schemas/traces.py."""
         self._execute(
-            "INSERT INTO runtime_events (turn_id, type, at, detail) VALUES (?, ?, ?, ?)", (turn_id, kind, at, detail)
+            "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)",
+            (turn_id, kind, at, detail, span_id, parent_span_id),
         )
+
+    def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
+        """Kind and detail of the last note about a step of a turn."""
+        with self._errors():
+            row: tuple[str, str | None] | None = (
+                self._open()
+                .execute(
+                    "SELECT type, detail FROM runtime_events WHERE turn_id = ? AND type LIKE 'step.%' "
+                    "ORDER BY seq DESC LIMIT 1",
+                    (turn_id,),
+                )
+                .fetchone()
+            )
+        return row
 
     # --- inside
 
@@ -432,10 +479,14 @@ class ConversationStore:
                 db.execute("INSERT INTO meta VALUES ('epoch', 0), ('boot', ?)", (boot,))
                 db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
             db.execute("COMMIT")
-        elif version == 1:
+        elif version < CONVERSATION_FORMAT:
             db.execute("BEGIN IMMEDIATE")
-            if db.execute("PRAGMA user_version").fetchone()[0] == 1:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version < 2:
                 db.execute("ALTER TABLE events ADD COLUMN origin TEXT")
+            if version < TRACED_FORMAT:
+                for table, column in TRACE_COLUMNS:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
                 db.execute(f"PRAGMA user_version = {CONVERSATION_FORMAT}")
             db.execute("COMMIT")
         elif version != CONVERSATION_FORMAT:

@@ -31,8 +31,8 @@ from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
-from agentproc.notes import TurnNotes, results_of
-from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta, redactor_of
+from agentproc.notes import ModelAttempts, TurnNotes, results_of
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
 from agentproc.store import StoredEvent, TurnRow
@@ -117,7 +117,9 @@ class TurnRun:
         )
         self._wraps_calls = wrapped and runner.pipeline.has("toolCall")
         self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
-        self._notes = TurnNotes(runner.store, name)
+        self._parent_span = frame.parent_span_id
+        self._waited_ms = frame.waited_ms
+        self._notes = TurnNotes(runner.store, name, self._trace_id, frame.parent_span_id, runner.redact)
         workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
         self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
@@ -140,11 +142,12 @@ class TurnRun:
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._epoch = frame.epoch or 0
-        self._live = LiveFeed(runner.link, self._loop, frame, again=row is not None)
+        self._live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
         self._model: asyncio.Task[None] | None = None
+        self._attempts = ModelAttempts()
         self._stall = StallClock(runner.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._catalog: StepCatalog = runner.catalog.for_step()
@@ -170,7 +173,7 @@ class TurnRun:
                 if error.info.code != "E_STORE_FULL":
                     raise
                 log.warning("event %s: %s", self._event_id, error)
-                return self._end_full(error.info)
+                return self._end_with(error.info, "the conversation is full")
             if ended is not None:
                 return ended
             if not self._inputs:
@@ -241,14 +244,22 @@ class TurnRun:
             sent = {event.position: event.stored_ms for event in stored}
             self._first_sent = {message.id: sent[position] for position, message in resume.stored}
             with store.write():
-                self._notes.turn("turn.resumed", at)
+                self._notes.resumed(at)
             return self.turn.handle(resume if resume.stored else self._first, at)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
         with store.write():
             for row in leftover:
                 self._close_leftover(row, at)
-            store.begin_turn(self._event_id, self.turn.turn_id, self._attempt, at)
-            self._notes.turn("turn.started", at)
+            store.begin_turn(
+                self._event_id,
+                self.turn.turn_id,
+                self._attempt,
+                at,
+                trace_id=self._trace_id,
+                parent_span_id=self._parent_span,
+                waited_ms=self._waited_ms,
+            )
+            self._notes.begun(at, self._waited_ms)
             actions = self.turn.handle(self._first, at)
             # The first messages go into the transaction that begins the turn.
             for action in actions:
@@ -273,14 +284,22 @@ class TurnRun:
                 store.append(turn_id, action.position, Append(action.message))
         return turn.steps
 
-    def _end_full(self, info: ErrorPayload) -> Frame:
-        """What was to be stored does not fit: the turn ends with what is stored of it, and this error."""
+    def fail(self, info: ErrorPayload) -> Frame | None:
+        """End a turn that met an unexpected error, as well as that can still be stored; None when it cannot be."""
+        try:
+            return self._end_with(info, "the turn met an error")
+        except GoondanError as error:
+            log.warning("event %s: its end could not be stored: %s", self._event_id, error)
+            return None
+
+    def _end_with(self, info: ErrorPayload, reason: str) -> Frame:
+        """What was to be stored was not: the turn ends with what is stored of it, and this error."""
         runner, name, at = self._runner, self.turn.turn_id, self._runner.clock()
         with runner.store.write(final=True, reserve=True):
-            steps = self._give_up(name, Cancel(info, "the conversation is full"), at)
-            payload = answer_payload(failed(info, steps), name, self._event_id, at, self._trace_id)
-            self._notes.turn("turn.failed", at)
-            runner.store.finish_turn(self._event_id, name, "failed", at, steps=steps, answer=payload)
+            end = failed(info, self._give_up(name, Cancel(info, reason), at))
+            payload = answer_payload(end, name, self._event_id, at, self._trace_id)
+            self._notes.ended(end, at)
+            runner.store.finish_turn(self._event_id, name, "failed", at, steps=end.steps, answer=payload)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
@@ -291,7 +310,7 @@ class TurnRun:
             if isinstance(action, End):
                 end = action
         payload = b""
-        if stores or end is not None:
+        if stores or end is not None or self._notes.concerns(actions):
             at = runner.clock()
             with runner.store.write(final=end is not None):
                 self._notes.model(at)
@@ -300,7 +319,7 @@ class TurnRun:
                     self._notes.results(store.message, at)
                 if end is not None:
                     payload = answer_payload(end, self.turn.turn_id, self._event_id, at, self._trace_id)
-                    self._notes.turn("turn.completed" if end.status == "completed" else "turn.failed", at)
+                    self._notes.ended(end, at)
                     runner.store.finish_turn(
                         self._event_id, self.turn.turn_id, end.status, at, steps=end.steps, answer=payload
                     )
@@ -310,7 +329,7 @@ class TurnRun:
             first, self._position = self._position is None, stores[-1].position
             if first:
                 self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
-        self._live.tell(actions)
+        self._live.tell(actions, self._notes.take_endings())
         for action in actions:
             if isinstance(action, RunTool):
                 self._run_tool(action)
@@ -489,12 +508,15 @@ class TurnRun:
         """One request to the model; `anew`: what was shown of an earlier one is void. Raises GoondanError, as it may be
         stored and shown.
         """
+        attempts = self._attempts = ModelAttempts()
 
         def on_news(news: ModelNews) -> None:
             now = self._loop.time()
             if news == "content":
                 self._stall.content(now)
-            elif news == "waiting":
+                return
+            attempts.hear(news, now)
+            if news == "waiting":
                 self._stall.waiting(now)
             else:
                 self._stall.asking(now)
@@ -513,17 +535,17 @@ class TurnRun:
         try:
             answer = await provider.complete(request, on_delta if anew else show, on_news)
         except GoondanError as error:
-            self._notes.model_ended(request, code=error.info.code)
+            self._notes.model_ended(request, attempts, code=error.info.code)
             raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
-            trace = redactor_of(self._runner.spec.model)(traceback.format_exc())
+            trace = self._runner.redact(traceback.format_exc())
             log.error("model call of event %s: %s", self._event_id, trace)
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
-            self._notes.model_ended(request, code=info.code)
+            self._notes.model_ended(request, attempts, code=info.code)
             raise GoondanError(self._without_secrets(info)) from None
         finally:
             self._stall.end()  # what extensions do behind it is not the model's time
-        self._notes.model_ended(request, finish_reason=answer.finish_reason, usage=answer.usage)
+        self._notes.model_ended(request, attempts, finish_reason=answer.finish_reason, usage=answer.usage)
         return answer
 
     def _time_left(self) -> float | None:
@@ -533,7 +555,7 @@ class TurnRun:
 
     def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
         """A model's error as it may be stored and shown: without the key, and of bounded length."""
-        redact = redactor_of(self._runner.spec.model)
+        redact = self._runner.redact
         message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
         suggestion = None if info.suggestion is None else redact(info.suggestion)
         return ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
@@ -557,7 +579,7 @@ class TurnRun:
         self._stop_watching()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._runner.clock())
-        self._notes.model_ended(request, code=info.code)
+        self._notes.model_ended(request, self._attempts, code=info.code)
         self.push(ModelFailed(info))
 
     def _stop_watching(self) -> None:

@@ -142,8 +142,8 @@ def _query(place: Place, wanted: str | None, options: str) -> Trace | None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             return None  # it is being made
-        if version != CONVERSATION_FORMAT:
-            raise fail("E_STATE", f"{place.path} has format {version}, this version reads {CONVERSATION_FORMAT}")
+        if version > CONVERSATION_FORMAT:
+            raise fail("E_STATE", f"{place.path} has format {version}, this version reads up to {CONVERSATION_FORMAT}")
         db.execute("BEGIN")  # one moment for both reads
         row = db.execute(_LAST).fetchone() if wanted is None else db.execute(_NAMED, (wanted,)).fetchone()
         if row is None:

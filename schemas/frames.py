@@ -361,7 +361,17 @@ class Shutdown(Struct, frozen=True, rename="camel"):
 
 #: What a running turn tells its asker. `text`: a piece of the answer, or of what is said before a tool call.
 RuntimeEventKind = Literal[
-    "turn.started", "step.started", "text", "tool.called", "tool.completed", "tool.failed", "tool.progress"
+    "turn.started",
+    "turn.completed",
+    "turn.failed",
+    "step.started",
+    "step.completed",
+    "step.failed",
+    "text",
+    "tool.called",
+    "tool.completed",
+    "tool.failed",
+    "tool.progress",
 ]
 
 
@@ -371,7 +381,8 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     `step` counts from 1. A `text` stands `at` characters (code points) behind the begin of its step's text; where that
     is not what was heard so far, something was lost. `again` voids the text of the step that was heard before; in
     `turn.started` the turn was begun before, by an incarnation that is gone. `code` is the error's, of `tool.failed`;
-    `done`, `total` and `message` are the handler's own words, of `tool.progress`.
+    `done`, `total` and `message` are the handler's own words, of `tool.progress`; `error` is why it failed, of
+    `turn.failed` and `step.failed`.
     """
 
     kind: RuntimeEventKind
@@ -385,6 +396,7 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     done: float | None = None
     total: float | None = None
     message: str | None = None
+    error: ErrorPayload | None = None
 
 
 class ToolProgress(Struct, frozen=True, omit_defaults=True):

@@ -5,16 +5,21 @@ An instance's conversation file holds two tables for this. `turns` has one row f
 in UTC with milliseconds. A note is written in the transaction that stores what it tells of, so a trace shows nothing
 that a crash took back. `detail` is JSON, by kind:
 
-- `step.started`: a number, the step (from 1); a model call is out.
+- `turn.started`: TurnDetail. `turn.resumed` (by another process, after the one before was lost), `turn.completed`:
+  nothing. A turn has one `turn.started`, however often it is resumed.
+- `step.started`, `step.completed`: a number, the step (from 1); with the first a model call is out.
 - `model.answered`, `model.failed`: ModelDetail.
 - `tool.called`: CallDetail. `tool.completed`, `tool.failed`: ResultDetail.
-- `turn.started`, `turn.resumed` (by another process, after the one before was lost), `turn.completed`, `turn.failed`:
-  nothing.
+- `step.failed`, `turn.failed`: FailureDetail.
 
-No note holds arguments, texts or outputs; those are messages. What the tool host says of the jail that had a call is
-the other way round: it is in the call's note and in no message, so no model reads it.
+`span_id` is the span of what a note is about, `parent_span_id` what that is a part of (schemas/spans.py). A turn's
+parent is in its row as well, with its trace, how long its event had waited (milliseconds), and which note is its first.
 
-Source: design sections 5, 10 and 11.
+No note holds arguments, texts or outputs; those are messages. Errors are there, without secrets and of bounded length.
+What the tool host says of the jail that had a call is the other way round: it is in the call's note and in no message,
+so no model reads it.
+
+Source: design sections 5, 10 and 11; docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -23,30 +28,47 @@ from typing import Final, Literal
 
 from msgspec import DecodeError, Raw, Struct, json
 
-from schemas.frames import OptionalRaw
+from schemas.frames import ErrorPayload, OptionalRaw
 from schemas.receipts import Receipt
 
-#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. The tables below are
-#: the same in formats 1 and 2; an agent that opens the file of an earlier format brings it up to this one.
+#: The file of an instance, in schemas.address.instance_dir; `PRAGMA user_version` is its format. An agent that
+#: opens the file of an earlier format brings it up to this one.
 CONVERSATION_FILE: Final = "conversation.db"
-CONVERSATION_FORMAT: Final = 2
+CONVERSATION_FORMAT: Final = 3
+#: The first format whose tables below have the columns of TRACE_COLUMNS.
+TRACED_FORMAT: Final = 3
 #: The tables that are read by others than their writer.
 TRACE_TABLES: Final = """\
 CREATE TABLE turns (
     seq INTEGER PRIMARY KEY, event_key TEXT NOT NULL UNIQUE, turn_id TEXT NOT NULL, attempt INTEGER NOT NULL,
-    status TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT, steps INTEGER NOT NULL DEFAULT 0, answer BLOB
+    status TEXT NOT NULL, started_at TEXT NOT NULL, ended_at TEXT, steps INTEGER NOT NULL DEFAULT 0, answer BLOB,
+    trace_id TEXT, parent_span_id TEXT, waited_ms INTEGER, first_note INTEGER
 );
 CREATE INDEX turns_running ON turns (status) WHERE status = 'running';
 CREATE TABLE runtime_events (
-    seq INTEGER PRIMARY KEY, turn_id TEXT NOT NULL, type TEXT NOT NULL, at TEXT NOT NULL, detail TEXT
+    seq INTEGER PRIMARY KEY, turn_id TEXT NOT NULL, type TEXT NOT NULL, at TEXT NOT NULL, detail TEXT,
+    span_id TEXT, parent_span_id TEXT
 );
 """
+#: What format 3 has added to them.
+TRACE_COLUMNS: Final = (
+    ("turns", "trace_id TEXT"),
+    ("turns", "parent_span_id TEXT"),
+    ("turns", "waited_ms INTEGER"),
+    ("turns", "first_note INTEGER"),
+    ("runtime_events", "span_id TEXT"),
+    ("runtime_events", "parent_span_id TEXT"),
+)
+#: An error's message in a note (characters); the whole is in the answer, or in the call's result.
+MAX_NOTED_MESSAGE: Final = 500
 
 TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 NoteKind = Literal[
     "turn.started",
     "turn.resumed",
     "step.started",
+    "step.completed",
+    "step.failed",
     "model.answered",
     "model.failed",
     "tool.called",
@@ -57,8 +79,24 @@ NoteKind = Literal[
 ]
 
 
+class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The beginning of a turn: its trace, and how long its event had waited since it was accepted (milliseconds)."""
+
+    trace_id: str
+    waited_ms: int | None = None
+
+
+class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The end of a turn or step that failed. `step` is the step that failed, None of a turn."""
+
+    error: ErrorPayload
+    step: int | None = None
+
+
 class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The end of a model call: `model` is `provider/name`, tokens as the vendor counts them, `code` of a failure."""
+    """The end of a model call: `model` is `provider/name`, tokens as the vendor counts them, `code` of a failure.
+    `attempts`: how often the model was asked; `paused_ms`: how long nothing was asked between them.
+    """
 
     step: int
     model: str = ""
@@ -66,6 +104,8 @@ class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     input_tokens: int | None = None
     output_tokens: int | None = None
     code: str | None = None
+    attempts: int = 1
+    paused_ms: int = 0
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -80,13 +120,14 @@ class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The one result of a call. `receipt` is a Receipt (`schemas.receipts.kept`) if a jail had the call, encoded by
-    itself: of one of a later version its reader loses no more than the receipt.
+    itself: of one of a later version its reader loses no more than the receipt. `message` is the error's.
     """
 
     tool_call_id: str
     status: str
     code: str | None = None
     receipt: OptionalRaw = None
+    message: str | None = None
 
 
 def encode_receipt(receipt: Receipt) -> Raw:
@@ -102,6 +143,6 @@ def read_receipt(data: Raw | None) -> Receipt | None:
         return None
 
 
-def encode_detail(detail: ModelDetail | CallDetail | ResultDetail) -> str:
+def encode_detail(detail: TurnDetail | FailureDetail | ModelDetail | CallDetail | ResultDetail) -> str:
     """The text that is stored."""
     return json.encode(detail).decode()

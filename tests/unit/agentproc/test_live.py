@@ -80,7 +80,7 @@ class Heard:
 def feed(live: bool = True, *, again: bool = False) -> tuple[LiveFeed, Heard, Clock]:
     heard, clock = Heard(), Clock()
     frame = Frame("event", event_id="e1", epoch=7, live=live)
-    return LiveFeed(heard, clock, frame, again=again), heard, clock  # type: ignore[arg-type]
+    return LiveFeed(heard, clock, frame, "t1", again=again), heard, clock  # type: ignore[arg-type]
 
 
 def started(again: bool = False) -> tuple[LiveFeed, Heard, Clock, Any]:
@@ -250,7 +250,10 @@ async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path
         ("step.started", 1, None),
         *(("tool.called", 1, call) for call in "abc"),
         *((e.kind, 1, e.tool_call_id) for e in events if e.kind in ("tool.completed", "tool.failed")),
+        ("step.completed", 1, None),
         ("step.started", 2, None),
+        ("step.completed", 2, None),
+        ("turn.completed", 0, None),
     ]
     ends = {e.tool_call_id: (e.kind, e.code) for e in events if e.kind in ("tool.completed", "tool.failed")}
     assert ends["a"] == ("tool.completed", None)

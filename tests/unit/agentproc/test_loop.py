@@ -594,6 +594,9 @@ async def test_a_crash_at_any_write_changes_nothing_but_time(tmp_path: Path, cra
     called = {str(frame.call_id) for link in links for frame in link.calls}
     assert called == {f"{turn}/s{step}c{n}" for step in (1, 2) for n in range(3)}
     assert sum(len(link.answers()) for link in links) == 1
+    story = noted(tmp_path, "turn.started", "turn.completed", "step.started", "step.completed", "tool.called")
+    step = ["step.started", *["tool.called"] * 3, "step.completed"]
+    assert story == ["turn.started", *step, *step, "step.started", "step.completed", "turn.completed"]
     with closing(ConversationStore(folder)) as after:
         messages = after.load_messages()
         assert is_presentable(messages)
