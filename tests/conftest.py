@@ -6,7 +6,7 @@ the list stops the run, so that a misspelt claim is not taken for a proof. `scri
 
 from __future__ import annotations
 
-import math
+import gc
 import os
 import re
 import shutil
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.time_spent import TimeSpent
 
 # A busy machine is no failure; and what CI runs must be the same twice.
 settings.register_profile("house", deadline=None, derandomize="CI" in os.environ)
@@ -32,9 +34,24 @@ REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
 ORDER = {name: place for place, name in enumerate(("chaos", "process", "containment", "contract", "unit"))}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What is collected lives to the end: looking for garbage in it takes a quarter of the time of the collection."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):  # a controller of workers collects nothing
+        gc.disable()
+    if not is_worker:
+        config.pluginmanager.register(TimeSpent())
+
+
+def pytest_collection_finish() -> None:
+    """From here on there is garbage, but none in what was collected."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_xdist_auto_num_workers() -> int:
-    """Three for two processors: a test of programs waits for a third of its time, for an end, a deadline, a pause."""
-    return math.ceil(1.5 * len(os.sched_getaffinity(0)))
+    """Two for each processor: a test of programs waits for half of its time, for an end, a deadline, a pause."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_collection(session: pytest.Session) -> None:
