@@ -16,6 +16,7 @@ import asyncio
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,13 @@ class Scene:
         site = self.state / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         site.mkdir(parents=True, exist_ok=True)
         (site / "policy.yaml").write_text("host secret")
+        # The state root of another kernel, which this one knows nothing of; in a grant of `/` there is no /tmp.
+        self.other = Path(tempfile.mkdtemp(prefix="gdn-other-", dir="/tmp"))
+        self.others = self.other / "workspaces" / "0123456789abcdef"
+        for folder in (self.others / "kernel", self.others / "instances" / "a" / "k" / "workspace"):
+            folder.mkdir(parents=True)
+        for file in (self.other / "policy.yaml", self.others / "instances" / "a" / "k" / "conversation.db"):
+            file.write_text("host secret")
         # A link where no jail could have put it: beside /tmp's other files.
         self.link = Path(tempfile.mkdtemp(prefix="gdn-link-", dir="/tmp")) / "x"  # a jail has its own
 
@@ -97,6 +105,11 @@ def attempts(scene: Scene, links: dict[str, str], process: int) -> dict[str, San
         "a runtime directory": sockets / "d",
         "a token": sockets / "d" / "client.token",
         "all packages": state / "packages",
+        "another kernel's state root": scene.other,
+        "another kernel's policy": scene.other / "policy.yaml",
+        "another kernel's workspaces": scene.other / "workspaces",
+        "a workspace of another kernel": scene.others / "instances" / "a" / "k" / "workspace",
+        "another kernel's state root, spelt": f"{scene.other}/./workspaces//..",
     }
     spelt = {
         "a final slash": f"{state}/",
@@ -152,6 +165,8 @@ def workdirs(scene: Scene, links: dict[str, str], process: int) -> dict[str, str
         "what lies around them": str(scene.place),
         "the home directory": str(scene.home),
         "a link to the home directory": links["home"],
+        "another kernel's state root": str(scene.other),
+        "a workspace of another kernel": str(scene.others / "instances" / "a" / "k" / "workspace"),
     }
 
 
@@ -193,7 +208,7 @@ async def every_attempt(
             tools.append(make_tool(scene.place, LOOK, "look", name=f"t{number}", sandbox=sandbox))
         plain = SandboxSpec(min_tier=tier)
         tools += [make_tool(scene.place, LOOK, "look", name="plain", sandbox=plain), *own_tools(scene, tier)]
-        tops = [str(scene.place), *links.values(), "/run", "/proc/self/cwd/"]
+        tops = [str(scene.place), str(scene.other), *links.values(), "/run", "/proc/self/cwd/"]
         state = scene.state / "workspaces" / "d"
         async with bench(*tools, state_dir=state, facts=lambda it: scene.hide(facts(it)), max_jails=4) as made:
             for number, name in enumerate(tried):
@@ -212,6 +227,7 @@ async def every_attempt(
         for path in links.values():
             os.unlink(path)
         folder.rmdir()
+        shutil.rmtree(scene.other)
     return found
 
 

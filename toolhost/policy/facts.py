@@ -26,8 +26,8 @@ from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.limits.groups import own_tree
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import existing, make_placeholders, refuse_links, repositories
-from toolhost.policy.hiding import with_hidden
-from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates
+from toolhost.policy.hiding import unknown_place, with_hidden
+from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates, hidden_in_it
 from toolhost.policy.scanning import scan
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.privileges.giving_up import runs_for_root
@@ -263,6 +263,14 @@ def look_up(
         read += _everything(host) if path == "/" else [_grant(path, root, tool)]
     write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
     venv, site = _venv(sandbox, root)
+    for path in [
+        root,
+        *([real] if real else []),
+        *(place.path for place in [*read, *write]),
+        *([venv] if venv else []),
+    ]:
+        if (folder := unknown_place(path, host.hidden)) is not None:
+            raise hidden_in_it(path, folder)
     guarded: list[Place] = []
     made: list[str] = []
     protected = [os.path.realpath(path) for path in spec.protected]

@@ -167,6 +167,53 @@ def _mount_of(path: str) -> int:
     return -1
 
 
+# --- by names that are not known ------------------------------------------------------------------------------------
+
+#: How the state directory of a workspace is called, in `workspaces` of a state root.
+_WORKSPACE: Final = re.compile("[0-9a-f]{16}")
+
+
+def unknown_place(path: str, hidden: Iterable[str]) -> str | None:
+    """The hidden folder that `path` (without links) is, lies in or holds under a name that `hidden` does not know; None
+    when there is none.
+
+    Names are no proof: a file system may take `/data/STATE` for `/data/state`, and a mount may have come a moment ago.
+    And the state root of another kernel, which is in no list, is known by what is in it.
+    """
+    known = frozenset(hidden)
+    here = {identity: above for above in _upwards(path) if (identity := _identity(above)) is not None}
+    itself = _identity(path)
+    for folder in known:
+        identity = _identity(folder)
+        if identity is None:
+            continue
+        place = here.get(identity, folder)
+        if not any(within(place, one) for one in known):
+            return folder  # it is the folder, or lies in it
+        for above in _upwards(folder)[1:]:
+            if itself is not None and _identity(above) == itself and above != path:
+                place = _joined(path, folder[len(above.rstrip("/")) :])
+                if place not in known and _identity(place) == identity:
+                    return folder  # it holds the folder
+    if any(within(path, folder) for folder in known):
+        return None  # others judge it
+    return next((above for above in here.values() if _is_state_root(above)), None)
+
+
+def _upwards(path: str) -> list[str]:
+    """A path and those above it, the nearest first."""
+    parts = path.rstrip("/").split("/")
+    return ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
+
+
+def _is_state_root(path: str) -> bool:
+    try:
+        names = os.listdir(f"{path}/workspaces")
+    except OSError:
+        return False
+    return any(_WORKSPACE.fullmatch(name) and os.path.isdir(f"{path}/workspaces/{name}/kernel") for name in names)
+
+
 # --- while a jail lives ---------------------------------------------------------------------------------------------
 
 

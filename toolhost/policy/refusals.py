@@ -76,6 +76,12 @@ def check_uncovered(place: Place, own: str, host: HostFacts) -> None:
             raise _hidden(place.shown, folder)
 
 
+def hidden_in_it(path: str, folder: str) -> GoondanError:
+    """The error for a place that is, lies in or holds a hidden folder under another name than that is known by."""
+    text = f"{path} leads to {folder}, which no tool may see: the kernel keeps its state or its sockets there"
+    return fail("E_SANDBOX_DENIED", text, suggestion="Name a folder outside of it, and as it is spelt.")
+
+
 def _hidden(what: str, folder: str) -> GoondanError:
     text = f"{what} lies in {folder}, which no tool may see: the kernel keeps its state or its sockets there"
     return fail("E_SANDBOX_DENIED", text, suggestion="Name a folder outside of it.")

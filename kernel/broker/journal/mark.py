@@ -61,7 +61,7 @@ class MarkFile:
         body = _BODY.pack(_MAGIC, mark.boot_id.encode("ascii", "replace"), mark.last, mark.digest)
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._fd = _open(self._path)
             os.pwrite(self._fd, body + _CHECKSUM.pack(zlib.crc32(body)), 0)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -73,6 +73,19 @@ class MarkFile:
         if fd is not None:
             with suppress(OSError):
                 os.close(fd)
+
+
+def _open(path: str) -> int:
+    """The file for writing. What is none of ours is replaced: it could be another file, by a second name."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    state = os.fstat(fd)
+    ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
+    if ours and (os.pread(fd, len(_MAGIC), 0) == _MAGIC if state.st_size else state.st_nlink == 1):
+        return fd
+    os.close(fd)
+    os.unlink(path)
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def _check_regular(fd: int, path: str) -> None:

@@ -15,6 +15,8 @@ from schemas.errors import GoondanError
 
 #: The file whose space is freed when the disk is full.
 RESERVE_FILE: Final = "kernel.reserve"
+#: In the folder of the kernel's locks: remembers that there was a journal.
+WITNESS_FILE: Final = "kernel/journal"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
@@ -26,10 +28,12 @@ def boot_id() -> str:
 
 def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> JournalStore:
     """The journal's file of `state_dir`. Raises GoondanError: see JournalStore."""
-    path = os.path.join(state_dir, JOURNAL_FILE)
+    path, witness = os.path.join(state_dir, JOURNAL_FILE), os.path.join(state_dir, WITNESS_FILE)
     while True:
         try:
-            return JournalStore(path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss)
+            return JournalStore(
+                path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss, witness=witness
+            )
         except GoondanError as error:
             if error.info.code != "E_DISK_FULL" or not release_reserve(state_dir):
                 raise

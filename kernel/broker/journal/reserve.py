@@ -37,9 +37,10 @@ class Reserve:
         """
         try:
             found = os.stat(self._path, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode) and found.st_size == RESERVE_BYTES <= found.st_blocks * _BLOCK:
+            whole = found.st_size == RESERVE_BYTES <= found.st_blocks * _BLOCK
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and whole:
                 return True
-            os.unlink(self._path)  # a link, a pipe, a file with holes in it
+            os.unlink(self._path)  # a link, a pipe, a file with holes in it, or with a second name
         except FileNotFoundError:
             pass
         except OSError as error:

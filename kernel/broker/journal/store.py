@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import zlib
@@ -34,6 +35,7 @@ from typing import Any, Final, Literal
 
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
+from kernel.broker.journal.witness import Witness
 from schemas.errors import GoondanError, fail
 
 #: The file in the state directory.
@@ -107,15 +109,25 @@ INSERT INTO meta VALUES (1, 0, 0, 0, 0, 0);
 class JournalStore:
     """The open file. One thread writes; `find_*` are for one other thread.
 
-    `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot.
+    `path` is the file, `durability` what a commit survives, `boot_id` the machine's present boot; `witness` is a file
+    elsewhere that remembers that there was a journal (None: nobody misses one that is gone with its side file).
     """
 
-    def __init__(self, path: str, *, durability: Durability, boot_id: str, accept_loss: bool = False) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: Durability,
+        boot_id: str,
+        accept_loss: bool = False,
+        witness: str | None = None,
+    ) -> None:
         """Open or make the file. Raises GoondanError E_JOURNAL_CORRUPT, E_JOURNAL_FORMAT, E_DISK_FULL, E_STATE."""
         self.path = path
         self.durability: Durability = durability
         self._boot_id = boot_id
         self._mark = MarkFile(path + "-acked")
+        self._witness = None if witness is None else Witness(witness)
         #: What was lost on the way in, for the log; empty in every ordinary start.
         self.losses: list[str] = []
         try:
@@ -357,12 +369,16 @@ class JournalStore:
             self._reader.close()
         with suppress(sqlite3.Error):
             self._db.close()
+            if self._witness is not None:
+                self._witness.kept()  # SQLite has synced the file
         self._mark.close()
 
     # --- opening
 
     def _open(self, accept_loss: bool) -> sqlite3.Connection:
         create_private(self.path)
+        for suffix in ("-wal", "-shm"):
+            _take_apart(self.path + suffix)
         mark = self._mark.read()
         promised = mark.last if mark is not None and self._must_hold(mark) else 0
         suspicion = self.path + SUSPICION_SUFFIX
@@ -388,6 +404,8 @@ class JournalStore:
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 if promised is not None:
                     return db, [f"the journal is empty, but {promised.last} writes were promised"]
+                if self._is_missed():
+                    return db, ["the journal is gone, and its side file too: one was kept here before"]
                 self._create(db)
                 return db, []
             version: int = db.execute("PRAGMA user_version").fetchone()[0]
@@ -407,6 +425,8 @@ class JournalStore:
                     damage.append(f"it ends with write {meta.last}, but {promised.last} were promised")
                 elif meta.last == promised.last:
                     damage.append(f"write {meta.last} is not the one that was promised")
+            if self._witness is not None and not damage:
+                self._witness.kept()
             return db, damage
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:
             if _is_full(error) or _is_busy(error):
@@ -468,6 +488,12 @@ class JournalStore:
         self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
         return db
 
+    def _is_missed(self) -> bool:
+        """Whether there was a journal here, which an empty file is not."""
+        return self._witness is not None and self._witness.must_be_there(
+            self._boot_id, power=self.durability == "power"
+        )
+
     def _must_hold(self, mark: Mark) -> bool:
         """Whether what the side file says was promised for the loss that may have happened."""
         return self.durability == "power" or mark.boot_id == self._boot_id
@@ -489,6 +515,8 @@ class JournalStore:
         )
         if self.durability == "power":
             sync_folder(os.path.dirname(self.path))
+        if self._witness is not None:
+            self._witness.made(self._boot_id)
 
 
 class _Meta:
@@ -539,16 +567,44 @@ def set_aside(path: str) -> str:
 
 
 def create_private(path: str) -> None:
-    """Make the file, closed to others, before SQLite makes it with the umask's mode. Raises OSError.
+    """Make the file, closed to others, before SQLite makes it with the umask's mode. Raises OSError, also for a file
+    of somebody else, who could put words into the mouth of everybody, and for an empty one with a second name: it is
+    another file that somebody wants to be written to.
 
     Only before the first connection: the system drops all of a process's locks on a file when one descriptor closes.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "is no regular file", path)
+        if state.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
+        if not state.st_size and state.st_nlink > 1:
+            raise OSError(errno.EPERM, "is empty and has a second name", path)
     finally:
         os.close(fd)
+
+
+def _take_apart(path: str) -> None:
+    """SQLite writes to what stands here beside its file. One with a second name becomes a copy: it may be another file,
+    or a backup that was made with hard links. Raises OSError, also for a file of somebody else.
+    """
+    try:
+        state = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(state.st_mode):
+        return  # SQLite opens neither links nor what is no file
+    if state.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
+    if state.st_nlink > 1:
+        with suppress(FileNotFoundError):
+            os.unlink(path + "-copy")
+        fd = os.open(path + "-copy", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as copy, open(path, "rb") as source:
+            shutil.copyfileobj(source, copy)
+        os.rename(path + "-copy", path)
 
 
 def sync_folder(path: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.hidden import runtime_place, uncovered, workspace_of
-from toolhost.policy.hiding import Hiding, Mount, places_of, read_mounts, runtime_folders
+from toolhost.policy.hiding import Hiding, Mount, places_of, read_mounts, runtime_folders, unknown_place
 
 ROOT = Mount(1, "8:1", "/", "/")
 STATE = "/home/u/.goondan"
@@ -85,6 +85,34 @@ def test_what_is_hidden_from_a_jail_is_looked_at_again(tmp_path: Path) -> None:
     later.mkdir()
     assert hiding.broken() == str(later)
     assert Hiding([str(later)], [str(later)]).broken() == str(later), "it came while the jail was being made"
+
+
+def test_a_folder_is_known_whatever_it_is_called(tmp_path: Path) -> None:
+    """A link stands here for what no test can make everywhere: a mount of this moment, a file system without cases."""
+    state, home = tmp_path / "home" / "state", tmp_path / "home"
+    (state / "a").mkdir(parents=True)
+    (home / "work").mkdir()
+    alias = tmp_path / "HOME"
+    alias.symlink_to(home)
+    hidden = [str(state)]
+    for path in (f"{alias}/state", f"{alias}/state/a", str(alias)):
+        assert unknown_place(path, hidden) == str(state), path
+        assert unknown_place(path, [*hidden, f"{alias}/state"]) is None, "it is hidden there as well"
+    beside = [str(home / "work"), f"{alias}/work", str(tmp_path / "no")]
+    for path in (str(state), f"{state}/a", str(home), str(tmp_path), "/", *beside):
+        assert unknown_place(path, hidden) is None, path
+
+
+def test_the_state_root_of_another_kernel_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    workspace = other / "workspaces" / "0123456789abcdef"
+    (workspace / "kernel").mkdir(parents=True)
+    for path in (other, workspace, workspace / "kernel", other / "policy.yaml"):
+        assert unknown_place(str(path), []) == str(other)
+        assert unknown_place(str(path), [str(other)]) is None, "others judge it"
+    assert unknown_place(str(tmp_path), []) is None
+    (tmp_path / "workspaces" / "project" / "kernel").mkdir(parents=True)
+    assert unknown_place(str(tmp_path / "workspaces" / "project"), []) is None, "a project's folder"
 
 
 # --- what may be named in a hidden folder (schemas/hidden.py) ------------------------------------------------------
