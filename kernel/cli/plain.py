@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-from schemas.visible import CONTROLS, SEPARATORS, TURNING, by_number
+from schemas.visible import CONTROLS, SEPARATORS, TURNING, UNSEEN, by_number
 
 #: What stays of the controls: line end and tab. A carriage return goes without a trace, since line ends may hold one.
 _KEPT: Final = "\n\t"
@@ -17,7 +17,11 @@ _TABLE: Final[dict[int, str | None]] = {
     ord("\r"): None,
 }
 #: The same for one line: what would end it becomes a space.
-_LINE_TABLE: Final[dict[int, str | None]] = {**_TABLE, **dict.fromkeys((*map(ord, _KEPT), *SEPARATORS), " ")}
+_LINE_TABLE: Final[dict[int, str | None]] = {
+    **_TABLE,
+    **{code: by_number(chr(code)) for code in UNSEEN},
+    **dict.fromkeys((*map(ord, _KEPT), *SEPARATORS), " "),
+}
 
 
 def flowing(text: str) -> str:

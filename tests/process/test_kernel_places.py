@@ -63,7 +63,7 @@ def test_jails_see_neither_the_record_nor_the_locks_nor_the_sockets(running: San
     looks += [look.replace(f"{running.home}/", "./") for look in looks]
     result = running.call("; ".join(looks), "--workdir", str(running.home))
     assert result["output"]["stdout"] == ""
-    assert sorted(os.listdir(places[0])) == ["alive", "kernel.json", "lock"]
+    assert sorted(os.listdir(places[0])) == ["alive", "journal", "kernel.json", "lock"]
     assert "planted" not in os.listdir(places[1])
     # A jail in whose workdir neither lies, for which nothing had to be hidden.
     assert running.call("; ".join(looks[:2]))["output"]["stdout"] == ""

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import stat
 import zlib
@@ -599,6 +598,8 @@ def _take_apart(path: str) -> None:
     if state.st_uid != os.geteuid():
         raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
     if state.st_nlink > 1:
+        import shutil  # it takes milliseconds
+
         with suppress(FileNotFoundError):
             os.unlink(path + "-copy")
         fd = os.open(path + "-copy", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

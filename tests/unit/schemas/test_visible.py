@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.visible import CONTROLS, SEPARATORS, TURNING, visible_json, visible_line
+from schemas.visible import CONTROLS, SEPARATORS, TURNING, UNSEEN, visible_json, visible_line
 
-STEERING = {chr(code) for code in (*CONTROLS, *SEPARATORS, *TURNING)} - {"\t"}
+STEERING = {chr(code) for code in (*CONTROLS, *SEPARATORS, *TURNING, *UNSEEN)} - {"\t"}
 #: Half of the letters are such as steer a terminal.
 TEXT = st.text(st.one_of(st.sampled_from(sorted(STEERING)), st.characters()))
 
@@ -47,6 +47,9 @@ def test_json_means_the_same(value: object) -> None:
         ("\x9b31m", r"\x9b31m"),
         ("a\u202eb\u2066", r"a\u202eb\u2066"),
         ("a\r\nb", r"a\x0d\x0ab"),
+        ("a\u200eb\u061cc\u200b\ufeff", r"a\u200eb\u061cc\u200b\ufeff"),
+        ("ok\U000e0072\U000e006d", r"ok\U000e0072\U000e006d"),
+        ("می\u200cخواهم 👩\u200d💻", "می\u200cخواهم 👩\u200d💻"),
         ("\udc9b", r"\udc9b"),
         ("군단\t\u3000\u00a0é", "군단\t\u3000\u00a0é"),
     ],
