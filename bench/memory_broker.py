@@ -10,6 +10,7 @@ import msgspec
 
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
+from kernel.broker.instance_folders import InstanceFolders
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.opening import boot_id, wall_ms
 from kernel.broker.ledger import Ledger
@@ -40,7 +41,7 @@ def main() -> None:
         archive=journal,
         ledger=Ledger(boot_id(), wall_ms() / 1000 - now),
     )
-    loop = BrokerLoop(Router(bus), journal, options.run_dir)
+    loop = BrokerLoop(Router(bus, InstanceFolders(plan.state_dir)), journal, options.run_dir)
     loop.bind()
     report_ready(options.ready_fd)
     try:

@@ -56,6 +56,8 @@ CODES: Final[dict[str, str]] = {
     "E_AGENT_NOT_FOUND": "Check the agent's name; `gdn validate` lists the agents of the bundle.",
     "E_EVENT_NOT_FOUND": "`gdn trace EVENT_ID` shows how it ended, if a turn was begun for it.",
     "E_INSTANCE_NOT_FOUND": "`gdn instance list` shows those that there are.",
+    "E_INSTANCE_BUSY": "Wait until it has nothing to do, or give --force, which cancels its work.",
+    "E_INSTANCE_DELETED": "Send it again if it is still wanted: that starts a new instance without history.",
     "E_AGENT_TIMEOUT": "Give the request more time, or ask again with the same event id.",
     "E_ANSWER_GONE": "`gdn trace EVENT_ID` shows what its turn did; ask anew with another event id.",
     "E_AGENT_CYCLE": "Let one agent of the cycle answer without asking the others.",

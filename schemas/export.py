@@ -35,6 +35,8 @@ _PAYLOADS: Final = (
     frames.ToolResult,
     receipts.Receipt,
     frames.Shutdown,
+    frames.InstanceEnd,
+    frames.InstanceEnded,
     frames.RuntimeEvent,
     frames.ToolProgress,
     frames.Completion,

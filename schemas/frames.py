@@ -51,6 +51,7 @@ FrameType = Literal[
     "tool.progress",
     "tool.completed",
     "tool.cancel",
+    "instance.end",
     "agents.spawn",
     "agents.list",
     "agents.catalog",
@@ -346,6 +347,22 @@ class Completion(Struct, frozen=True, rename="camel", kw_only=True):
     tool_call_id: str
     turn_id: str
     result: Raw
+
+
+class InstanceEnd(Struct, frozen=True, omit_defaults=True):
+    """Payload of `instance.end`: the instance in `to` and `instanceKey` is to be deleted. End its jails; with `force`
+    also those in which something runs, and say nothing of that to anybody.
+    """
+
+    force: bool = False
+
+
+class InstanceEnded(Struct, frozen=True, omit_defaults=True):
+    """The `reply` to `instance.end`, sent when the instance's jails are gone, or at once when something runs there and
+    was not to be ended by force: `work` names it then, by callId and handle.
+    """
+
+    work: list[str] = []
 
 
 #: Why a process is told to leave. `idle`: it has nothing to do, and another one needs its place.

@@ -20,9 +20,9 @@ from typing import Final
 
 from schemas.address import MAX_PATH_BYTES, is_path
 from schemas.blobs import MAX_ARGS_BYTES, too_large
-from schemas.codec import from_raw
+from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import ErrorPayload, Frame, ToolCallPayload, ToolError
+from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from toolhost.calls.answers import Answers
 from toolhost.calls.asking import Asking, Speaker
@@ -40,6 +40,8 @@ from toolhost.policy.subject import HostFacts
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
+#: Calls and handles that an answer names when an instance cannot be deleted: a person reads the first of them.
+MAX_NAMED: Final = 16
 
 
 class Host:
@@ -93,6 +95,8 @@ class Host:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._deadline_at = float("inf")
         self._ticker: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._send = send
         self._closing = False
         self.configure(spec)
 
@@ -173,8 +177,26 @@ class Host:
                 owner = (frame.from_, frame.instance_key)
                 if isinstance(call, Call) and (frame.from_ is None or owner == call.owner):
                     self.jails.cancel(call)
+        elif kind == "instance.end":
+            ending = self._loop.create_task(self._end_instance(frame))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
         elif kind == "ack" and frame.stage == "result":
             self._book.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
+
+    async def _end_instance(self, frame: Frame) -> None:
+        """An instance is deleted: answer when nothing of it runs here any more, or with what does."""
+        owner = (frame.to or "", frame.instance_key or "")
+        calls, handles = self._book.open_of(owner), self.completions.handles_of(owner)
+        if not from_raw(frame.payload, InstanceEnd).force and (calls or handles):
+            work = [*(call.id for call in calls), *handles][:MAX_NAMED]
+            self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded(work))))
+            return
+        for call in calls:
+            self.jails.cancel(call)
+        self.completions.forget(owner)
+        await self.jails.end_all_of(owner)
+        self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded())))
 
     def _tool_call(self, frame: Frame) -> None:
         call_id, agent, instance_key = frame.call_id, frame.from_, frame.instance_key

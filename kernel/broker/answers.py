@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from schemas.codec import to_raw
+from schemas.errors import error_payload
 from schemas.frames import AgentEvent, Answer, ErrorPayload
 
 if TYPE_CHECKING:
@@ -32,3 +33,9 @@ def failure_answer(event: Event, error: ErrorPayload) -> Raw:
             answer=answer,
         )
     )
+
+
+def deleted_answer(event: Event) -> Raw:
+    """What whoever asked an instance is told when it is deleted."""
+    message = f"{event.instance.address} was deleted before it had answered"
+    return failure_answer(event, error_payload("E_INSTANCE_DELETED", message))

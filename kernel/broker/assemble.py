@@ -9,6 +9,7 @@ import sys
 
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
+from kernel.broker.instance_folders import InstanceFolders
 from kernel.broker.journal.opening import wall_ms
 from kernel.broker.journal.records import EPOCHS
 from kernel.broker.journal.store import JournalStore
@@ -46,14 +47,14 @@ def assemble(
     if top is not None:
         store.commit(ledger.epochs(top).writes, wall_ms())
     bad: list[BadRow] = []
-    spawned = restore(bus, store.rows(), bad.append)
+    restored = restore(bus, store.rows(), bad.append)
     _give_up(store, bad)
     older = SpawnFile(plan.state_dir)
     for record in older.read():
         store.commit(ledger.spawned(record).writes, wall_ms())
-        spawned.append(record)
+        restored.spawned.append(record)
     older.remove()
-    return Router(bus, spawned)
+    return Router(bus, InstanceFolders(plan.state_dir), restored)
 
 
 def _give_up(store: JournalStore, bad: list[BadRow]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kernel.broker.answers import failure_answer
+from kernel.broker.answers import deleted_answer, failure_answer
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.journal.records import event_subject
 from kernel.broker.late_answers import late_answer
@@ -72,7 +72,7 @@ class Cancels:
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         waiting.append((connection, frame.id))
         self._bus.counters["cancels"] += 1
-        self._cancel(event)
+        self.cancel(event)
 
     def list_events(self, connection: Connection, frame: Frame, agent: Any, key: Any, now: float) -> None:
         """`{op: "events", agent, instanceKey}`: what an instance works on, then what waits for it, in order."""
@@ -94,7 +94,8 @@ class Cancels:
 
     # --- what becomes of events
 
-    def _cancel(self, event: Event) -> None:
+    def cancel(self, event: Event) -> None:
+        """It is to end, with what its turn waits for."""
         if not event.ending and not event.cancelled:
             self._bus.staged.append(Staged("note", self._bus.ledger.cancel_wished(event)))
         event.cancelled = True
@@ -109,7 +110,7 @@ class Cancels:
         if not event.ending:
             self._mailbox.contents.recall(event)
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
-            answer = failure_answer(event, error)
+            answer = deleted_answer(event) if event.instance.deleting else failure_answer(event, error)
             follow = late_answer(self._bus, event, answer, None)
             item = self._bus.ledger.finished(event, "cancelled", answer, None, "", self._bus.now, follow)
             event.end = "cancelled"
@@ -131,7 +132,7 @@ class Cancels:
         """A call of this turn has ended: what its handler has not heard of is not wanted any more."""
         for request in list(event.work.requests):
             if request.call_id == call_id and not request.cancelled:
-                self._cancel(request)
+                self.cancel(request)
 
     def ended(self, event: Event) -> None:
         """The event has ended: whoever asked is told."""
@@ -141,7 +142,7 @@ class Cancels:
     def _cancel_requests(self, event: Event) -> None:
         for request in list(event.work.requests):
             if not request.cancelled:
-                self._cancel(request)
+                self.cancel(request)
 
     def _tell_holder(self, instance: Instance) -> None:
         event = instance.leased

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from kernel.broker.bus import MAX_ID, Bus
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.contents import content_of
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
@@ -27,7 +27,7 @@ from kernel.broker.journal.records import Accepted, Finished
 from kernel.broker.mailbox import Event, Staged
 from kernel.broker.presence import Connection
 from schemas.codec import to_raw
-from schemas.errors import error_payload, fail
+from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
 
 #: Dead letters of one list: it has to fit one frame.
@@ -85,6 +85,10 @@ class DeadLetters:
         event = self._dead(event_id)
         if event.instance.agent not in self._bus.plan.agents:
             raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {event.instance.agent!r} any more")
+        known = self._bus.mailbox.instances.get((event.instance.agent, event.instance.key))
+        if known is not None and known.deleting:
+            message = f"{known.address} is being deleted"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         accepted, _ = self._records(event)
         again = Event(
             new_id(event.id),

@@ -21,9 +21,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.journal.interface import Item
+from kernel.broker.journal.interface import Item, Write
 from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
@@ -130,6 +132,9 @@ class Directory:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
         cwd = _workdir(actor, me, frame)
         instance = self._bus.mailbox.instances.get((target, key))
+        if instance is not None and instance.deleting:
+            message = f"{instance.address} is being deleted"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         by = (actor.sender, frame.id)
         if instance is not None and by in instance.spawns:
             instance.spawns[by].conn = connection  # a repeat, perhaps over another connection
@@ -186,6 +191,22 @@ class Directory:
             self._refuse(waiting, code, message)
         instance.spawns.clear()
 
+    def deleted(self, instance: Instance) -> Item:
+        """An instance goes: who spawned it is forgotten, and what it has spawned is nobody's. What to write of it."""
+        writes: tuple[Write, ...] = ()
+        if instance in self._spawned:
+            del self._spawned[instance]
+            instance.spawned = None
+            writes += self._bus.ledger.spawned(SpawnRecord(instance.agent, instance.key, gone=True)).writes
+        for other in [other for other in self._spawned if _owner(other) == (instance.agent, instance.key)]:
+            record = other.spawned
+            if record is not None:
+                other.spawned = replace(record, owner_agent="", owner_key="")
+                created = self._bus.booted_at + record.created
+                nobodys = SpawnRecord(other.agent, other.key, "", "", created, record.cwd)
+                writes += self._bus.ledger.spawned(nobodys).writes
+        return Item(writes)
+
     def tick(self, now: float) -> None:
         """Whoever has waited long enough is told so; the process may still come."""
         for instance in list(self._awaited):
@@ -219,8 +240,8 @@ class Directory:
         return ListedAgent(
             target=instance.agent,
             instance_key=instance.key,
-            owner_agent=None if record is None else record.owner_agent,
-            owner_instance_key=None if record is None else record.owner_key,
+            owner_agent=None if record is None else record.owner_agent or None,
+            owner_instance_key=None if record is None else record.owner_key or None,
             created_at=_rfc3339(self._bus.booted_at + created),
             cwd=None if record is None else record.cwd,
         )

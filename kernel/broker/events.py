@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
-from kernel.broker.answers import failure_answer
+from kernel.broker.answers import deleted_answer, failure_answer
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.contents import Content
@@ -201,6 +201,8 @@ class Events:
     def _refusal(self, actor: Actor, event: Event) -> str | None:
         """What stands against a new event, in words; None when there is room for it."""
         mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
+        if instance.deleting:
+            return f"{instance.address} is being deleted"
         if len(instance.queue) >= MAX_QUEUED:
             return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
         operator, session = event.by_operator, event.session
@@ -462,7 +464,11 @@ class Events:
             event.moved(frame.position)
         elif frame.stage == "done" or frame.stage == "failed":
             state: State = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
-            self._stage_end(event, state, frame.payload, frame.blob, conn=connection, frame_id=frame.id)
+            answer, blob = frame.payload, frame.blob
+            if instance.deleting and state == "cancelled":
+                self._mailbox.blobs.discard(blob)
+                answer, blob = deleted_answer(event), None
+            self._stage_end(event, state, answer, blob, conn=connection, frame_id=frame.id)
         elif frame.stage == "release":
             above = True
             if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it

@@ -120,6 +120,21 @@ class Ledger:
         )
         return Item((Retire(subject), Put(subject, records.encode(written))))
 
+    def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:
+        """An instance is to go."""
+        record = records.InstanceDeleted(agent, key, keep_workdir)
+        subject = records.deleted_subject(agent, key)
+        return Item((Retire(subject), Put(subject, records.encode(record))))
+
+    def buried(self, agent: str, key: str, *, gone: bool) -> Item:
+        """An instance has gone, which is remembered as long as an event's id; or it could not be."""
+        subject = records.deleted_subject(agent, key)
+        return Item((Retire(subject, b"", "deleted") if gone else Retire(subject),))
+
+    def answer_unwanted(self, event: Event) -> Item:
+        """Who asked for the event without waiting has gone."""
+        return _put(event, records.AnswerUnwanted())
+
     def epochs(self, top: int) -> Item:
         """Epochs up to `top` may be used from now on."""
         return Item((Retire(records.EPOCHS), Put(records.EPOCHS, records.encode(EpochsReserved(top)))))

@@ -243,6 +243,10 @@ class Event:
         """Whether it will never be handed over again."""
         return self.state in FINISHED
 
+    def unwanted(self) -> None:
+        """Who asked for it without waiting has gone: its answer goes to nobody."""
+        self.asynchronous = self.wants_answer = False
+
     def moved(self, position: int | None) -> None:
         """Its holder has stored so many messages of the turn."""
         work = self.work
@@ -313,6 +317,7 @@ class Instance:
         "agent",
         "answers",
         "conn",
+        "deleting",
         "epoch",
         "host",
         "key",
@@ -350,6 +355,8 @@ class Instance:
         self.spawns: dict[tuple[str, str], PendingSpawn] = {}
         #: Its process is on its way out: nothing more is handed to it.
         self.leaving = False
+        #: Somebody has it deleted: nothing new is taken for it (deletions.py).
+        self.deleting = False
 
     @property
     def wanted(self) -> bool:
@@ -407,14 +414,15 @@ class Staged(Struct, frozen=True):
     """A decision that takes effect when the journal has `item`.
 
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
-    `spawn`: the process of the instance may be started. `note`: nothing waits for it.
+    `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `note`: nothing
+    waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "note"]
     item: Item
-    #: What it is about; None for `spawn` and some notes.
+    #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
-    #: The instance of a `spawn`.
+    #: The instance of a `spawn` or a `deletion`.
     instance: Instance | None = None
     #: Who is told of a `finish`, and the frame that is acknowledged with it.
     conn: Connection | None = None
@@ -652,6 +660,6 @@ class Mailbox:
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process."""
         busy = instance.wanted or instance.open or instance.conn is not None or instance.requested or instance.leaving
-        if not busy and instance.spawned is None:
+        if not busy and not instance.deleting and instance.spawned is None:
             self.hosts.release(instance)
             self.instances.pop((instance.agent, instance.key), None)

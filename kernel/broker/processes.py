@@ -200,6 +200,22 @@ class Processes:
         else:
             self._gone(instance, now)
 
+    def dismissed(self, instance: Instance, now: float) -> bool:
+        """Have the process of an instance without work leave; True when it has none and none will come."""
+        connection = instance.conn
+        if connection is not None and (self._bus.control is not None or not connection.claims.launch):
+            self._bus.shutdown(connection, LEAVE_MS, "idle")
+            self.leave(instance, connection, now)
+        elif connection is None and (instance in self._delayed or not instance.requested):
+            if instance in self._delayed:  # nobody has been asked for it yet
+                instance.requested = False
+                self._processes.discard(instance)
+                self._starting.pop(instance, None)
+                del self._delayed[instance]
+                self._places.release(instance)
+            self._places.withdraw(instance)
+        return instance not in self._processes and not instance.requested
+
     # --- the supervisor's word
 
     def control_event(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -345,13 +361,18 @@ class Processes:
         self.serve(now)
 
     def _unhang(self, instance: Instance, reason: str, now: float) -> None:
-        """A holder that does not answer: killed, and its exit waited for; only fenced where nobody can kill it."""
-        event, connection = instance.leased, instance.conn
+        """A holder that does not answer is killed."""
+        event = instance.leased
         if event is None:
             return
         if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now:
             event.deadline = now  # the kill gets its own grace before it is asked for again
         event.work.lease_until = now + DEADLINE_GRACE_S
+        self.kill(instance, reason, now)
+
+    def kill(self, instance: Instance, reason: str, now: float) -> None:
+        """End the process of an instance, and wait for its exit; without a supervisor it is only fenced."""
+        connection = instance.conn
         if self._bus.control is not None and connection is not None and connection.claims.launch:
             self._bus.tell_supervisor(Kill(principal_of(instance), connection.claims.launch, reason))
             return

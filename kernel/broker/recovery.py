@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from sys import intern
+from typing import Final, NamedTuple
 
 from kernel.broker.bus import Bus
 from kernel.broker.contents import content_of
@@ -22,10 +23,12 @@ from kernel.broker.journal import records
 from kernel.broker.journal.interface import Row
 from kernel.broker.journal.records import (
     Accepted,
+    AnswerUnwanted,
     Attempt,
     CancelWish,
     EpochsReserved,
     Finished,
+    InstanceDeleted,
     InstanceSpawned,
 )
 from kernel.broker.mailbox import Event, SpawnRecord
@@ -56,18 +59,31 @@ def reserved_epochs(written: Iterable[bytes]) -> int:
     return top
 
 
-def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> list[SpawnRecord]:
-    """Put events into the mailbox; returns the spawned instances, oldest first. `on_bad` hears of bad rows."""
-    spawned: list[SpawnRecord] = []
+class Restored(NamedTuple):
+    """What the journal knows beside events."""
+
+    #: Spawned instances, oldest first.
+    spawned: list[SpawnRecord]
+    #: Instances whose deletion was decided and is not over.
+    deleted: list[InstanceDeleted]
+
+
+#: Of a journal without any of it.
+NOTHING: Final = Restored([], [])
+
+
+def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
+    """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
+    restored = Restored([], [])
     for row in rows:
         try:
-            _apply(bus, row, spawned)
+            _apply(bus, row, restored)
         except BadRow as bad:
             on_bad(bad)
         except Exception as error:  # whatever it was: one row must not keep a kernel from starting for ever
             on_bad(BadRow(row, f"{type(error).__name__}: {error}"))
     _release_orphans(bus)
-    return spawned
+    return restored
 
 
 def _decode(row: Row) -> records.Record:
@@ -77,12 +93,15 @@ def _decode(row: Row) -> records.Record:
         raise BadRow(row, str(error)) from None
 
 
-def _apply(bus: Bus, row: Row, spawned: list[SpawnRecord]) -> None:
+def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     record = _decode(row)
     if isinstance(record, InstanceSpawned):
-        spawned.append(
+        restored.spawned.append(
             SpawnRecord(record.agent, record.key, record.owner_agent, record.owner_key, record.created, record.cwd)
         )
+        return
+    if isinstance(record, InstanceDeleted):
+        restored.deleted.append(record)
         return
     if isinstance(record, EpochsReserved):
         return
@@ -100,6 +119,8 @@ def _apply(bus: Bus, row: Row, spawned: list[SpawnRecord]) -> None:
         event.work.position = record.position
     elif isinstance(record, CancelWish):
         event.cancelled = True
+    elif isinstance(record, AnswerUnwanted):
+        event.unwanted()
     elif isinstance(record, Finished):
         bus.mailbox.contents.recall(event)
         event.end = record.state

@@ -9,7 +9,7 @@ Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -17,14 +17,17 @@ from kernel.broker import blobs
 from kernel.broker.acting import Actors
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
 from kernel.broker.dead_letters import DeadLetters
+from kernel.broker.deletions import Deletions
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
+from kernel.broker.folders import Folders
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
-from kernel.broker.mailbox import SpawnRecord, Staged
+from kernel.broker.mailbox import Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
+from kernel.broker.recovery import NOTHING, Restored
 from kernel.broker.tool_calls import ToolCalls
 from kernel.broker.waits import Waits
 from schemas.codec import (
@@ -49,8 +52,8 @@ MAX_PEERS: Final = 4096
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, bus: Bus, spawned: Iterable[SpawnRecord] = ()) -> None:
-        """`spawned`: what an earlier broker has remembered of instances."""
+    def __init__(self, bus: Bus, folders: Folders, restored: Restored = NOTHING) -> None:
+        """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
         self.bus = bus
         self._tool_calls = ToolCalls(bus)
         actors = Actors(bus)
@@ -59,7 +62,9 @@ class Router:
         self._directory = directory = Directory(bus, actors)
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
-        directory.restore(spawned)
+        directory.restore(restored.spawned)
+        self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
+        self._deletions.resume(restored.deleted, bus.now)
         self._events.end_without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
@@ -81,7 +86,7 @@ class Router:
             "agents.catalog": directory.catalog,
         }
         self._handlers: dict[int, dict[str, Handler]] = {
-            CONTROL: {**every, "runtime.event": self._processes.control_event},
+            CONTROL: {**every, "runtime.event": self._control_event},
             AGENTS: {
                 **every,
                 **asking,
@@ -102,6 +107,7 @@ class Router:
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
                 "runtime.event": self._ignore,
+                "reply": self._deletions.ended,
             },
             CLIENTS: {**every, "event": events.event, "ack": events.answer_ack, "admin": self._admin, "bye": self._bye},
         }
@@ -169,11 +175,15 @@ class Router:
             if at in refused:
                 self._events.refused(item)
                 self._dead.refused(item)
+            elif item.kind == "deletion" and item.instance is not None:
+                self._deletions.settled(item.instance, now)
             elif item.instance is not None:
                 self._directory.settled(item.instance, now)
             else:
                 self._events.settled(item, now)
                 self._dead.settled(item)
+        if self._deletions.active:
+            self._deletions.advance(now)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
         """libzmq has no peer of that routing id."""
@@ -193,6 +203,7 @@ class Router:
         self._tool_calls.tick(now)
         self._processes.tick(now)
         self._quiet.tick(now)
+        self._deletions.tick(now)
 
     def shut_down(self, grace_ms: int) -> None:
         """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
@@ -290,6 +301,12 @@ class Router:
 
     # --- the rest
 
+    def _control_event(self, connection: Connection, frame: Frame, now: float) -> None:
+        """News of processes; a deletion may have waited for it."""
+        self._processes.control_event(connection, frame, now)
+        if self._deletions.active:
+            self._deletions.advance(now)
+
     def _bye(self, connection: Connection, frame: Frame, now: float) -> None:
         """A peer asks to leave: granted when nothing would be left behind."""
         instance = connection.instance
@@ -310,7 +327,7 @@ class Router:
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
         who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `dead.*`: see dead_letters.py.
+        `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
@@ -323,6 +340,9 @@ class Router:
         if op == "events" and operator:
             self._events.cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
             return
+        if op == "instance.delete" and operator:
+            self._deletions.ask(connection, frame, asked, now)
+            return
         if op == "why" and operator:
             Waits(self.bus).tell(connection, frame, now)
             return
@@ -331,7 +351,8 @@ class Router:
             return
         if op != "stats":
             message = (
-                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why` and `dead.*`"
+                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `dead.*` and "
+                "`instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox

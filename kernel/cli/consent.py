@@ -103,6 +103,14 @@ def ask(inspected: Inspected) -> Answer:
     return "once" if said in ("o", "once") else "no"
 
 
+def confirmed(question: str) -> bool:
+    """Whether the person at the terminal says yes. Anything but a clear yes is a no."""
+    _drop_typed_ahead()
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower() in ("y", "yes")
+
+
 def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None = None) -> None:
     """Keep that the user has agreed to all that the bundle asks for. Raises GoondanError E_STATE."""
     from kernel.paths import root_of

@@ -1,11 +1,12 @@
-"""`gdn instance list|show`: the instances of a workspace, those without a process too.
+"""`gdn instance list|show|delete`: the instances of a workspace, those without a process too.
 
-What is on disk is read as `gdn trace` reads it, and a kernel is asked for the rest only if one runs.
+What is on disk is read as `gdn trace` reads it, and a kernel is asked for the rest only if one runs. To delete is the
+kernel's affair: only it knows what an instance still has to do.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
 
     from kernel.cli.attach import Place
 
+#: How long a deletion may take (seconds): turn, process and jails have 5 to 15 s each, and a broker that ends in the
+#: middle is back within some.
+_DELETE_S: Final = 60.0
+
 
 @click.group()
 def command() -> None:
-    """List and show instances of agents."""
+    """List, show and delete instances of agents."""
 
 
 @command.command(name="list")
@@ -90,6 +95,58 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     lines += [f"{event['state']:<16} {one_line(event['eventId'], 200)}" for event in document["events"]]
     write(*lines)
     return 0
+
+
+@command.command()
+@click.argument("agent", shell_complete=options.completed("agents"))
+@click.argument("key", shell_complete=options.completed("instances"))
+@options.bundle
+@click.option("--force", is_flag=True, help="Cancel its work first; whoever waits for it is told so.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.as_json
+def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_json: bool) -> int:
+    """Delete one for good: its conversation, its traces and its workdir.
+
+    One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
+    your own. What is sent to it later begins a new one. A kernel must run.
+    """
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.batch import check_instance
+    from kernel.cli.consent import can_ask, confirmed
+    from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
+    from kernel.cli.session import Session
+    from schemas.errors import fail
+
+    check_instance(key)
+    place = locate(bundle)
+    kernel = attach(place)
+    name = one_line(f"{agent}/{key}", 400)
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel) as session:
+            asked = {"op": "instance.delete", "agent": agent, "instanceKey": key, "force": force}
+            return await session.admin(asked, _DELETE_S)
+
+    try:
+        if not yes and can_ask() and not confirmed(_question(place, agent, key, name)):
+            raise fail("E_CANCELLED", f"{name} was not deleted", suggestion="Answer y, or give --yes.")
+        answer = asyncio.run(ask())
+    finally:
+        kernel.finish()
+    write_json(answer) if as_json else write(f"deleted {name}")
+    return 0
+
+
+def _question(place: Place, agent: str, key: str, name: str) -> str:
+    """What goes with it."""
+    from kernel.instances import instances
+
+    found = next(iter(instances(place.state_dir, agent, key)), None)
+    size = "" if found is None else f" ({max(1, found.bytes // 1024)} KiB)"
+    return f"Delete {name}, with its conversation{size} and the files in its workdir? It cannot be brought back. [y/N] "
 
 
 def render(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -58,7 +58,8 @@ def test_stages_and_sockets() -> None:
     "kind",
     [
         frames.Hello, frames.Welcome, frames.AgentEvent, frames.Answer, frames.ToolCallPayload, frames.ToolResult,
-        frames.ToolError, frames.Shutdown, frames.Credit, frames.ErrorPayload, frames.Lease,
+        frames.ToolError, frames.Shutdown, frames.InstanceEnd, frames.InstanceEnded, frames.Credit,
+        frames.ErrorPayload, frames.Lease,
         frames.AgentsSpawn, frames.SpawnedAgent, frames.AgentsList, frames.AgentsListed, frames.ListedAgent,
         frames.AgentsCatalog,
     ],

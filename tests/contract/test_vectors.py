@@ -30,6 +30,8 @@ KINDS: dict[str, Any] = {
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,
     "RuntimeEvent": frames.RuntimeEvent,
+    "InstanceEnd": frames.InstanceEnd,
+    "InstanceEnded": frames.InstanceEnded,
     "Shutdown": frames.Shutdown,
     "ToolCallPayload": frames.ToolCallPayload,
     "ToolProgress": frames.ToolProgress,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.kernel_fixture import sandbox, wait_until
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
 
 
 def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
@@ -22,7 +27,7 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
 
         kernel.popen("send", "/bash__exec command='sleep 30'", "--instance", "one", "--event-id", "works")
         wait_until(lambda: kernel.gdn("instance", "show", "main", "one", "--json").json["events"])
-        kernel.popen("send", "hello", "--instance", "one", "--event-id", "waits")
+        asker = kernel.popen("send", "hello", "--instance", "one", "--event-id", "waits", "--json")
         shown = wait_until(
             lambda: len((now := kernel.gdn("instance", "show", "main", "one", "--json").json)["events"]) == 2 and now
         )
@@ -34,6 +39,7 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert shown["lastTurn"]["status"] == "running"
         assert "works" in kernel.gdn("instance", "show", "main", "one").out
 
+        check_deletion(kernel, asker)
         assert kernel.gdn("stop").status == 0
         listed = kernel.gdn("instance", "list", "--json").json
         assert {(row["instanceKey"], row["status"]) for row in listed} == {
@@ -47,3 +53,40 @@ def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
         assert any(line.endswith("  main/one") for line in lines)
         missing = kernel.gdn("instance", "show", "main", "none", "--json")
         assert (missing.status, missing.json["error"]["code"]) == (1, "E_INSTANCE_NOT_FOUND")
+        unheard = kernel.gdn("instance", "delete", "main", "one", "--json")
+        assert (unheard.status, unheard.json["error"]["code"]) == (1, "E_KERNEL_NOT_RUNNING")
+
+
+def check_deletion(kernel: Sandbox, asker: subprocess.Popen[bytes]) -> None:
+    """`one` works on an event with a tool call, and another event waits; both have askers."""
+    folder = Path(kernel.gdn("instance", "show", "main", "one", "--json").json["folder"])
+    kernel.gdn("send", "hello", "--instance", "two")
+    refused = kernel.gdn("instance", "delete", "main", "one", "--json")
+    assert (refused.status, refused.json["error"]["code"]) == (1, "E_INSTANCE_BUSY")
+    assert "it works on 'works'" in refused.json["error"]["message"]
+    assert "'waits'" in refused.json["error"]["message"]
+    assert folder.is_dir()
+
+    pid = kernel.gdn("instance", "show", "main", "one", "--json").json["pid"]
+    deletions = [kernel.popen("instance", "delete", "main", "one", "--force", "--json") for _ in range(2)]
+    for deletion in deletions:
+        said, _ = deletion.communicate(timeout=PATIENCE_S)
+        assert json.loads(said) == {"agent": "main", "instanceKey": "one", "state": "deleted"}
+    assert not folder.exists()
+    rows = kernel.ps()
+    assert pid not in {row["pid"] for row in rows}
+    assert not [row for row in rows if row["role"] == "worker" and row["instanceKey"] == "one"], "its jail lives"
+    said, _ = asker.communicate(timeout=PATIENCE_S)
+    assert b"E_INSTANCE_DELETED" in said
+    assert [row["instanceKey"] for row in kernel.gdn("instance", "list", "--json").json] == ["two", "zwei/\u00fc"]
+
+    # Its name begins anew, and the id that was known is.
+    again = kernel.gdn("send", "hello", "--instance", "one", "--event-id", "works", "--json")
+    assert again.json["error"]["code"] in ("E_FRAME_INVALID", "E_INSTANCE_DELETED")
+    assert not folder.exists()
+    assert kernel.gdn("send", "hello", "--instance", "one").status == 0
+    assert folder.is_dir()
+    assert kernel.gdn("instance", "delete", "main", "two").out == "deleted main/two\n"
+    nobody = kernel.gdn("instance", "delete", "main", "nobody", "--json")
+    assert (nobody.status, nobody.json["error"]["code"]) == (1, "E_INSTANCE_NOT_FOUND")
+    wait_until(lambda: not os.listdir(folder.parents[2] / "deleted"))

@@ -136,6 +136,19 @@ def test_polling_tells_pending_then_the_result_and_then_nothing_comes_by_itself(
     assert len(talk.told()) == 1, "what was polled for does not come by itself as well"
 
 
+def test_a_deleted_instance_takes_its_pending_work_with_it(kernel: Sandbox) -> None:
+    talk = Talk(kernel, "deleted")
+    assert "pending, handle slow/job" in talk.say("/slow__start")
+    folder = talk.folder
+    refused = kernel.gdn("instance", "delete", "main", talk.key, "--json")
+    assert refused.json["error"]["code"] == "E_INSTANCE_BUSY"
+    assert "goes on in the background ('slow/job')" in refused.json["error"]["message"]
+    assert kernel.gdn("instance", "delete", "main", talk.key, "--force").status == 0
+    assert not [row for row in kernel.ps() if row["instanceKey"] == talk.key]
+    assert kernel.gdn("call", "bash__exec", '{"command":"true"}').status == 0  # what the end of the work said is over
+    assert not folder.exists(), "nobody told a new instance of it"
+
+
 @pytest.mark.requirement("RESULT-04")
 def test_results_that_nobody_polls_for_come_by_themselves(kernel: Sandbox) -> None:
     talk = Talk(kernel, "told")

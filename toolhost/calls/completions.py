@@ -132,6 +132,16 @@ class Completions:
         work.pollers.append(call)
         self._loop.call_later(wait_s, self._waited, work, call)
 
+    def handles_of(self, owner: tuple[str, str]) -> list[str]:
+        """The handles of the running work of an agent instance."""
+        return [work.promise.handle for work in self._book.of(owner)]
+
+    def forget(self, owner: tuple[str, str]) -> None:
+        """The instance is deleted: its work ends without a word to anybody, in the next tool host, too."""
+        self._book.forget(owner)
+        self._untold = {name: promise for name, promise in self._untold.items() if promise.owner != owner}
+        self._note()
+
     def overdue(self) -> list[Work]:
         """Work that has run for too long; forget results that nobody asks for any more."""
         now = self._loop.time()

@@ -129,6 +129,17 @@ class PendingBook:
         for name in [name for name, work in self._done.items() if now - work.at >= KEPT_S]:
             self._drop(name)
 
+    def of(self, owner: tuple[str, str]) -> list[Work]:
+        """The running work of an agent instance."""
+        return [work for work in self._work.values() if work.promise.owner == owner]
+
+    def forget(self, owner: tuple[str, str]) -> None:
+        """The instance is deleted: nobody is told of its work any more."""
+        for name in [name for name in self._work if name[:2] == owner]:
+            del self._work[name]
+        for name in [name for name in self._done if name[:2] == owner]:
+            self._drop(name)
+
     def running(self) -> list[Promise]:
         """What would have to be given up if this tool host ended now."""
         return [work.promise for work in self._work.values()]

@@ -163,6 +163,10 @@ class CallBook:
             self._forget(next(iter(self._kept)))
         return True
 
+    def open_of(self, owner: tuple[str, str]) -> list[Call]:
+        """The open calls of an agent instance."""
+        return [call for call in self._open.values() if call.owner == owner]
+
     def acknowledge(self, call_ids: Iterable[str]) -> None:
         """The agents have stored these results."""
         for call_id in call_ids:

@@ -52,7 +52,7 @@ from toolhost.jails.cells import Cells
 from toolhost.jails.channel import Violation
 from toolhost.jails.forked import ForkedCalls
 from toolhost.jails.jail import Jail
-from toolhost.jails.pool import Action, Assign, Pool, Slot, Start, key_of
+from toolhost.jails.pool import Action, Assign, Pool, Slot, Start, instance_of, key_of
 from toolhost.jails.reports import Reports
 from toolhost.jails.sized_workdirs import Claim, SizedWorkdirs
 from toolhost.jails.starting import start_jail
@@ -190,6 +190,20 @@ class Jails:
             await asyncio.wait_for(offload.settled(), CLOSE_S)
         self._egress.close()
         self._watch.close()
+
+    async def end_all_of(self, owner: tuple[str, str]) -> None:
+        """End the jails of an agent instance, and wait until their last processes are gone; shared ones are not its."""
+        while slots := [slot for slot in self.pool.slots() if instance_of(slot.key) == owner]:
+            for slot in slots:
+                self._perform(self.pool.close(slot))
+                tenancy: Tenancy | None = slot.jail
+                if tenancy is not None and (tenancy.slot.calls or tenancy.abandoned):
+                    tenancy.jail.kill("its instance was deleted")
+            # What is being launched ends when it is there.
+            await asyncio.gather(*(slot.jail.gone.wait() for slot in slots if slot.jail is not None))
+            if self._launching and all(slot.jail is None for slot in slots):
+                await asyncio.wait(self._launching, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
 
     @property
     def jail_count(self) -> int:

@@ -118,13 +118,28 @@ class InstanceSpawned(Struct, frozen=True, array_like=True, tag="spawned"):
     cwd: str | None = None
 
 
+class InstanceDeleted(Struct, frozen=True, array_like=True, tag="deleted"):
+    """An instance is to go, and nothing of it runs any more: its folder may be moved away."""
+
+    agent: str
+    key: str
+    #: Others work in its workdir, which stays.
+    keep_workdir: bool = False
+
+
+class AnswerUnwanted(Struct, frozen=True, array_like=True, tag="unwanted"):
+    """Who asked for an event has gone: its answer becomes no event."""
+
+
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
     top: int
 
 
-Record = Accepted | Attempt | CancelWish | Finished | InstanceSpawned | EpochsReserved
+Record = (
+    Accepted | Attempt | CancelWish | Finished | InstanceSpawned | InstanceDeleted | AnswerUnwanted | EpochsReserved
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Record)
@@ -132,6 +147,7 @@ _decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Recor
 EPOCHS: Final = "epochs"
 _EVENT: Final = "event:"
 _INSTANCE: Final = "instance:"
+_DELETED: Final = "deleted:"
 
 
 def encode(record: Record) -> bytes:
@@ -157,6 +173,11 @@ def event_of(subject: str) -> str | None:
 def instance_subject(agent: str, key: str) -> str:
     """The subject of an instance's records. Agent names hold no slash; instance keys may."""
     return f"{_INSTANCE}{agent}/{key}"
+
+
+def deleted_subject(agent: str, key: str) -> str:
+    """The subject of an instance's tombstone."""
+    return f"{_DELETED}{agent}/{key}"
 
 
 def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
+from kernel.broker.folders import Moved
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.records import EPOCHS, event_subject
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
@@ -25,7 +26,18 @@ from schemas.blobs import REFERENCES, check_reference, describe
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
 from schemas.errors import error_payload
-from schemas.frames import ORCHESTRATOR, AgentEvent, Answer, Blob, Frame, Lease, ReplyTo, RuntimeEvent
+from schemas.frames import (
+    ORCHESTRATOR,
+    AgentEvent,
+    Answer,
+    Blob,
+    Frame,
+    InstanceEnd,
+    InstanceEnded,
+    Lease,
+    ReplyTo,
+    RuntimeEvent,
+)
 from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.journals import BothJournals
@@ -145,6 +157,9 @@ class Client(Actor):
         #: Event id -> how it had ended, for each question to cancel it; and how often that was asked.
         self.ended: dict[str, list[str]] = {}
         self.cancels: dict[str, int] = {}
+        #: What was said to questions for a deletion.
+        self.deleted: dict[str, str] = {}
+        self.asks = 0
         #: Event id -> the epochs under which it was spoken of, in the order of hearing.
         self.heard: dict[str, list[int]] = {}
 
@@ -170,9 +185,22 @@ class Client(Actor):
         frame = Frame("admin", payload=to_raw({"op": "cancel", "eventId": event_id}))
         self.submit("post", frame, ("cancel", event_id))
 
+    def delete(self, key: str, *, agent: str = "coder", force: bool = False) -> str:
+        """Have an instance deleted; `deleted` has what was said, under the name that this returns."""
+        self.asks += 1
+        question = f"{agent}/{key}#{self.asks}"
+        asked = {"op": "instance.delete", "agent": agent, "instanceKey": key, "force": force}
+        self.submit("post", Frame("admin", payload=to_raw(asked)), ("delete", question))
+        return question
+
     def on_settled(self, settled: Settled) -> None:
         event_id = settled.entry.waiter
-        if isinstance(event_id, tuple):
+        if isinstance(event_id, tuple) and event_id[0] == "delete":
+            if settled.frame is not None:
+                self.deleted[event_id[1]] = from_raw(settled.frame.payload, dict)["state"]
+            elif settled.error is not None:
+                self.deleted[event_id[1]] = f"{settled.error.code}: {settled.error.message}"
+        elif isinstance(event_id, tuple):
             said = settled.error.code if settled.frame is None and settled.error is not None else None
             if said is None and settled.frame is not None:
                 reply = from_raw(settled.frame.payload, dict)
@@ -373,6 +401,23 @@ class Host(Actor):
         elif frame.type == "tool.cancel":
             self.running.pop(frame.call_id or "", None)
             self.peer.forget(self.asking.pop(frame.call_id or "", ""))
+        elif frame.type == "instance.end":
+            self.end(frame)
+
+    def end(self, frame: Frame) -> None:
+        """Nothing of an instance is to run here any more."""
+        name = f"{frame.to}/{frame.instance_key}"
+        mine = [call_id for call_id in self.running if call_id.startswith(f"{name}/")]
+        if not from_raw(frame.payload, InstanceEnd).force:
+            mine += self.world.background.get(name, [])
+            if mine:
+                self.send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded(mine))))
+                return
+        for call_id in mine:
+            del self.running[call_id]
+        self.world.background.pop(name, None)
+        if not self.world.jails_hang:
+            self.send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded())))
 
     def ask(self, call_id: str) -> None:
         """What a handler asks: of the other agent, or of its own with another key, without any call in that turn."""
@@ -457,6 +502,34 @@ class Supervisor(Actor):
         raise AssertionError("the supervisor posts nothing here")
 
 
+class Disk:
+    """The folders of instances: they outlive every process. See kernel.broker.folders.Folders."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.full = False
+        #: What was moved away, and whether the workdir stayed; in order.
+        self.gone: list[tuple[str, str, bool]] = []
+        self._moved: list[Moved] = []
+
+    def exists(self, agent: str, key: str) -> bool:
+        return (agent, key) in self.world.stores
+
+    def move(self, agent: str, key: str, keep_workdir: bool) -> None:
+        assert (agent, key) not in self.world.agents, "its process still lives"
+        assert not any(call.startswith(f"{agent}/{key}/") for call in self.world.host.running), "its jail still lives"
+        if self.full:
+            self._moved.append(Moved(agent, key, "no space"))
+            return
+        self.world.stores.pop((agent, key), None)
+        self.gone.append((agent, key, keep_workdir))
+        self._moved.append(Moved(agent, key))
+
+    def moved(self) -> list[Moved]:
+        done, self._moved = self._moved, []
+        return done
+
+
 class World:
     """Everything, and the ways in which it can go wrong."""
 
@@ -479,6 +552,7 @@ class World:
         #: The folder of large payloads: name -> bytes. It outlives every process.
         self.files: dict[str, bytes] = {}
         self.written = 0
+        self.disk = Disk(self)
         self.handlers_ask = handlers_ask
         self.idents = self.incarnations = self.launches = 0
         self.brokers_killed = 0
@@ -494,6 +568,10 @@ class World:
         self.launches += 1
         self.host = Host(self, self.launches)
         self.clients = [Client(self), Client(self)]
+        #: agent/key -> handles of work that goes on in jails.
+        self.background: dict[str, list[str]] = {}
+        #: No jail ends any more.
+        self.jails_hang = False
 
     def _new_router(self) -> Router:
         ms = int(self.now * 1000)
@@ -512,8 +590,7 @@ class World:
         top = epochs.to_reserve(EPOCH_BLOCK)
         if top is not None:
             self.journal.append([bus.ledger.epochs(top)])
-        spawned = restore(bus, rows, _no_bad_row)
-        return Router(bus, spawned)
+        return Router(bus, self.disk, restore(bus, rows, _no_bad_row))
 
     def write(self, frame: Frame) -> Blob:
         """Lay the payload of a frame down."""

@@ -1,0 +1,178 @@
+"""Folders of deleted instances: moved away at once, and removed afterwards, by a thread.
+
+`<state_dir>/deleted/` holds what is being removed. Whatever is found there when the broker starts was left by one that
+ended in the middle, and goes as well.
+
+Tools have written into these folders: they may hold links, folders without rights and folders in folders without end.
+So nothing is followed, rights are given back first, and a folder that is not empty is moved up before it is looked
+into: the removal never goes deeper than one level, however deep they are.
+
+Source: docs/decisions/058.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import secrets
+import stat
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from kernel.broker.folders import Moved
+from schemas.address import instance_dir
+from schemas.visible import visible_line
+
+#: Below the state directory.
+DELETED: Final = "deleted"
+#: In an instance's folder, what belongs to its workdir: the folder itself, and the file system that it may have.
+_WORKDIR: Final = frozenset({"workspace", "workspace.ext4"})
+_MOUNTED: Final = "workspace"
+_UMOUNT_NOFOLLOW: Final = 8
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class InstanceFolders:
+    """Those below `state_dir`. The thread begins with the first work, and is a daemon."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._moved: deque[Moved] = deque()
+        self._thread: threading.Thread | None = None
+        if os.path.isdir(os.path.join(state_dir, DELETED)):
+            self._do(self._remove_all)
+
+    def exists(self, agent: str, key: str) -> bool:
+        """See Folders."""
+        return os.path.lexists(instance_dir(self._state_dir, agent, key))
+
+    def move(self, agent: str, key: str, keep_workdir: bool) -> None:
+        """See Folders."""
+
+        def work() -> None:
+            try:
+                move_away(self._state_dir, agent, key, keep_workdir=keep_workdir)
+            except OSError as error:
+                self._moved.append(Moved(agent, key, f"{error.filename or 'the folder'}: {error.strerror or error}"))
+                return
+            self._moved.append(Moved(agent, key))
+            self._remove_all()
+
+        self._do(work)
+
+    def moved(self) -> list[Moved]:
+        """See Folders."""
+        return [self._moved.popleft() for _ in range(len(self._moved))]
+
+    def _remove_all(self) -> None:
+        try:
+            remove_deleted(self._state_dir)
+        except OSError as error:
+            text = f"a deleted instance is not removed yet: {error.filename or self._state_dir}: {error.strerror}"
+            print(visible_line(text), file=sys.stderr, flush=True)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="folders", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> None:
+    """Move the folder of an instance into `deleted`, but for the workdir if that stays. Raises OSError.
+
+    It has gone for good when this returns: both names are on the disk.
+    """
+    folder = instance_dir(state_dir, agent, key)
+    if not os.path.lexists(folder):
+        return
+    above = os.path.join(state_dir, DELETED)
+    with suppress(FileExistsError):
+        os.mkdir(above, 0o700)
+    target = os.path.join(above, secrets.token_hex(8))
+    if keep_workdir:
+        os.mkdir(target, 0o700)
+        for name in os.listdir(folder):
+            if name not in _WORKDIR:
+                os.rename(os.path.join(folder, name), os.path.join(target, name))
+        _sync(target)
+        _sync(folder)
+    else:
+        _unmount(os.path.join(folder, _MOUNTED))
+        os.rename(folder, target)
+        _sync(os.path.dirname(folder))
+    _sync(above)
+
+
+def remove_deleted(state_dir: str) -> None:
+    """Remove what lies in `deleted`. What cannot be removed stays for the next time; raises the OSError then."""
+    try:
+        above = os.open(os.path.join(state_dir, DELETED), _FOLDER)
+    except FileNotFoundError:
+        return
+    problem: OSError | None = None
+    kept: set[str] = set()
+    try:
+        while names := set(os.listdir(above)) - kept:
+            for name in names:
+                try:
+                    _remove(above, name)
+                except OSError as error:
+                    kept.add(name)
+                    problem = problem or error
+    finally:
+        os.close(above)
+    if problem is not None:
+        raise problem
+
+
+def _remove(above: int, name: str) -> None:
+    """Remove one entry of `above`; folders in it that are not empty are entries of `above` afterwards."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode):
+        os.unlink(name, dir_fd=above)
+        return
+    os.chmod(name, 0o700, dir_fd=above)
+    folder = os.open(name, _FOLDER, dir_fd=above)
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
+                    continue
+                try:
+                    os.rmdir(entry.name, dir_fd=folder)
+                except OSError:
+                    # To move a folder, the system writes into it: its parent is another one afterwards.
+                    os.chmod(entry.name, 0o700, dir_fd=folder)
+                    os.rename(entry.name, secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=above)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=above)
+
+
+def _unmount(path: str) -> None:
+    """A workdir with a file system of its own is unmounted first; its image goes with the folder. Raises OSError."""
+    if os.path.islink(path) or not os.path.ismount(path):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(path), _UMOUNT_NOFOLLOW) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+
+
+def _sync(folder: str) -> None:
+    fd = os.open(folder, _FOLDER)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
