@@ -15,7 +15,8 @@ from kernel.broker.spawn_file import SpawnFile
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
-from tests.unit.kernel.broker.world import Agent, World
+from tests.unit.kernel.broker.actors import Agent
+from tests.unit.kernel.broker.world import World
 
 CALL = "coder/k/c0e0/0"
 

@@ -12,7 +12,8 @@ from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
 from schemas.tokens import Claims, mint
-from tests.unit.kernel.broker.world import SECRET, Agent, World
+from tests.unit.kernel.broker.actors import SECRET, Agent
+from tests.unit.kernel.broker.world import World
 
 
 def run(world: World, rounds: int = 8) -> None:

@@ -7,7 +7,8 @@ import pytest
 from kernel.broker.presence import AGENTS, TOOLS
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import AgentEvent, Frame, Source
-from tests.unit.kernel.broker.world import Agent, World
+from tests.unit.kernel.broker.actors import Agent
+from tests.unit.kernel.broker.world import World
 
 
 def working() -> tuple[World, Agent]:

@@ -15,9 +15,10 @@ from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
 from schemas.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
 from schemas.tokens import Claims, TokenClass, mint
+from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.test_durability import run, said
 from tests.unit.kernel.broker.test_quotas import CALL, client, error, event, host, tell, working
-from tests.unit.kernel.broker.world import SECRET, World
+from tests.unit.kernel.broker.world import World
 
 MIB = 1 << 20
 LONG = "x" * 900_000

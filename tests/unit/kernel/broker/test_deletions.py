@@ -12,7 +12,8 @@ from kernel.broker.journal.records import InstanceDeleted, decode, deleted_subje
 from schemas.codec import decode as decode_frame
 from schemas.codec import from_raw, to_raw
 from schemas.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
-from tests.unit.kernel.broker.world import Agent, Client, World
+from tests.unit.kernel.broker.actors import Agent, Client
+from tests.unit.kernel.broker.world import World
 
 
 def moves(world: World, rounds: int = 6) -> None:

@@ -14,7 +14,8 @@ from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.tokens import Claims
-from tests.unit.kernel.broker.world import Actor, Agent, Client, World
+from tests.unit.kernel.broker.actors import Actor, Agent, Client
+from tests.unit.kernel.broker.world import World
 
 
 def run(world: World, rounds: int = 6) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from kernel.broker.launches import EndedLaunches
 from kernel.broker.presence import AGENTS, TOOLS
 from schemas.codec import decode
+from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_due import Unwalked
-from tests.unit.kernel.broker.world import Agent, World
+from tests.unit.kernel.broker.world import World
 
 
 def worked_on(world: World, numbers: range) -> None:

@@ -11,7 +11,8 @@ from kernel.broker.live import LIVE_BURST, LIVE_PER_S, MAX_LIVE_BYTES, Allowance
 from kernel.broker.presence import CLIENTS
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import Frame, RuntimeEvent
-from tests.unit.kernel.broker.world import Agent, World
+from tests.unit.kernel.broker.actors import Agent
+from tests.unit.kernel.broker.world import World
 
 
 def working(*, live: bool = True, client: int = 0) -> tuple[World, Agent]:

@@ -13,7 +13,8 @@ from kernel.broker.processes import MAX_STARTING, STARTING_S
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from schemas.tokens import Claims, mint
-from tests.unit.kernel.broker.world import SECRET, World
+from tests.unit.kernel.broker.actors import SECRET
+from tests.unit.kernel.broker.world import World
 
 CALL = "coder/k/c0e0/0"
 MIB = 1 << 20

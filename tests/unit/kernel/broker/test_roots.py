@@ -7,7 +7,8 @@ import pytest
 from kernel.broker.presence import Connection
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo
-from tests.unit.kernel.broker.world import Actor, Agent, World
+from tests.unit.kernel.broker.actors import Actor, Agent
+from tests.unit.kernel.broker.world import World
 
 CALL = "coder/k/c0e0/0"
 
