@@ -25,6 +25,8 @@ MAX_ITEMS: Final = 4096
 TIDY_IDLE_S: Final = 0.5
 #: Old rows are looked for this often at least, even when there is never a quiet moment (seconds).
 TIDY_BUSY_S: Final = 30.0
+#: And after so many items: one look removes up to twice as many rows, so nothing grows under a load without a pause.
+TIDY_ITEMS: Final = 1_000
 
 
 class Committer:
@@ -84,7 +86,7 @@ class Committer:
 
     def _run(self) -> None:
         try:
-            last_tidy = time.monotonic()
+            last_tidy, items = time.monotonic(), 0
             while True:
                 quiet = False
                 with self._work:
@@ -95,10 +97,14 @@ class Committer:
                         return
                 if group:
                     self._write(group)
-                if quiet or time.monotonic() - last_tidy > TIDY_BUSY_S:
+                    items += sum(len(batch) for _, batch in group)
+                if quiet or items >= TIDY_ITEMS or time.monotonic() - last_tidy > TIDY_BUSY_S:
                     last_tidy = time.monotonic()
-                    while self._writer.tidy() and not self._waiting and not self._closing:
-                        pass
+                    while self._writer.tidy() and not self._closing:
+                        items -= TIDY_ITEMS
+                        if self._waiting and items < TIDY_ITEMS:
+                            break
+                    items = 0
         except BaseException as error:  # the loop must hear of it, whatever it was
             self._failure = str(error) or type(error).__name__
             self._wake()
@@ -146,7 +152,7 @@ class InlineJournal:
         self._waiting: Group = []
         self._settled: list[Settled] = []
         self._numbers = 0
-        self._since_checkpoint = 0
+        self._since_checkpoint = self._since_tidy = 0
         self._retry_at = 0.0
         self._next_tidy = time.monotonic() + TIDY_BUSY_S
         self._work = threading.Event()
@@ -166,8 +172,6 @@ class InlineJournal:
         """See Journal."""
         if self._waiting and time.monotonic() >= self._retry_at:
             self._write()
-        elif not self._settled and time.monotonic() >= self._next_tidy:
-            self._next_tidy = time.monotonic() + (TIDY_IDLE_S if self._writer.tidy() else TIDY_BUSY_S)
         done, self._settled = self._settled, []
         return done
 
@@ -190,11 +194,18 @@ class InlineJournal:
         except DiskFull:
             self._retry_at = time.monotonic() + FULL_RETRY_S
             return
-        self._since_checkpoint += sum(len(batch) for _, batch in self._waiting)
+        items = sum(len(batch) for _, batch in self._waiting)
+        self._since_checkpoint += items
+        self._since_tidy += items
         self._waiting = []
         if self._since_checkpoint >= CHECKPOINT_ITEMS:
             self._since_checkpoint = 0
             self._work.set()
+        # The loop asks for nothing while nothing is written, so old rows go with new ones.
+        if self._since_tidy >= TIDY_ITEMS or time.monotonic() >= self._next_tidy:
+            rounds, self._since_tidy = max(1, self._since_tidy // TIDY_ITEMS), 0
+            more = all(self._writer.tidy() for _ in range(rounds))
+            self._next_tidy = time.monotonic() + (TIDY_IDLE_S if more else TIDY_BUSY_S)
 
     def _copy(self) -> None:
         while not self._closing:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel.broker.journal.interface import Item, Put
+from kernel.broker.journal import committer as committer_module
+from kernel.broker.journal import store as store_module
+from kernel.broker.journal.interface import Item, Put, Retire
 from kernel.broker.journal.mark import MarkFile
 from kernel.broker.journal.opening import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
 from kernel.broker.journal.reserve import RESERVE_BYTES
@@ -202,3 +206,33 @@ def test_a_state_of_an_older_kernel_has_no_witness_and_gets_one(tmp_path: Path) 
     assert used(tmp_path, "process") == ["event:0"]
     assert (tmp_path / WITNESS_FILE).read_text() == "kept\n"
     assert MarkFile(str(tmp_path / f"{JOURNAL_FILE}-acked")).read() is not None
+
+
+# --- growth
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+@pytest.mark.parametrize("batch", [1, 6_000])
+def test_what_is_kept_stays_in_its_bounds_under_a_load_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability, batch: int
+) -> None:
+    """With `process` old answers and ids were never removed, with `power` 2,000 in half a minute."""
+    monkeypatch.setattr(store_module, "KEEP_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(store_module, "KEPT_IDS", 10)
+    monkeypatch.setattr(store_module, "KEEP_IDS_MS", -1000)
+    monkeypatch.setattr(committer_module, "TIDY_IDLE_S", 1000.0)
+    monkeypatch.setattr(committer_module, "TIDY_BUSY_S", 1000.0)
+    journal = start(open_store(str(tmp_path), durability), str(tmp_path))
+    ends = [Item((Retire(f"event:{number}", b"digest", "done", b"an answer"),)) for number in range(12_000)]
+    last = 0
+    for at in range(0, len(ends), batch):
+        last = journal.append(ends[at : at + batch])
+    while not any(settled.number == last for settled in journal.settled()):
+        wake = journal.wake_fd()
+        assert wake is not None
+        assert select.select([wake], [], [], 20)[0]
+    journal.close()
+    kept = sqlite3.connect(tmp_path / JOURNAL_FILE)
+    most = batch + 2 * committer_module.TIDY_ITEMS + 200  # the last ones may still be looked at
+    assert kept.execute("SELECT count(*) FROM answers").fetchone()[0] <= most
+    assert kept.execute("SELECT count(*) FROM ended").fetchone()[0] <= most
