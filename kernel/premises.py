@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from kernel import lock, paths, rundir
-from kernel.restarting.handover import Held
+from kernel.restarting.held import Held
 from kernel.supervisor_client import rfc3339
 from schemas.directories import Directory
 from schemas.errors import GoondanError

@@ -36,10 +36,7 @@ from kernel.launches import TOOLHOST_NAME, Launches
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
 from kernel.reaping import Reaper
-from kernel.restarting.handover import SIGNALS, Handover, execute
-from kernel.restarting.handover import read as read_handover
-from kernel.restarting.looks import Looks
-from kernel.restarting.revision import Revision
+from kernel.restarting.held import SIGNALS
 from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
 from kernel.spawn import close_unknown_descriptors
@@ -63,6 +60,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.control_link import ControlLink
+    from kernel.restarting.handover import Handover
+    from kernel.restarting.looks import Looks
+    from kernel.restarting.revision import Revision
     from kernel.trust.powers import Power
 
 #: The backstop: agents are compared with the wanted set and logs with their bound this often (seconds).
@@ -204,7 +204,6 @@ class Supervisor:
         premises.describe(plan.entry_agent, plan.revision)
         self._write_client_token(premises)
         self._reaper.start()
-        self._looks = Looks(loop, self._reaper, options, self._log_path("supervisor"))
         self._start_processes(premises, launches)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
@@ -288,9 +287,11 @@ class Supervisor:
             inherited_fds=(premises.alive_fd,),
         )
         self._services.begin()
-        # Imported now: ZeroMQ loads while the three processes start.
+        # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
         from kernel.control_link import ControlLink
+        from kernel.restarting.looks import Looks
 
+        self._looks = Looks(self._loop, self._reaper, self._options, self._log_path("supervisor"))
         self._control = ControlLink(
             launches.endpoint("control"),
             launches.token(Claims("control")),
@@ -332,6 +333,8 @@ class Supervisor:
 
     async def _hand_over(self, premises: Premises, revision: Revision) -> None:
         """Everything but this process has ended: what the next program needs."""
+        from kernel.restarting.handover import Handover
+
         listener_fd, waiting = await self._socket.hand_over()
         self.handover = Handover(
             held=premises.held(),
@@ -642,7 +645,7 @@ def main(arguments: list[str] | None = None) -> int:
     callers_umask = close_to_others()
     try:
         options = parse(arguments)
-        resumed = None if options.resume_fd is None else read_handover(options.resume_fd)
+        resumed = None if options.resume_fd is None else _handed_over(options.resume_fd)
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
@@ -658,6 +661,12 @@ def main(arguments: list[str] | None = None) -> int:
     return asyncio.run(_live(options, resumed))
 
 
+def _handed_over(fd: int) -> Handover:
+    from kernel.restarting.handover import read
+
+    return read(fd)
+
+
 async def _live(options: Options, resumed: Handover | None) -> int:
     while True:
         supervisor = Supervisor(options, load_bundle, resumed)
@@ -665,6 +674,8 @@ async def _live(options: Options, resumed: Handover | None) -> int:
         if supervisor.handover is None:
             return status
         inherited = [] if options.parent_fd is None else [options.parent_fd]
+        from kernel.restarting.handover import execute
+
         refused = execute(supervisor.handover, resuming(options), inherited)
         resumed = supervisor.stay(supervisor.handover, refused)
 

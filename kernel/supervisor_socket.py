@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 from kernel import rundir
-from kernel.restarting.handover import Waiting
+from kernel.restarting.held import Waiting
 from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
 from schemas.errors import GoondanError, error_payload
 

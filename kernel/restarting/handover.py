@@ -13,42 +13,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from kernel.lock import KernelRecord
+from kernel.restarting.held import SIGNALS, Held, Waiting
 from kernel.spawn import command, memory_file
 from kernel.trust.powers import Power
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
-
-#: They wait until the new program can handle them: their default would end it.
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class Held(Struct, kw_only=True):
-    """The descriptors of what makes a process the kernel of a workspace (kernel/premises.py), and its record."""
-
-    folder_fd: int
-    lock_fd: int
-    alive_fd: int
-    run_dir_fd: int
-    #: The path of the runtime directory, without links.
-    run_dir: str
-    record: KernelRecord
-
-
-class Waiting(Struct, kw_only=True):
-    """A command that is connected. `rest`: what came after its last whole line. `asked`: the line that it waits for an
-    answer to, empty when it waits for none. `holds`: it uses the kernel.
-    """
-
-    fd: int
-    rest: bytes = b""
-    asked: bytes = b""
-    holds: bool = False
 
 
 class Handover(Struct, kw_only=True):

@@ -176,14 +176,15 @@ def test_without_a_kernel_there_is_nothing_to_restart() -> None:
 #: A supervisor that the system will not replace, once: real programs cannot be had to fail there, and nowhere else.
 REFUSES = """
 import sys
-import kernel.supervisor as supervisor
-execute, times = supervisor.execute, []
+from kernel import supervisor
+from kernel.restarting import handover
+execute, times = handover.execute, []
 
 def refuse(*arguments):
     times.append(1)
     return OSError(12, "Cannot allocate memory") if len(times) == 1 else execute(*arguments)
 
-supervisor.execute = refuse
+handover.execute = refuse
 sys.exit(supervisor.main(sys.argv[1:]))
 """
 

@@ -38,7 +38,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
 #: What programs would import for a line of an error or a byte of randomness, and what only others of them need.
 NOT_IMPORTED = {
     "kernel.cli.run,kernel.cli.attach,kernel.cli.output": {"secrets", "shlex", "shutil", "traceback", "asyncio", "zmq"},
-    "kernel.supervisor": {"secrets", "shlex", "shutil", "pathlib", "zmq", "yaml"},
+    "kernel.supervisor": {"secrets", "shlex", "shutil", "pathlib", "zmq", "yaml", "kernel.trust.powers", "ipaddress"},
     "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "jsonschema_rs"},
     "agentproc.forkserver": {"secrets", "shlex"},
     "toolhost.app": {"secrets", "shlex", "shutil", "argparse"},
@@ -51,3 +51,33 @@ def test_a_program_does_not_import_what_it_seldom_needs(modules: str) -> None:
     program = [sys.executable, "-I", "-c", f"import sys, {modules}; print(*sys.modules)"]
     run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
     assert not NOT_IMPORTED[modules] & set(run.stdout.split())
+
+
+WITHOUT_TLS = """\
+import sys
+from kernel.start import asyncio_without_tls
+asyncio_without_tls()
+print("ssl" in sys.modules)
+import asyncio
+async def main(path):
+    async def answer(reader, writer):
+        writer.write(await reader.readline())
+        writer.close()
+    async with await asyncio.start_unix_server(answer, path):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"heard\\n")
+        print((await reader.readline()).decode().strip())
+        writer.close()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", "-c", "", stdin=asyncio.subprocess.PIPE)
+    print(await process.wait())
+asyncio.run(main(sys.argv[1]))
+import ssl
+print(bool(ssl.create_default_context()))
+"""
+
+
+def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(short_tmp: Path) -> None:
+    program = [sys.executable, "-I", "-c", WITHOUT_TLS, str(short_tmp / "s")]
+    run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.split() == ["False", "heard", "0", "True"]
+    assert run.stderr == ""

@@ -12,7 +12,8 @@ import pytest
 
 from kernel.lock import KernelRecord
 from kernel.restarting import handover as handovers
-from kernel.restarting.handover import Handover, Held, Waiting
+from kernel.restarting.handover import Handover
+from kernel.restarting.held import Held, Waiting
 from kernel.spawn import memory_file
 from kernel.supervisor_options import Options, resuming
 from kernel.trust.powers import OwnModel

@@ -1,0 +1,39 @@
+"""What stays open across the restart of a supervisor, as plain values: see handover.py.
+
+A module of its own, because every start needs these, and only a restart the rest.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.lock import KernelRecord
+
+#: They wait until the new program can handle them: their default would end it.
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Held(Struct, kw_only=True):
+    """The descriptors of what makes a process the kernel of a workspace (kernel/premises.py), and its record."""
+
+    folder_fd: int
+    lock_fd: int
+    alive_fd: int
+    run_dir_fd: int
+    #: The path of the runtime directory, without links.
+    run_dir: str
+    record: KernelRecord
+
+
+class Waiting(Struct, kw_only=True):
+    """A command that is connected. `rest`: what came after its last whole line. `asked`: the line that it waits for an
+    answer to, empty when it waits for none. `holds`: it uses the kernel.
+    """
+
+    fd: int
+    rest: bytes = b""
+    asked: bytes = b""
+    holds: bool = False
