@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -128,7 +128,7 @@ class LegacyPort:
                 raise fail("E_FRAME_INVALID", f"correlationId {given.correlation_id!r} waits for a result already")
         frame = request_frame(
             given,
-            event_id=secrets.token_hex(12),
+            event_id=os.urandom(12).hex(),
             created_at=_now(),
             instance_key=instance_key or self._key,
             deadline_ms=deadline_ms,
@@ -283,7 +283,7 @@ def _named(message: LegacyMessage) -> LegacyMessage:
     """A delegate with a correlationId."""
     if message.correlation_id is not None:
         return message
-    return LegacyMessage(message.type, message.from_, message.to, message.payload, secrets.token_hex(12))
+    return LegacyMessage(message.type, message.from_, message.to, message.payload, os.urandom(12).hex())
 
 
 def _builtins(message: LegacyMessage | dict[str, Any]) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
-import secrets
 import stat
 import sys
 import threading
@@ -99,7 +98,7 @@ def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> No
     above = os.path.join(state_dir, DELETED)
     with suppress(FileExistsError):
         os.mkdir(above, 0o700)
-    target = os.path.join(above, secrets.token_hex(8))
+    target = os.path.join(above, os.urandom(8).hex())
     if keep_workdir:
         os.mkdir(target, 0o700)
         for name in os.listdir(folder):
@@ -154,7 +153,7 @@ def _remove(above: int, name: str) -> None:
                 except OSError:
                     # To move a folder, the system writes into it: its parent is another one afterwards.
                     os.chmod(entry.name, 0o700, dir_fd=folder)
-                    os.rename(entry.name, secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=above)
+                    os.rename(entry.name, os.urandom(8).hex(), src_dir_fd=folder, dst_dir_fd=above)
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=above)

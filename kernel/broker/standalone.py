@@ -9,7 +9,6 @@ Source: design section 2 ("The supervisor is a convenience, not a condition").
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import time
 
@@ -47,7 +46,7 @@ def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premis
     premises.settle()
     premises.describe(plan.entry_agent, plan.revision)
     sweep(plan.state_dir, keep=plan.private_copy)
-    secret = secrets.token_bytes(SECRET_BYTES)
+    secret = os.urandom(SECRET_BYTES)
     premises.write(rundir.SECRET_FILE, secret)
     token = mint(secret, Claims("client", revision=plan.revision, operator=True))
     premises.write(rundir.CLIENT_TOKEN, token.encode())

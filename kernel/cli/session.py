@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import secrets
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Self
@@ -41,7 +41,7 @@ class Session:
         self._kernel = kernel
         self._patience_s = patience_s
         self._link: Link | None = None
-        self._run = secrets.token_hex(8)
+        self._run = os.urandom(8).hex()
         self._count = 0
         self._linger_s = 0.0
         #: The kernel has said that it stops.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -43,7 +42,7 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
 
     Raises GoondanError E_BUNDLE_UNTRUSTED when a module has changed since it was judged, E_STATE without a copy.
     """
-    place = os.path.join(plan.state_dir, COPIES, secrets.token_hex(8))
+    place = os.path.join(plan.state_dir, COPIES, os.urandom(8).hex())
     extensions = [extension for agent in plan.agents.values() for extension in agent.extensions]
     tools = [tool for tool in plan.toolhost.tools if not tool.bundled and within(tool.root, root)]
     try:
