@@ -39,9 +39,10 @@ def build_plan(
     revision: str,
     documents: Iterable[str],
     sized_workdirs: bool = False,
+    spawn_workdirs: Iterable[str] = (),
 ) -> KernelPlan:
     """The plan of a bundle without errors. `documents` are its files; every path is absolute. `sized_workdirs`: see
-    ToolHostSpec.
+    ToolHostSpec; `spawn_workdirs`: see KernelPlan.
 
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
@@ -84,6 +85,7 @@ def build_plan(
         kept_agents=checked.policy.kept_agents,
         mailbox_mb=checked.policy.mailbox_mb,
         max_open_events=checked.policy.max_open_events,
+        spawn_workdirs=list(spawn_workdirs),
     )
 
 

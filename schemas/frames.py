@@ -106,7 +106,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     epoch that the instance's file holds. `asynchronous` (`event` with `reply_to`): its sender does not wait; the answer
     comes as an event of its own, which says the same and names the request in `in_reply_to`. `trace_id` names
     everything that one message set going, `span_id` what the frame is about, `parent_span_id` what that is a part of
-    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it.
+    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it. `workdir_base`
+    (`tool.call` only): the folder that `workdir` is or lies in; beneath it no link may be followed on the way there.
     """
 
     type: str
@@ -141,6 +142,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     seen_epoch: int | None = field(default=None, name="seenEpoch")
     asynchronous: bool = field(default=False, name="async")
     waited_ms: int | None = field(default=None, name="waitedMs")
+    workdir_base: str | None = field(default=None, name="workdirBase")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

@@ -222,7 +222,8 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     `protected` are the bundle's own documents, tool folders and extension folders: read-only in every jail. `swarm` is
     the Swarm's name, "" in a bundle without one. `kept_agents` (None: a sixteenth of `max_live_agents`, one at least),
     `mailbox_mb` and `max_open_events` are the Swarm's policy. `private_copy` is the folder that code of
-    the bundle runs from, because others can write to its own; "" when it runs where it is.
+    the bundle runs from, because others can write to its own; "" when it runs where it is. `spawn_workdirs` are the
+    folders that the operator's policy opens as working directories of spawned instances.
     """
 
     revision: str
@@ -240,3 +241,4 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     mailbox_mb: int = 256
     max_open_events: int = 65_536
     private_copy: str = ""
+    spawn_workdirs: list[str] = []

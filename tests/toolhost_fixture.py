@@ -122,6 +122,7 @@ class Bench:
         args: Any = None,
         *,
         workdir: Path | str | None = None,
+        workdir_base: Path | str | None = None,
         agent: str = "coder",
         instance_key: str = "k1",
         deadline_ms: int | None = 20_000,
@@ -148,6 +149,7 @@ class Bench:
                 instance_key=instance_key,
                 tool=tool,
                 workdir=None if workdir is None else str(workdir),
+                workdir_base=None if workdir_base is None else str(workdir_base),
                 deadline_ms=deadline_ms,
                 payload=Raw(encode_value(payload)),
             )

@@ -23,6 +23,7 @@ from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
+from schemas.grantable import within
 from schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from toolhost.calls.answers import Answers
 from toolhost.calls.asking import Asking, Speaker
@@ -206,9 +207,7 @@ class Host:
         if known is not None:
             self._repeat(known, (agent, instance_key))
             return
-        if frame.workdir is not None and not is_path(frame.workdir):
-            message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        _check_workdir(frame)
         entry = self._exports.find(frame.tool, frame.from_)
         if entry is None:
             raise GoondanError(error_payload("E_TOOL_NOT_FOUND", f"there is no tool {str(frame.tool)[:100]!r} here"))
@@ -241,6 +240,7 @@ class Host:
             tool_call_id=payload.tool_call_id,
             message_id=payload.message_id,
             workdir=None if entry.isolation == "shared" else frame.workdir,
+            workdir_base=None if entry.isolation == "shared" else frame.workdir_base,
             deadline=now + milliseconds / 1000,
             allowed_ms=milliseconds,
             generation=entry.generation,
@@ -300,3 +300,13 @@ class Host:
         self._book.expire(self._loop.time())
         more = self.jails.jail_count or not self._book.empty or not self.completions.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
+
+
+def _check_workdir(frame: Frame) -> None:
+    """Raise GoondanError E_FRAME_INVALID for a working directory, or a base of one, that is none."""
+    path, base = frame.workdir, frame.workdir_base
+    if any(given is not None and not is_path(given) for given in (path, base)):
+        message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
+        raise GoondanError(error_payload("E_FRAME_INVALID", message))
+    if base is not None and not (path is not None and within(os.path.normpath(path), os.path.normpath(base))):
+        raise GoondanError(error_payload("E_FRAME_INVALID", "the workdir lies outside of its base"))

@@ -292,7 +292,7 @@ class Deletions:
         """Whether somebody else works in the workdir of this instance."""
         own = instance_workdir(self._bus.plan.state_dir, instance.agent, instance.key)
         mailbox = self._bus.mailbox
-        elsewhere = (other.workdir for other in mailbox.instances.values() if other is not instance)
+        elsewhere = (other.workdir.path for other in mailbox.instances.values() if other is not instance)
         # What an operator has named for an event counts while that is worked on.
         named = (one.leased.content.workdir for one in mailbox.holding if one.leased is not None)
         return any(path is not None and (path == own or path.startswith(f"{own}/")) for path in (*elsewhere, *named))

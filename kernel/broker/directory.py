@@ -6,8 +6,7 @@ Rules.
 - Every frame here ends in one `reply` or `error`. `agents.spawn` is answered when the process has said hello; one that
   cannot be started, or not in time, ends in an error.
 - A repeat (same sender, same frame id) is the same request: it starts nothing and is told the same.
-- An instance has a working directory of its own. A spawn may give it the asker's instead, and no other: a folder that
-  an asker names could be, or become, a link to anywhere.
+- An instance has a working directory of its own, or the one that a spawn gave it (workdirs.py).
 - What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first. It is
   written down before the asker is told, so that a new broker knows it.
 
@@ -16,8 +15,7 @@ Source: delivery.md sections 2 and 4; requirements AGENTS-22 to AGENTS-30.
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +27,7 @@ from kernel.broker.journal.interface import Item, Write
 from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
+from kernel.broker.workdirs import Beneath, Workdir, shared
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
@@ -77,8 +76,9 @@ class Directory:
             if record.agent in self._bus.plan.agents and is_instance_key(record.key):
                 created = record.created - self._bus.booted_at
                 instance = self._bus.instance(record.agent, record.key, created)
-                instance.workdir = record.cwd or instance.workdir
-                instance.spawned = Spawned(record.owner_agent, record.owner_key, created, record.cwd, ("", ""))
+                cwd = None if record.cwd is None else Workdir(record.cwd, record.beneath or Beneath(record.cwd))
+                instance.workdir = cwd or instance.workdir
+                instance.spawned = Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
                 self._spawned[instance] = None
 
     # --- frames
@@ -130,7 +130,7 @@ class Directory:
             raise fail("E_FRAME_INVALID", message)
         if self._bus.closing:
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
-        cwd = _workdir(actor, me, frame)
+        cwd = _workdir(actor, me, frame, self._bus.plan.spawn_workdirs)
         instance = self._bus.mailbox.instances.get((target, key))
         if instance is not None and instance.deleting:
             message = f"{instance.address} is being deleted"
@@ -157,8 +157,7 @@ class Directory:
         record = instance.spawned
         if record is None:
             instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
-            written = SpawnRecord(target, key, me.agent, me.key, self._bus.booted_at + now, cwd)
-            item = self._bus.ledger.spawned(written)
+            item = self._bus.ledger.spawned(self._record(instance, instance.spawned))
         else:
             instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
             item = Item(())
@@ -202,9 +201,7 @@ class Directory:
             record = other.spawned
             if record is not None:
                 other.spawned = replace(record, owner_agent="", owner_key="")
-                created = self._bus.booted_at + record.created
-                nobodys = SpawnRecord(other.agent, other.key, "", "", created, record.cwd)
-                writes += self._bus.ledger.spawned(nobodys).writes
+                writes += self._bus.ledger.spawned(self._record(other, other.spawned)).writes
         return Item(writes)
 
     def tick(self, now: float) -> None:
@@ -243,11 +240,17 @@ class Directory:
             owner_agent=None if record is None else record.owner_agent or None,
             owner_instance_key=None if record is None else record.owner_key or None,
             created_at=_rfc3339(self._bus.booted_at + created),
-            cwd=None if record is None else record.cwd,
+            cwd=None if record is None else _path(record),
         )
 
+    def _record(self, instance: Instance, spawned: Spawned) -> SpawnRecord:
+        """What is remembered of a spawned instance beyond the broker's life."""
+        owner, cwd = (spawned.owner_agent, spawned.owner_key), spawned.cwd
+        record = SpawnRecord(instance.agent, instance.key, *owner, self._bus.booted_at + spawned.created)
+        return record if cwd is None else replace(record, cwd=cwd.path, beneath=cwd.beneath)
+
     def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
-        cwd = None if instance.spawned is None else instance.spawned.cwd
+        cwd = None if instance.spawned is None else _path(instance.spawned)
         self._reply(connection, frame_id, SpawnedAgent(instance.agent, instance.key, spawned, cwd))
 
     def _reply(self, connection: Connection, frame_id: str, body: object) -> None:
@@ -269,22 +272,23 @@ def _owner(instance: Instance) -> tuple[str, str] | None:
     return None if record is None else (record.owner_agent, record.owner_key)
 
 
-def _workdir(actor: Actor, me: Instance, frame: Frame) -> str | None:
-    """What `cwd` of a spawn means: None, or the asker's own working directory, however that is written."""
+def _workdir(actor: Actor, me: Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:
+    """What `cwd` of a spawn means: None, or a folder that the asker works in or that the policy opens."""
     asked = AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsSpawn)
     if asked.cwd is None:
         return None
-    mine = (actor.turn.content.workdir if actor.turn is not None else None) or me.workdir
-    if posixpath.normpath(posixpath.join(mine, asked.cwd)) != posixpath.normpath(mine):
-        message = f"cwd is no folder that {me.agent!r} may hand on"
-        raise fail("E_FORBIDDEN", message, suggestion="Give '.', the asker's own working directory, or leave it out.")
-    return mine
+    named = None if actor.turn is None else actor.turn.content.workdir
+    return shared(me.workdir if named is None else Workdir(named), asked.cwd, opened)
 
 
-def _same_workdir(instance: Instance, cwd: str | None) -> None:
-    if cwd is not None and cwd != instance.workdir:
+def _same_workdir(instance: Instance, cwd: Workdir | None) -> None:
+    if cwd is not None and cwd.path != instance.workdir.path:
         message = f"{instance.address} is there already, with another working directory"
         raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Spawn another instance key, or leave cwd out.")
+
+
+def _path(record: Spawned) -> str | None:
+    return None if record.cwd is None else record.cwd.path
 
 
 def _rfc3339(seconds: float) -> str:

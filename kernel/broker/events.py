@@ -404,7 +404,7 @@ class Events:
             deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
             source=event.source,
             auth=content.auth,
-            workdir=content.workdir or instance.workdir,
+            workdir=content.workdir or instance.workdir.path,
             payload=content.payload,
             live=event.live,
             blob=event.blob,

@@ -41,7 +41,8 @@ class Ledger:
         record = Accepted(
             agent=event.instance.agent,
             key=event.instance.key,
-            instance_workdir=event.instance.workdir,
+            instance_workdir=event.instance.workdir.path,
+            instance_beneath=event.instance.workdir.beneath,
             sender=event.sender,
             from_=content.from_,
             payload=content.payload,
@@ -115,9 +116,8 @@ class Ledger:
         subject = records.instance_subject(record.agent, record.key)
         if record.gone:
             return Item((Retire(subject),))
-        written = InstanceSpawned(
-            record.agent, record.key, record.owner_agent, record.owner_key, record.created, record.cwd
-        )
+        owner = record.owner_agent, record.owner_key
+        written = InstanceSpawned(record.agent, record.key, *owner, record.created, record.cwd, record.beneath)
         return Item((Retire(subject), Put(subject, records.encode(written))))
 
     def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:

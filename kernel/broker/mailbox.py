@@ -29,6 +29,7 @@ from kernel.broker.epochs import Epochs
 from kernel.broker.journal.interface import Archive, Item
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, kept_of
+from kernel.broker.workdirs import Beneath, Workdir
 from schemas.frames import NO_PAYLOAD, Blob, Source
 from schemas.questions import ANSWER_SUFFIX
 
@@ -332,7 +333,7 @@ class Instance:
         "workdir",
     )
 
-    def __init__(self, agent: str, key: str, workdir: str, epoch: int, since: float) -> None:
+    def __init__(self, agent: str, key: str, workdir: Workdir, epoch: int, since: float) -> None:
         self.agent = agent
         self.key = key
         #: When this broker first heard of it, on the broker's clock (seconds).
@@ -377,18 +378,21 @@ class Instance:
 class Spawned(Struct, frozen=True):
     """An instance that was asked for with `agents.spawn`. `owner_*` asked first; `created` is on the broker's clock.
 
-    `by` is the sender and the frame id that started it last, so that a repeat is told the same.
+    `by` is the sender and the frame id that started it last, so that a repeat is told the same. `cwd`: the working
+    directory that it was given, None where it has its own.
     """
 
     owner_agent: str
     owner_key: str
     created: float
-    cwd: str | None
+    cwd: Workdir | None
     by: tuple[str, str]
 
 
 class SpawnRecord(Struct, frozen=True, omit_defaults=True):
-    """A spawned instance, remembered beyond the broker's life. `created`: seconds since 1970. `gone`: no more."""
+    """A spawned instance, remembered beyond the broker's life. `created`: seconds since 1970. `gone`: no more. `cwd`
+    and `beneath`: the working directory that it was given (workdirs.Workdir).
+    """
 
     agent: str
     key: str
@@ -397,6 +401,7 @@ class SpawnRecord(Struct, frozen=True, omit_defaults=True):
     created: float = 0.0
     cwd: str | None = None
     gone: bool = False
+    beneath: Beneath | None = None
 
 
 class PendingSpawn(Struct):
@@ -473,10 +478,10 @@ class Mailbox:
         self._late: dict[tuple[str, str], int] = {}
 
     def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
-        """The instance of that name, made if it is new. `workdir` is used then."""
+        """The instance of that name, made if it is new. `workdir`, a path of its own, is used then."""
         found = self.instances.get((agent, key))
         if found is None:
-            found = self.instances[(agent, key)] = Instance(agent, key, workdir, self.epochs.next(), now)
+            found = self.instances[(agent, key)] = Instance(agent, key, Workdir(workdir), self.epochs.next(), now)
         return found
 
     @property

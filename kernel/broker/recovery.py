@@ -32,6 +32,7 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
 )
 from kernel.broker.mailbox import Event, SpawnRecord
+from kernel.broker.workdirs import Workdir
 from schemas.codec import DECODE_ERRORS
 from schemas.frames import Source
 
@@ -96,9 +97,9 @@ def _decode(row: Row) -> records.Record:
 def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     record = _decode(row)
     if isinstance(record, InstanceSpawned):
-        restored.spawned.append(
-            SpawnRecord(record.agent, record.key, record.owner_agent, record.owner_key, record.created, record.cwd)
-        )
+        owner = record.owner_agent, record.owner_key
+        spawn = SpawnRecord(record.agent, record.key, *owner, record.created, record.cwd, beneath=record.beneath)
+        restored.spawned.append(spawn)
         return
     if isinstance(record, InstanceDeleted):
         restored.deleted.append(record)
@@ -132,7 +133,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
     if event_id in bus.mailbox.events:
         raise BadRow(row, "the event was accepted before")
     instance = bus.instance(record.agent, record.key, bus.now)
-    instance.workdir = record.instance_workdir
+    instance.workdir = Workdir(record.instance_workdir, record.instance_beneath)
     asking = bus.mailbox.events.get(record.asking or "")
     event = Event(
         event_id,

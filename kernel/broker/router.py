@@ -257,7 +257,7 @@ class Router:
             connection,
             frame,
             instance_key=key,
-            workdir=instance.workdir,
+            workdir=instance.workdir.path,
             epoch=instance.epoch,
             spec=self._specs[agent],
         )

@@ -23,6 +23,7 @@ from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
 from kernel.broker.shares import describe_shortage
+from kernel.broker.workdirs import Workdir, check_opened
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Blob, ErrorPayload, Frame, Source
@@ -60,6 +61,9 @@ class ToolCalls:
             raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
         if frame.tool not in connection.allowed or frame.workdir is not None:
             raise _forbidden(instance, frame)
+        named = event.content.workdir
+        place = instance.workdir if named is None else Workdir(named)
+        check_opened(place, self._bus.plan.spawn_workdirs)
         call_id = frame.call_id
         call = self._get(call_id)
         if call is None:
@@ -71,7 +75,8 @@ class ToolCalls:
         frame.from_ = instance.agent
         frame.to = None
         frame.instance_key = instance.key
-        frame.workdir = event.content.workdir or instance.workdir
+        frame.workdir = place.path
+        frame.workdir_base = None if place.beneath is None else place.beneath.base
         frame.chain = event.content.chain
         frame.root_event = event.root
         frame.trace_id = event.content.trace_id
@@ -149,7 +154,7 @@ class ToolCalls:
         frame.from_ = connection.address
         frame.to = instance.agent
         frame.instance_key = instance.key
-        frame.workdir = frame.chain = frame.source = frame.auth = frame.root_event = None
+        frame.workdir = frame.workdir_base = frame.chain = frame.source = frame.auth = frame.root_event = None
         self._out.append((AGENTS, target.ident, encode_value(frame)))
 
     def progress(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -172,7 +177,7 @@ class ToolCalls:
             return
         frame.from_ = connection.address
         frame.source = Source("tool", connection.address)
-        frame.workdir = frame.chain = frame.auth = None
+        frame.workdir = frame.workdir_base = frame.chain = frame.auth = None
         self._bus.send(instance.conn, frame)
 
     def cancel(self, connection: Connection, frame: Frame, now: float) -> None:

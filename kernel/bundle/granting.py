@@ -21,6 +21,7 @@ from kernel.bundle.shape import Document
 from kernel.bundle.tools import CheckedTool, check_sandbox, resolve_network
 from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
 from schemas import resources
+from schemas.address import is_path
 from schemas.grantable import unreadable, unwritable
 from schemas.hidden import uncovered
 from schemas.launch import Limits, SandboxSpec
@@ -39,11 +40,19 @@ class Rule(Struct, frozen=True):
     bundle: str | None = None
 
 
+class Opened(Struct, frozen=True):
+    """A folder that a policy opens as a working directory of spawned instances, and where that stands."""
+
+    path: str
+    document: Document
+    at: Path
+
+
 class Terms(Struct, frozen=True, kw_only=True):
     """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
     to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
     around, `hidden` folders that no tool may see; `home` is the operator's home directory. `sized_workdirs`: see
-    ToolHostSpec.
+    ToolHostSpec. `opened`: see KernelPlan.spawn_workdirs.
     """
 
     rules: Sequence[Rule] = ()
@@ -54,6 +63,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     home: str = ""
     bundle: str = ""
     sized_workdirs: bool = False
+    opened: Sequence[Opened] = ()
 
 
 def status(tool: CheckedTool, terms: Terms) -> Status:
@@ -76,6 +86,7 @@ def grant(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
         # The bundled tools are read once and looked at anew with every bundle.
         tool.granted, tool.narrowed = _granted(tool, terms, files, report), {}
     _check_rules(checked, terms, files, report)
+    _check_opened(terms, report)
     for agent in checked.agents.values():
         _narrow(agent, checked.tools, files, report)
 
@@ -155,6 +166,19 @@ def _check_rules(checked: Checked, terms: Terms, files: Files, report: Report) -
         if rule.bundle is not None and aimed and not any(_is_for(rule, tool, terms) for tool in checked.tools.values()):
             message = f"the bundle has no tool {shown(rule.tool)}"
             report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
+
+
+def _check_opened(terms: Terms, report: Report) -> None:
+    """Report folders that a policy opens for spawned instances, and in which no tool may write."""
+    for opened in terms.opened:
+        place = opened.document.place(*opened.at)
+        if not is_path(opened.path):
+            message = f"{shown(opened.path)} is no absolute path"
+            report.error(
+                "E_CONFIG_INVALID_VALUE", message, place, "Write the folder's whole path, or one that begins with ~/."
+            )
+        elif (reason := unwritable(opened.path, terms.kept, terms.home)) is not None:
+            report.error("E_CONFIG_DANGEROUS", f"{opened.path} cannot be opened: {reason}", place)
 
 
 # --- what an agent leaves -------------------------------------------------------------------------------------------

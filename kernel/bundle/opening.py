@@ -242,6 +242,7 @@ def open_bundle(
             *([policy] if policy is not None else []),
         ],
         sized_workdirs=inspected.terms.sized_workdirs,
+        spawn_workdirs=[opened.path for opened in inspected.terms.opened],
     )
     from kernel.trust.powers import others
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from kernel.bundle.check import Checked
-from kernel.bundle.granting import Rule, Terms
+from kernel.bundle.granting import Opened, Rule, Terms
 from kernel.bundle.lookup import Package, Unreadable
 from kernel.bundle.problems import Place, Report
 from kernel.grants.merge import requested
@@ -50,6 +50,10 @@ def gather(
         home=os.path.realpath(os.path.expanduser("~")),
         bundle=_real(bundle) or "",
         sized_workdirs=read.policy.disk.sized,
+        opened=[
+            Opened(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
+            for path, (document, number) in zip(read.policy.spawn.workdirs, read.workdir_places, strict=True)
+        ],
     )
 
 

@@ -7,6 +7,7 @@
     accepted:                   # written by `gdn grant accept`: requests of packaged tools, pinned to their code
       - {tool: "@acme/weather/forecast", digest: "sha256:…"}
     disk: {sized: true}         # written by hand: workdirs of instances get file systems of their own (docs/sandbox.md)
+    spawn: {workdirs: [/srv/p]} # written by hand: where else spawned agents may work (docs/agents.md)
 
 Whoever can write it decides what tools may do, so it must belong to the operator and be closed to changes by others.
 What is accepted stands at the end, behind a line of its own, so that the part written by hand keeps its comments.
@@ -59,19 +60,27 @@ class DiskPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True
     sized: bool = False
 
 
+class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """What agents may give to instances that they spawn. `workdirs`: folders that those may work in, or below."""
+
+    workdirs: list[Annotated[str, Meta(min_length=1)]] = []
+
+
 class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """Everything that operators have decided."""
 
     widen: list[Widening] = []
     accepted: list[Accepted] = []
     disk: DiskPolicy = DiskPolicy()
+    spawn: SpawnPolicy = SpawnPolicy()
 
 
 class Read(Struct, frozen=True):
-    """A policy, and where each of its `widen` stands: its document and its number there."""
+    """A policy, and where each of its `widen` and of its `spawn.workdirs` stands: its document and its number there."""
 
     policy: Policy = Policy()
     places: list[tuple[Document, int]] = []
+    workdir_places: list[tuple[Document, int]] = []
 
 
 def read_policies(paths: list[str], report: Report) -> Read:
@@ -83,6 +92,8 @@ def read_policies(paths: list[str], report: Report) -> Read:
     widen: list[Widening] = []
     accepted: list[Accepted] = []
     places: list[tuple[Document, int]] = []
+    workdirs: list[str] = []
+    workdir_places: list[tuple[Document, int]] = []
     sized = False
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
@@ -98,7 +109,9 @@ def read_policies(paths: list[str], report: Report) -> Read:
         widen += found.widen
         accepted += found.accepted
         sized = sized or found.disk.sized
-    return Read(Policy(widen, accepted, DiskPolicy(sized)), places)
+        workdir_places += [(document, number) for number in range(len(found.spawn.workdirs))]
+        workdirs += found.spawn.workdirs
+    return Read(Policy(widen, accepted, DiskPolicy(sized), SpawnPolicy(workdirs)), places, workdir_places)
 
 
 def _document(path: str, report: Report) -> Document | None:
@@ -119,7 +132,7 @@ def _document(path: str, report: Report) -> Document | None:
         return None
     node = composed.documents[0]
     if not isinstance(node, Mapping) or len(composed.documents) > 1:
-        message = "a policy is one document: a mapping with `widen`, `accepted` and `disk`"
+        message = "a policy is one document: a mapping with `widen`, `accepted`, `disk` and `spawn`"
         report.error("E_CONFIG_INVALID_VALUE", message, Place(path, node.line, node.column))
         return None
     return Document(path, node)

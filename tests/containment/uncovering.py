@@ -22,7 +22,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from threading import Event, Thread
+from typing import Any, Literal, Self
 
 from msgspec.structs import replace
 
@@ -47,6 +48,8 @@ def wait(ctx, input):
     time.sleep(20)
 handlers = {{"look": look, "wait": wait}}
 """
+#: Starts of jails in a folder that is exchanged all the time.
+EXCHANGES = 4
 _NEWNS, _BIND, _PRIVATE, _REC = 0x20000, 0x1000, 0x40000, 0x4000
 
 
@@ -61,6 +64,7 @@ class Scene:
         self.own = self.instance / "workspace"
         self.sockets = place / "run" / "goondan"
         self.package = self.state / "packages" / "@acme" / "tools"
+        self.private = place / "private"  # the operator's, not hidden, and given to no jail
         for folder in (self.own, self.sockets / "d", self.package, self.home / "workdir", place / "mnt"):
             folder.mkdir(parents=True, exist_ok=True)
         (self.instance / "conversation.db").write_text("host secret")
@@ -170,6 +174,55 @@ def workdirs(scene: Scene, links: dict[str, str], process: int) -> dict[str, str
     }
 
 
+def beneath(scene: Scene) -> dict[str, Path]:
+    """Workdirs of spawned agents below the spawner's own, by the attempt's name: its jails have put links there."""
+    own = scene.own
+    (scene.private / "inner").mkdir(parents=True)
+    (scene.private / "inner" / "client.token").write_text("host secret")
+    links = {
+        "a link": scene.private / "inner",
+        "a link in the path": scene.private,
+        "a relative link": "../../../../../../../../private/inner",
+        "a link to the folder above": "..",
+        "a link to an instance's folder": scene.instance,
+        "a link to a link": own / "link-0",
+        "a link to nothing, which would be made": scene.private / "new",
+        "a link to proc's": "/proc/self/root",
+    }
+    tried = {}
+    for number, (name, target) in enumerate(links.items()):
+        (own / f"link-{number}").symlink_to(target)
+        below = {"a link in the path": "inner", "a link to proc's": str(scene.private)[1:]}.get(name, "")
+        tried[name] = own / f"link-{number}" / below
+    (own / "file").write_text("no folder")
+    return {**tried, "a file": own / "file", "a folder that is not there": own / "missing"}
+
+
+class Exchanged:
+    """A folder below a workdir that is a link to somewhere else every other moment, for as long as this is entered."""
+
+    def __init__(self, folder: Path, elsewhere: Path) -> None:
+        self.path, self._other = folder / "changing", folder / "changing-too"
+        self.path.mkdir()
+        self._other.symlink_to(elsewhere)
+        self._ended = Event()
+        self._thread = Thread(target=self._run)
+
+    def _run(self) -> None:
+        libc = ctypes.CDLL(None)
+        one, other = os.fsencode(self.path), os.fsencode(self._other)
+        while not self._ended.wait(0.0002):
+            libc.renameat2(-100, one, -100, other, 2)  # RENAME_EXCHANGE
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
 async def judge(made: Bench, call: str, tops: list[str], **options: Any) -> list[Any]:
     """[how it ended, details]."""
     result = await made.call(call, {"tops": tops}, **options)
@@ -215,6 +268,20 @@ async def every_attempt(
                 found[name] = await judge(made, f"t{number}__look", tops)
             for name, path in {**workdirs(scene, links, process.pid), **(more or {})}.items():
                 found[f"workdir {name}"] = await judge(made, "plain__look", tops, workdir=path)
+            for name, path in beneath(scene).items():
+                look = {"workdir": path, "workdir_base": scene.own}
+                found[f"beneath {name}"] = await judge(made, "plain__look", tops, **look)
+            assert not (scene.private / "new").exists(), "nothing is made through a link"
+            with Exchanged(scene.own, scene.private / "inner") as changing:
+                for number in range(EXCHANGES):
+                    look = {"workdir": changing.path, "workdir_base": scene.own, "instance_key": f"x{number}"}
+                    found[f"beneath what changes all around it {number}"] = await judge(
+                        made, "plain__look", tops, **look
+                    )
+            (scene.own / "sub").mkdir()
+            found["fine: a folder below its own workspace"] = await judge(
+                made, "plain__look", tops, workdir=scene.own / "sub", workdir_base=scene.own
+            )
             found["fine: its own workspace"] = await judge(made, "plain__look", tops, workdir=scene.own)
             found["fine: a package and its data"] = await judge(made, "packed__look", tops, workdir=scene.own)
             found["tool in the state"] = await judge(made, "stray__look", tops)

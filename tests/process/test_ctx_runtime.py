@@ -97,7 +97,17 @@ metadata: {name: ask-too}
 spec: {entry: tools/ask.py, sandbox: {permissions: [agents]}, exports: [{name: has}]}
 """
 CODE = """\
+import os
+
 def it(ctx, input):
+    op = input.get("op")
+    if op == "made":
+        os.mkdir("sub")
+        return {"made": os.path.abspath("sub")}
+    if op == "swapped":
+        os.rmdir("sub")
+        os.symlink(input["to"], "sub")
+        return {}
     return getattr(ctx.runtime, input.pop("op", "request"))(**input)
 
 async def later(ctx, input):
@@ -123,6 +133,10 @@ def kernel() -> Iterator[Sandbox]:
             (folder / "goondan.yaml").write_text(document)
             (folder / "tools" / "ask.py").write_text(CODE)
         (made.home / "tools" / "second_opinion.py").write_text(SECOND_OPINION)
+        (made.home / "opened" / "docs").mkdir(parents=True)
+        policy = made.home / "state" / "policy.yaml"
+        policy.write_text(json.dumps({"spawn": {"workdirs": [str(made.home / "opened")]}}))
+        policy.chmod(0o600)
         made.detach()
         yield made
 
@@ -237,8 +251,9 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
         "callableAgents": ["critic", "editor", "helper", "narrow"],
     }
     assert ask(kernel, "lists", op="list") == {"count": 0, "agents": []}
-    spawned = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares", cwd=".")
-    mine = str(folder(kernel, "main", "lists"))
+    mine = f"{folder(kernel, 'main', 'lists')}/sub"
+    assert ask(kernel, "lists", op="made")["made"] == mine
+    spawned = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares", cwd="sub")
     assert spawned == {"target": "helper", "instanceKey": "shares", "spawned": True, "cwd": mine}
     again = ask(kernel, "lists", op="spawn", target="helper", instance_key="shares")
     assert (again["spawned"], again["cwd"]) == (False, mine), "it runs already"
@@ -253,6 +268,24 @@ def test_agents_are_named_started_and_listed(kernel: Sandbox) -> None:
     assert ("main", "lists", None) in [(e["target"], e["instanceKey"], e["ownerAgent"]) for e in every["agents"]]
     shown = say(kernel, '/ask__it {"op": "spawn", "target": "helper", "instance_key": "x", "cwd": "/etc"}', "lists")
     assert "E_FORBIDDEN" in shown
+    assert "spawn.workdirs" in shown, "the refusal names the setting"
+    opened = str(kernel.home / "opened" / "docs")
+    spawned = ask(kernel, "lists", op="spawn", target="helper", instance_key="opened", cwd=opened)
+    assert spawned["cwd"] == opened
+    command = "/bash__exec command='pwd; echo here > there'"
+    assert ask(kernel, "lists", target="helper", input=command, instance_key="opened")["response"] == opened
+    assert (kernel.home / "opened/docs/there").read_text() == "here\n"
+
+
+def test_a_link_in_the_spawners_folder_leads_a_spawned_agent_nowhere(kernel: Sandbox) -> None:
+    """The folder is one when the agent is spawned, and a link afterwards."""
+    ask(kernel, "swaps", op="made")
+    ask(kernel, "swaps", op="spawn", target="helper", instance_key="swapped", cwd="sub")
+    ask(kernel, "swaps", op="swapped", to=str(kernel.home))
+    shown = say(kernel, "/bash__exec command='ls'", "swapped", agent="helper")
+    assert "E_SANDBOX_DENIED" in shown
+    assert "leads through a link" in shown
+    assert "goondan.yaml" not in shown
 
 
 @pytest.mark.parametrize("victim", ["broker", "main", "helper"])

@@ -43,8 +43,8 @@ State = Literal["waiting", "running", "done"]
 
 class Call:
     """One call. `deadline` is on the loop's clock (seconds), None without one; `allowed_ms` is what it was given.
-    `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event` and `trace_id` are
-    the frame's.
+    `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event`, `trace_id` and
+    `workdir_base` are the frame's.
 
     `key` says which jail it belongs to (pool.Key), `jail_id` is its name there, `started` when that got it (on the same
     clock). `cell` is its own place in a jail that forks calls.
@@ -53,7 +53,7 @@ class Call:
     __slots__ = (
         "agent", "allowed_ms", "args", "attempts", "cell", "deadline", "denied_before", "export", "generation", "id",
         "instance_key", "jail_id", "key", "message_id", "progress_at", "root_event", "slot", "started", "state", "tool",
-        "tool_call_id", "trace_id", "turn_id", "workdir",
+        "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Call:
         tool_call_id: str,
         message_id: str | None,
         workdir: str | None,
+        workdir_base: str | None = None,
         deadline: float | None,
         allowed_ms: int = 0,
         generation: str = "",
@@ -85,6 +86,7 @@ class Call:
         self.tool_call_id = tool_call_id
         self.message_id = message_id
         self.workdir = workdir
+        self.workdir_base = workdir_base
         self.deadline = deadline
         self.allowed_ms = allowed_ms
         self.generation = generation

@@ -172,7 +172,8 @@ class Runtime(_ReadOnly):
     def spawn(self, target: str, instance_key: str | None = None, cwd: str | None = None) -> Any:
         """Start an instance of an agent: {target, instanceKey, spawned, cwd}; `spawned` is false when it ran already.
 
-        `cwd="."` gives it the working directory of this call instead of one of its own; no other folder is handed on.
+        `cwd` gives it a working directory instead of one of its own: "." for this call's, a folder below that, or one
+        that the operator's policy opens.
         """
         return self._ask("spawn", {"target": target, "instanceKey": instance_key, "cwd": cwd})
 

@@ -298,11 +298,11 @@ class Jails:
             if self._facts is None:
                 raise GoondanError(error_payload("E_SANDBOX_UNAVAILABLE", "no jail can be started"))
             await self._last_one_ended(call.workdir)
-            claim = await self._sized.claim(tool, call.workdir, self._spec)
+            claim = await self._sized.claim(tool, call.workdir_base or call.workdir, self._spec)
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
             jail, hiding = await start_jail(
                 tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness,
-                sized=claim is not None and claim.sized,
+                base=call.workdir_base, sized=claim is not None and claim.sized,
             )  # fmt: skip
         except Exception as error:
             self._sized.release(claim)

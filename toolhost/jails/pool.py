@@ -33,7 +33,7 @@ MAX_CALLS_PER_JAIL: Final = 64
 #: Calls in one jail that were answered with `pending` and whose work goes on there.
 MAX_PENDING_PER_JAIL: Final = 256
 
-#: (tool, generation, agent, instanceKey, workdir), with less or more of it for other kinds of isolation.
+#: (tool, generation, agent, instanceKey, workdir, its base), with less or more of it for other kinds of isolation.
 Key = tuple[str, ...]
 #: Parts of a key that name an instance.
 _OF_INSTANCE: Final = 4
@@ -99,7 +99,7 @@ def key_of(call: Call, *, forks: bool) -> Key:
     isolation = tool.sandbox.isolation
     if isolation == "shared":
         return (tool.name, call.generation)
-    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "")
+    key = (tool.name, call.generation, call.agent, call.instance_key, call.workdir or "", call.workdir_base or "")
     return (*key, call.id) if isolation == "call" and not forks else key
 
 

@@ -20,11 +20,11 @@ from toolhost.policy.subject import HostFacts
 
 async def start_jail(
     tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, stays: Stays, *, owner: Owner,
-    niceness: int, sized: bool = False,
+    niceness: int, base: str | None = None, sized: bool = False,
 ) -> tuple[Jail, Hiding]:  # fmt: skip
     """Start it, and its stay, which is the caller's to end after the jail; what it must not see comes with it. Raises
-    GoondanError and OSError: none is left then. `niceness`: see launch.launch. `sized`: the workdir lies in a file
-    system with a bound.
+    GoondanError and OSError: none is left then. `niceness`: see launch.launch. `base`: see
+    look_up. `sized`: the workdir lies in a file system with a bound.
     """
     begun: list[list[str]] = []
     hiding = Hiding([])
@@ -32,7 +32,7 @@ async def start_jail(
     def make_plan() -> LaunchPlan:
         nonlocal hiding
         now = as_it_is_now(facts)
-        request = look_up(tool, workdir, spec, now, sized=sized)
+        request = look_up(tool, workdir, spec, now, base=base, sized=sized)
         try:
             made = plan(request, now)
             hiding = Hiding(made.hiding, now.absent)

@@ -24,6 +24,7 @@ from schemas.grantable import within
 from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from toolhost.limits.groups import own_tree
+from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
 from toolhost.policy.guarding import existing, make_placeholders, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
@@ -244,11 +245,18 @@ def home() -> str:
 
 
 def look_up(
-    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, host: HostFacts, *, sized: bool = False
+    tool: ToolSpec,
+    workdir: str | None,
+    spec: ToolHostSpec,
+    host: HostFacts,
+    *,
+    base: str | None = None,
+    sized: bool = False,
 ) -> Request:
     """Find out what the policy must know for one jail.
 
-    A missing workdir below the state directory is made; `sized`: it lies in a file system with a bound. Raises
+    A missing workdir below the state directory is made; `sized`: it lies in a file system with a bound. `base`: the
+    workdir is or lies in this folder, and no link is followed beneath it; only the base is made then. Raises
     GoondanError E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
@@ -256,8 +264,9 @@ def look_up(
     if (root, entry) != (tool.root, tool.entry):
         tool = _moved(tool, root, entry)
     shared = sandbox.isolation == "shared"
-    real = None if workdir is None or shared else _workdir(workdir, spec.state_dir)
-    own_workdir = real is not None and workspace_of(real, os.path.realpath(spec.state_dir)) is not None
+    real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir)
+    workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
+    own_workdir = workspace is not None
     read: list[Place] = []
     for path in sandbox.filesystem.read:
         read += _everything(host) if path == "/" else [_grant(path, root, tool)]
@@ -296,6 +305,7 @@ def look_up(
         venv=venv,
         venv_site=site,
         own_workdir=own_workdir,
+        heir=workspace,
         sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,
@@ -322,11 +332,14 @@ def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
     )
 
 
-def _workdir(path: str, state_dir: str) -> str:
+def _workdir(path: str, base: str | None, state_dir: str) -> str:
     if not is_path(path):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path[:200]!r} is no absolute path that the system takes")
-    if workspace_of(os.path.normpath(path), state_dir) is not None:
-        _make_workdir(os.path.normpath(path), state_dir)
+    top = os.path.normpath(path if base is None else base)
+    if workspace_of(top, state_dir) is not None:
+        _make_workdir(top, state_dir)
+    if base is not None:
+        return folder_beneath(top, os.path.normpath(path))
     real = os.path.realpath(path)
     if not os.path.isdir(real):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")

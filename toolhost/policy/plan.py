@@ -83,9 +83,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
 
     `heir` is the folder whose user (uids.instance_uid) the jail becomes where its own cannot be shown as its owner: the
-    workdir, or what was granted for writing last. `open_workdir` and the sources of `stages`
-    are opened by us and must still be those very paths. Without a `stage` the former is handed over as WORKDIR_FD; with
-    one, the jail has a user of its own, whichever is free. `filter` is the system call filter (FILTER_FD): bubblewrap
+    instance's workspace that the workdir is or lies in, else the workdir, or what was granted for writing last.
+    `open_workdir` and the sources of `stages` are opened by us and must still be those very paths. Without a `stage`
+    the former is handed over as WORKDIR_FD; with one, the jail has a user of its own, whichever is free. `filter` is
+    the system call filter (FILTER_FD): bubblewrap
     puts it on every process of the jail, its own first one included.
     `landlock` and `limits` (resource, value) go to the jail's boot stage (BOOT_FD), which puts itself and all that
     follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
@@ -201,7 +202,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stages=sources.stages,
         seen=seen_places(mounts),
         hiding=hidden_in(request, host),
-        heir=next((real for real, _ in reversed(writable_of(request))), None),
+        heir=request.heir or next((real for real, _ in reversed(writable_of(request))), None),
         enclosure=enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),

@@ -14,6 +14,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from kernel.broker.workdirs import Beneath
 from schemas.frames import NO_PAYLOAD, Blob, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
@@ -78,6 +79,8 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     in_reply_to: str | None = None
     #: The span that it comes from (tracing.py).
     parent_span_id: str | None = None
+    #: How the instance's working directory is reached, where it is another's (workdirs.Workdir).
+    instance_beneath: Beneath | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):
@@ -114,8 +117,9 @@ class InstanceSpawned(Struct, frozen=True, array_like=True, tag="spawned"):
     owner_key: str
     #: When (seconds since 1970).
     created: float
-    #: The working directory that it was given; None: its own.
+    #: The working directory that it was given, and how that is reached; None: its own.
     cwd: str | None = None
+    beneath: Beneath | None = None
 
 
 class InstanceDeleted(Struct, frozen=True, array_like=True, tag="deleted"):

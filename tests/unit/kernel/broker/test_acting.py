@@ -12,8 +12,10 @@ from kernel.broker import directory
 from kernel.broker.mailbox import SpawnRecord
 from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
 from kernel.broker.spawn_file import SpawnFile
+from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
+from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World
@@ -331,20 +333,69 @@ def test_only_declared_agents_are_spawned(to: str) -> None:
     assert code(spawn(world, to=to)) == "E_AGENT_NOT_FOUND"
 
 
-@pytest.mark.parametrize("cwd", ["/", "..", "sub", "/state/instances/coder/k/workspace/../../other", "./x/../y"])
-def test_a_spawn_hands_on_no_folder_but_the_askers_own(cwd: str) -> None:
+HOME = "/state/instances/coder/k/workspace"
+
+
+@pytest.mark.parametrize("cwd", ["/", "..", f"{HOME}/../../other", "./x/../../y", f"{HOME}2", "//etc", "/srv/project"])
+def test_a_spawn_hands_on_no_folder_outside_of_the_askers_own(cwd: str) -> None:
     world = working()
-    assert code(spawn(world, cwd=cwd)) == "E_FORBIDDEN"
+    frames = spawn(world, cwd=cwd)
+    assert code(frames) == "E_FORBIDDEN"
+    refused = from_raw(frames[0].payload, ErrorPayload)
+    assert "spawn.workdirs" in str(refused.suggestion), "a refusal names the setting"
 
 
-@pytest.mark.parametrize("cwd", [".", "/state/instances/coder/k/workspace", "x/.."])
-def test_a_spawn_may_share_the_askers_working_directory(cwd: str) -> None:
+@pytest.mark.parametrize("cwd", ["a\0b", "x" * 5000])
+def test_a_cwd_that_is_no_path_is_refused(cwd: str) -> None:
+    assert code(spawn(working(), cwd=cwd)) == "E_TOOL_INVALID_ARGS"
+
+
+@pytest.mark.parametrize(
+    ("cwd", "path"),
+    [(".", HOME), (HOME, HOME), ("x/..", HOME), ("sub", f"{HOME}/sub"), (f"{HOME}/a/./b", f"{HOME}/a/b")],
+)
+def test_a_spawn_may_share_the_askers_working_directory_or_a_folder_below(cwd: str, path: str) -> None:
     world = working()
     spawn(world, cwd=cwd)
     start_wanted(world)
     (reply,) = replies(world)
-    assert reply["cwd"] == "/state/instances/coder/k/workspace"
-    assert world.router.bus.mailbox.instances["reviewer", "s"].workdir == reply["cwd"]
+    assert reply["cwd"] == path
+    assert world.router.bus.mailbox.instances["reviewer", "s"].workdir == Workdir(path, Beneath(HOME))
+
+
+def test_what_the_policy_opens_may_be_handed_on_until_it_is_closed() -> None:
+    world = working()
+    world.router.bus.plan.spawn_workdirs.append("/srv/project")
+    spawn(world, cwd="/srv/project/docs")
+    start_wanted(world)
+    (reply,) = replies(world)
+    assert reply["cwd"] == "/srv/project/docs"
+    place = world.router.bus.mailbox.instances["reviewer", "s"].workdir
+    assert place == Workdir("/srv/project/docs", Beneath("/srv/project", by_policy=True))
+    inner = shared(place, "en", [])
+    assert inner == Workdir("/srv/project/docs/en", Beneath("/srv/project", by_policy=True)), "the base is handed on"
+    check_opened(inner, ["/srv/project"])
+    with pytest.raises(GoondanError, match="any more"):
+        check_opened(inner, ["/srv"])
+
+
+def test_a_tool_host_hears_where_no_link_is_followed_and_nothing_once_the_policy_has_closed_it() -> None:
+    world = working()
+    bus = world.router.bus
+    me = bus.mailbox.instances["coder", "k"]
+    assert me.conn is not None and me.leased is not None
+    bus.plan.spawn_workdirs.append("/srv/project")
+    me.workdir = Workdir("/srv/project/docs", Beneath("/srv/project", by_policy=True))
+    call = Frame("tool.call", id="q", tool=next(iter(me.conn.allowed)), call_id="c0e0/9", event_id=me.leased.id)
+    call.epoch, call.workdir_base = me.epoch, "/"
+    world.router.receive(me.conn, encode(call), world.now)
+    (sent,) = [frame for frame in out(world, TOOLS) if frame.call_id == "c0e0/9"]
+    assert (sent.workdir, sent.workdir_base) == ("/srv/project/docs", "/srv/project"), (
+        "the broker's word, not the agent's"
+    )
+    bus.plan.spawn_workdirs.clear()
+    call.call_id = "c0e0/10"
+    assert code(tell(world, call, me.conn)) == "E_FORBIDDEN"
 
 
 def test_an_instance_that_runs_keeps_its_working_directory() -> None:
@@ -406,11 +457,11 @@ def test_what_is_remembered_of_spawned_instances_is_bounded(monkeypatch: pytest.
 
 def test_a_new_broker_knows_who_spawned_what_and_where_it_works() -> None:
     world = working()
-    spawn(world, "a", id="a", cwd=".")
+    spawn(world, "a", id="a", cwd="sub")
     spawn(world, "b", id="b")
     world.kill_broker()
     known = world.router.bus.mailbox.instances["reviewer", "a"]
-    assert known.workdir == "/state/instances/coder/k/workspace"
+    assert known.workdir == Workdir(f"{HOME}/sub", Beneath(HOME))
     assert known.spawned is not None
     assert (known.spawned.owner_agent, known.spawned.owner_key) == ("coder", "k")
     assert known.spawned.created == 1000.0

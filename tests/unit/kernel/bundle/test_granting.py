@@ -276,6 +276,10 @@ def test_a_policy_of_the_command_line_comes_on_top(home: Home, tmp_path: Path) -
         ("- a\n", "E_CONFIG_INVALID_VALUE", 1),
         ("disk: {sized: 5}\n", "E_CONFIG_INVALID_VALUE", 1),
         ("disk:\n  sizd: true\n", "E_CONFIG_UNKNOWN_FIELD", 2),
+        ("spawn:\n  workdirs: /srv/x\n", "E_CONFIG_INVALID_VALUE", 2),
+        ("spawn:\n  workdirs:\n    - relative\n", "E_CONFIG_INVALID_VALUE", 3),
+        ("spawn:\n  workdirs: [/srv/x, /etc]\n", "E_CONFIG_DANGEROUS", 2),
+        ("spawn:\n  workdirs: ['~/.ssh']\n", "E_CONFIG_DANGEROUS", 2),
         ("widen: [\n", "E_CONFIG_SYNTAX", 2),
     ],
 )
@@ -299,6 +303,14 @@ def test_the_operator_chooses_how_the_disk_is_kept(home: Home, tmp_path: Path) -
     home.policy("disk: {sized: true}\n")
     home.accept()
     assert plan().toolhost.sized_workdirs, "what `gdn grant` writes leaves it"
+
+
+def test_the_operator_chooses_where_else_spawned_agents_may_work(home: Home) -> None:
+    home.policy("spawn: {workdirs: [/srv/x/, /srv/y/../z]}\n")
+    home.look()
+    state = str(home.root / "workspaces" / "x")
+    plan = load_plan(str(home.bundle / "goondan.yaml"), state_dir=state, env={}, handlers=False)
+    assert plan.spawn_workdirs == ["/srv/x", "/srv/z"]
 
 
 def test_a_policy_that_others_could_have_written_is_refused(home: Home) -> None:

@@ -1,0 +1,54 @@
+"""A folder that jails can change on the way: found beneath a folder of ours or the operator's, without any link.
+
+A spawned agent works in a folder that its spawner has named. The spawner's own jails may have put links there, and may
+put some there at any time. So each start of a jail looks anew, name by name from the base's descriptor. The launch
+opens what was found once more, takes it only if it is at that very path, and binds the descriptor (jails/launch.py).
+
+Source: docs/decisions/060.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from schemas.errors import GoondanError, fail
+
+_FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def folder_beneath(base: str, path: str) -> str:
+    """The path without links of the folder `path`, which is `base` or lies in it (both absolute and normalised).
+
+    Links on the way to `base` are followed, none after it. Raises GoondanError E_SANDBOX_DENIED.
+    """
+    real = os.path.realpath(base)
+    names = [name for name in path[len(base) :].split("/") if name]
+    at = real
+    try:
+        here = os.open(real, _FOLDER)
+    except OSError as error:
+        raise _refused(path, at, error) from None
+    try:
+        for name in names:
+            at = f"{at.rstrip('/')}/{name}"
+            below = os.open(name, _FOLDER, dir_fd=here)
+            os.close(here)
+            here = below
+    except OSError as error:
+        raise _refused(path, at, error) from None
+    finally:
+        os.close(here)
+    return at
+
+
+def _refused(path: str, at: str, error: OSError) -> GoondanError:
+    if error.errno == errno.ENOENT:
+        message = f"the workdir {path} is no folder: there is no {at}"
+        return fail("E_SANDBOX_DENIED", message, suggestion="Make the folder, or spawn the agent with another cwd.")
+    if os.path.islink(at):
+        message = f"the workdir {path} leads through a link, {at}"
+        return fail("E_SANDBOX_DENIED", message, suggestion="Use a folder; links are not followed there.")
+    message = f"the workdir {path} cannot be opened at {at}: {error.strerror}"
+    return fail("E_SANDBOX_DENIED", message, suggestion="Name an existing folder.")
