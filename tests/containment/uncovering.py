@@ -179,7 +179,7 @@ def beneath(scene: Scene) -> dict[str, Path]:
     own = scene.own
     (scene.private / "inner").mkdir(parents=True)
     (scene.private / "inner" / "client.token").write_text("host secret")
-    links = {
+    links: dict[str, Path | str] = {
         "a link": scene.private / "inner",
         "a link in the path": scene.private,
         "a relative link": "../../../../../../../../private/inner",
@@ -268,8 +268,8 @@ async def every_attempt(
                 found[name] = await judge(made, f"t{number}__look", tops)
             for name, path in {**workdirs(scene, links, process.pid), **(more or {})}.items():
                 found[f"workdir {name}"] = await judge(made, "plain__look", tops, workdir=path)
-            for name, path in beneath(scene).items():
-                look = {"workdir": path, "workdir_base": scene.own}
+            for name, below in beneath(scene).items():
+                look: dict[str, Any] = {"workdir": below, "workdir_base": scene.own}
                 found[f"beneath {name}"] = await judge(made, "plain__look", tops, **look)
             assert not (scene.private / "new").exists(), "nothing is made through a link"
             with Exchanged(scene.own, scene.private / "inner") as changing:

@@ -10,6 +10,7 @@ from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.records import event_subject
 from kernel.broker.ledger import Ledger
 from kernel.broker.mailbox import Event, Instance
+from kernel.broker.workdirs import Workdir
 from schemas.codec import to_raw
 from schemas.frames import NO_PAYLOAD, ReplyTo
 
@@ -23,7 +24,7 @@ class Waiting:
         self.ledger = Ledger("boot", 0.0)
 
     def event(self, event_id: str, text: str = "hello") -> Event:
-        instance = Instance("coder", "k", "/w", 1, 0.0)
+        instance = Instance("coder", "k", Workdir("/w"), 1, 0.0)
         event = Event(event_id, instance, sender="client", content=said(text))
         self.journal.append([self.ledger.accepted(event, 0.0)])
         event.state = "accepted"
@@ -59,7 +60,9 @@ def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
     waiting = Waiting()
-    event = Event("e1", Instance("coder", "k", "/w", 1, 0.0), sender="client", content=Content(trace_id="c" * 32))
+    event = Event(
+        "e1", Instance("coder", "k", Workdir("/w"), 1, 0.0), sender="client", content=Content(trace_id="c" * 32)
+    )
     waiting.journal.append([waiting.ledger.accepted(event, 0.0)])
     waiting.contents.rests(event)
     waiting.contents.recall(event)

@@ -260,13 +260,16 @@ def test_a_workdir_that_somebody_else_works_in_stays() -> None:
     assert client.deleted[asked] == "deleted"
     assert world.disk.gone == [("coder", "k", True)]
     child = world.router.bus.mailbox.instances["reviewer", "r"]
-    assert child.workdir == "/state/instances/coder/k/workspace"
+    assert child.workdir.path == "/state/instances/coder/k/workspace"
     assert child.spawned is not None
     assert child.spawned.owner_agent == "", "a new instance of that name did not spawn it"
     world.kill_broker()
     world.settle()
     child = world.router.bus.mailbox.instances["reviewer", "r"]
-    assert (child.workdir, child.spawned and child.spawned.owner_agent) == ("/state/instances/coder/k/workspace", "")
+    assert (child.workdir.path, child.spawned and child.spawned.owner_agent) == (
+        "/state/instances/coder/k/workspace",
+        "",
+    )
     client.delete("r", agent="reviewer", force=True)
     world.advance(RETURN_S)
     world.settle()
