@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from schemas.frames import Frame
 from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import bench, make_tool
+from toolhost import offload
 from toolhost.calls.receipts import Usage
 from toolhost.host import Host
 from toolhost.jails.channel import Channel, Violation
@@ -78,9 +80,12 @@ def mutate(rng: random.Random) -> bytes:
 
 
 class NoJail:
-    """Stands for a jail's processes: everything else about it is the host's."""
+    """Stands for a jail's processes: everything else about it is the host's.
 
-    def __init__(self) -> None:
+    There are tens of thousands: each has a copy of `account`, because a new one reads /proc.
+    """
+
+    def __init__(self, account: Account) -> None:
         self.live = True
         self.dying = False
         self.was_replaced = False
@@ -89,7 +94,7 @@ class NoJail:
         self.tenant: Any = None
         self.last_words = ""
         self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, named=[], made=[])
-        self.account = Account(Limits(), [], None, None, 0)
+        self.account = copy(account)
 
     def kill(self, reason: str) -> None:
         self.dying = True
@@ -127,7 +132,9 @@ class NoBus:
         self.sent.pop(frame_id).cancel()
 
 
-async def test_mutated_frames_in_process(short_tmp: Path) -> None:
+async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "soon", lambda work: work())  # a thread would be woken for each jail
+    account = Account(Limits(), [], None, None, 0)
     rng = random.Random(SEED)
     tool = make_tool(short_tmp, "", "f")
     sent: list[Frame] = []
@@ -151,7 +158,7 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
     while made < FRAMES:
         if made >= FRAMES // 10 and not before:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        jail, calls = fresh_jail(host, tool)
+        jail, calls = fresh_jail(host, tool, account)
         channel = Channel(1 << 20, 0.0)
         for _ in range(rng.randrange(1, 30)):
             made += 1
@@ -185,13 +192,13 @@ async def test_mutated_frames_in_process(short_tmp: Path) -> None:
     await host.close()
 
 
-def fresh_jail(host: Host, tool: Any) -> tuple[Any, list[str]]:
+def fresh_jail(host: Host, tool: Any, account: Account) -> tuple[Any, list[str]]:
     """A slot with three running calls, "1" to "3" to its worker, and no processes."""
     from tests.unit.toolhost.test_calls import call
 
     calls = [call(f"turn/{number}") for number in (1, 2, 3)]
     pool, book = host.jails.pool, host.answers.book
-    jail: Any = NoJail()
+    jail: Any = NoJail(account)
     for number, made in enumerate(calls, 1):
         made.tool = tool
         book.open(made)
