@@ -1,4 +1,5 @@
-"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents` and `handoff`.
+"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents`, `handoff`
+and `self-restart`.
 
 The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, inside the same
 middleware, ended by exactly one result. A call has as much time as its turn, because what it waits for is another turn.
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from agentproc.base.agents import agents
 from agentproc.base.handoff import handoff
+from agentproc.base.self_restart import self_restart
 from agentproc.calls import failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.conversation import error_result
@@ -27,7 +29,11 @@ from schemas.frames import ToolResult
 #: The handlers by their full names.
 HANDLERS: Final[dict[str, Handler]] = {
     build_tool_name(tool, export): handler
-    for tool, handlers in (("agents", agents.handlers), ("handoff", handoff.handlers))
+    for tool, handlers in (
+        ("agents", agents.handlers),
+        ("handoff", handoff.handlers),
+        ("self-restart", self_restart.handlers),
+    )
     for export, handler in handlers.items()
 }
 

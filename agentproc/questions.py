@@ -19,9 +19,9 @@ from msgspec import Struct
 
 from schemas.address import is_instance_key
 from schemas.blobs import MAX_ARGS_BYTES, too_large
-from schemas.codec import check_depth, check_json, encode_value, from_raw, to_raw
+from schemas.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
 from schemas.errors import GoondanError, error_payload, fail
-from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo
+from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo, RestartRequest
 from schemas.questions import (
     EVENT_TYPES,
     LOOK_UP_MS,
@@ -43,6 +43,10 @@ _ID_DIGITS: Final = 24
 _PLACE: Final = re.compile(r"@(?:turn|step(\d{1,9}))\.")
 #: An agent's name in a message (characters); it may be anything that a model wrote.
 _MAX_TARGET: Final = 256
+
+
+#: Of the reason for a restart the kernel is told so much (characters): it is for a log.
+_MAX_REASON: Final = 500
 
 
 class Asker(Struct, frozen=True):
@@ -136,6 +140,12 @@ def list_frame(include_all: bool, left_ms: int | None) -> Frame:
 def catalog_frame(left_ms: int | None) -> Frame:
     """`agents.catalog`."""
     return Frame("agents.catalog", deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+
+
+def restart_frame(asker: Asker, name: str, reason: str) -> Frame:
+    """`restart`, in the name of this tool call."""
+    request = RestartRequest(replace_surrogates(reason[:_MAX_REASON]))
+    return Frame("restart", call_id=f"{asker.turn_id}/{name}", payload=to_raw(request))
 
 
 def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:

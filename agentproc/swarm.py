@@ -1,6 +1,6 @@
 """One turn's side of its swarm: asks other agents over the agent's own link, and waits for what they answer.
 
-The bundled tools `agents` and `handoff` and the `ctx.agents` of middleware all go through here.
+The bundled tools `agents`, `handoff` and `self-restart` and the `ctx.agents` of middleware all go through here.
 
 Source: docs/design/delivery.md; requirements AGENTS-08, AGENTS-14, AGENTS-17, AGENTS-21.
 """
@@ -20,11 +20,12 @@ from agentproc.questions import (
     late,
     list_frame,
     response_of,
+    restart_frame,
     spawn_frame,
 )
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT, Frame
+from schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer
 from schemas.questions import answered, correlation
 
 #: A bundled tool's handler: the turn's side of the swarm, the tool call's id, and the checked arguments; what it gives
@@ -53,6 +54,8 @@ class Swarm:
         self._deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        #: The kernel restarts as soon as the turn has left its event: no further step before that.
+        self.restarts = False
 
     async def request(self, question: Question) -> dict[str, Any]:
         """A turn of another agent, and its answer."""
@@ -90,6 +93,15 @@ class Swarm:
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
         """The process of an instance; returns when it is there. `name` names the question within its turn."""
         return await self._look_up(spawn_frame(self._asker, name, target, instance_key, cwd, self._left_ms()))
+
+    async def restart(self, name: str, reason: str) -> None:
+        """Have the kernel restart at the end of this step. `name` is the tool call's id, by which a repeat is known.
+
+        Raises GoondanError: what is wrong with the bundle, E_RESTART_REFUSED, E_FORBIDDEN.
+        """
+        frame = restart_frame(self._asker, name, reason)
+        reply = await self._until_done(frame, self._link.post(frame))
+        self.restarts = self.restarts or from_raw(reply.payload, RestartAnswer).comes
 
     async def list(self, include_all: bool) -> Any:
         """The instances that the asker has spawned, or all."""

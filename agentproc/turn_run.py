@@ -124,7 +124,7 @@ class TurnRun:
         self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         asker = Asker(runner.spec.name, runner.instance_key, name)
-        swarm = Swarm(runner.link, asker, deadline, runner.clock)
+        swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock)
         self._base_calls = BaseCalls(swarm)
         self._stages: Stages | None = None
         if wrapped and not runner.pipeline.empty:
@@ -386,7 +386,13 @@ class TurnRun:
             )
             return
         if runner.catalog.runs_here(part.tool_name):
-            self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=then)
+
+            def ended(result: ToolResult) -> None:
+                if self._swarm.restarts:  # the next step is for after the restart
+                    self.push(Pause())
+                then(result)
+
+            self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=ended)
             return
         encoded = None
         if message.id != self._shown_message:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from schemas.codec import DECODE_ERRORS, to_raw
-from schemas.control import Drain, Exited, Inventory, Kill, Retire, SpawnFailed, ToSupervisor, Wanted
+from schemas.control import Inventory, ToBroker, ToSupervisor
 from schemas.errors import GoondanError
 from schemas.frames import Frame, Welcome
 from schemas.link import Link
@@ -35,7 +35,7 @@ class ControlLink:
         endpoint: str,
         token: str,
         *,
-        on_message: Callable[[Wanted | Retire | Kill], None],
+        on_message: Callable[[ToSupervisor], None],
         inventory: Callable[[], Inventory],
         on_first: Callable[[], None],
     ) -> None:
@@ -78,7 +78,7 @@ class ControlLink:
         """Whether a broker has welcomed us and is not known to be gone."""
         return self._link is not None and self._link.ready
 
-    def tell(self, message: Exited | SpawnFailed | Inventory | Drain) -> None:
+    def tell(self, message: ToBroker) -> None:
         """Report to the broker, if there is one.
 
         Nothing is kept for a broker that is away: the inventory that its successor gets says what these reports

@@ -20,7 +20,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -46,13 +45,32 @@ from kernel.supervisor_options import Options, load_bundle, parse, resuming
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
-from schemas.control import Exited, Inventory, Kill, Principal, Retire, SpawnFailed, Wanted
+from schemas.control import (
+    Exited,
+    Inventory,
+    Kill,
+    Principal,
+    RestartAsked,
+    RestartChecked,
+    RestartDue,
+    RestartUndone,
+    Retire,
+    SpawnFailed,
+    ToSupervisor,
+    Wanted,
+)
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
 from schemas.secrecy import close_memory
-from schemas.startup import become_subreaper, close_to_others, report_ready, set_process_name
+from schemas.startup import (
+    become_subreaper,
+    close_to_others,
+    raise_descriptor_limit,
+    report_ready,
+    set_process_name,
+)
 from schemas.tokens import SECRET_BYTES, Claims
 from schemas.visible import visible_line
 
@@ -60,8 +78,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.control_link import ControlLink
+    from kernel.restarting.conductor import Conductor
     from kernel.restarting.handover import Handover
-    from kernel.restarting.looks import Looks
     from kernel.restarting.revision import Revision
     from kernel.trust.powers import Power
 
@@ -77,8 +95,6 @@ START_S: Final = 30.0
 LAST_CHILDREN_S: Final = 1.0
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
-#: Of the reason for a restart the log has so much (characters); a model may have written it.
-MAX_REASON: Final = 500
 
 _log = logging.getLogger("supervisor")
 
@@ -116,7 +132,7 @@ class Supervisor:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._stop: asyncio.Future[str] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._looks: Looks | None = None
+        self._conductor: Conductor | None = None
         self._next: Revision | None = None  # what takes the place of all this
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
         self._reaper = Reaper(self._loop, self._is_waiting_agent)
@@ -204,7 +220,7 @@ class Supervisor:
         premises.describe(plan.entry_agent, plan.revision)
         self._write_client_token(premises)
         self._reaper.start()
-        self._start_processes(premises, launches)
+        self._start_processes(premises, launches, opened)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self._ready.result()
@@ -267,7 +283,7 @@ class Supervisor:
     def _write_client_token(self, premises: Premises) -> None:
         premises.write(rundir.CLIENT_TOKEN, self._launching.token(Claims("client", operator=True)).encode())
 
-    def _start_processes(self, premises: Premises, launches: Launches) -> None:
+    def _start_processes(self, premises: Premises, launches: Launches, opened: Opened) -> None:
         self._agents = Agents(
             self._loop,
             self._reaper,
@@ -289,9 +305,11 @@ class Supervisor:
         self._services.begin()
         # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
         from kernel.control_link import ControlLink
+        from kernel.restarting.conductor import Conductor
         from kernel.restarting.looks import Looks
 
-        self._looks = Looks(self._loop, self._reaper, self._options, self._log_path("supervisor"))
+        looks = Looks(self._loop, self._reaper, self._options, self._log_path("supervisor"))
+        self._conductor = Conductor(self, looks, opened)
         self._control = ControlLink(
             launches.endpoint("control"),
             launches.token(Claims("control")),
@@ -304,8 +322,8 @@ class Supervisor:
         """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
         self._ending.begun = True
         self._ending.for_good = self.ending or self._next is None
-        if self._looks is not None:
-            self._looks.close()
+        if self._conductor is not None:
+            self._conductor.close()
         if self._services is not None and self._agents is not None:
             self._services.end_restarts()
             left = await self._ending.run(self._services, self._agents, self._control)
@@ -445,12 +463,20 @@ class Supervisor:
             return False
         return os.path.samestat(theirs, os.fstat(alive_fd))
 
-    def _broker_said(self, message: Wanted | Retire | Kill) -> None:
+    def _broker_said(self, message: ToSupervisor) -> None:
+        if self._conductor is not None and isinstance(message, RestartAsked | RestartDue):
+            if isinstance(message, RestartAsked):
+                self._conductor.asked(message)
+            else:
+                self._conductor.due(message)
+            return
         agents, services, now = self._agents, self._services, self._loop.time()
         if agents is None or services is None:
             return
         if isinstance(message, Wanted):
             agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
+        elif isinstance(message, RestartAsked | RestartDue):
+            pass  # they are answered when the kernel is there
         elif message.principal.role == "toolhost":
             if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
                 _log.warning("the tool host is killed: %s", message.reason)
@@ -538,31 +564,26 @@ class Supervisor:
         """Restart in place, if the bundle may run. Returns only in the program that comes after; raises GoondanError:
         E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and what is wrong with the bundle.
         """
-        self.restart_with(await self.look(), reason)
+        if self._conductor is None:
+            raise fail("E_RESTART_REFUSED", "the kernel is still starting")
+        await self._conductor.restart(reason)
         await asyncio.shield(self._ended)
         raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
 
-    async def look(self) -> Revision:
-        """The bundle as it is now, if it may run in the place of what does. Raises GoondanError as `restart`."""
-        self._may_restart()
-        looks, opened = self._looks, self._opened
-        if looks is None or opened is None:
-            raise AssertionError("a kernel that is ready has both")
-        return await looks.look(opened.powers)
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has started."""
+        return self._ready.done()
 
-    def restart_with(self, revision: Revision, reason: str) -> None:
-        """Begin to restart. Raises GoondanError E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING."""
-        self._may_restart()
+    def begin_restart(self, revision: Revision, reason: str) -> None:
+        """End every process, then go on as the program that comes after."""
         self._ending.begun, self._next = True, revision
-        self._stop.set_result(visible_line(reason)[:MAX_REASON])
+        self._stop.set_result(reason)
 
-    def _may_restart(self) -> None:
-        if self.ending:
-            raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
-        if self.stopping:
-            raise fail("E_RESTART_REFUSED", "a restart is under way already")
-        if not self._ready.done():
-            raise fail("E_RESTART_REFUSED", "the kernel is still starting")
+    def answer(self, message: RestartChecked | RestartUndone) -> None:
+        """Tell the broker."""
+        if self._control is not None:
+            self._control.tell(message)
 
     async def restarted(self) -> None:
         """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
@@ -656,7 +677,7 @@ def main(arguments: list[str] | None = None) -> int:
     become_subreaper()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
-    _raise_descriptor_limit()
+    raise_descriptor_limit(WANTED_DESCRIPTORS)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     return asyncio.run(_live(options, resumed))
 
@@ -678,13 +699,6 @@ async def _live(options: Options, resumed: Handover | None) -> int:
 
         refused = execute(supervisor.handover, resuming(options), inherited)
         resumed = supervisor.stay(supervisor.handover, refused)
-
-
-def _raise_descriptor_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else WANTED_DESCRIPTORS
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from schemas.frames import ShutdownReason
+from schemas.frames import ErrorPayload, ShutdownReason
 
 
 class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -53,6 +53,18 @@ class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):
     reason: str
 
 
+class RestartAsked(Struct, frozen=True, tag="restart_asked", tag_field="kind", rename="camel"):
+    """An agent wishes a restart: see whether the bundle may run, and say so. `wish` names the wish."""
+
+    wish: str
+
+
+class RestartDue(Struct, frozen=True, tag="restart_due", tag_field="kind", rename="camel"):
+    """A wish is journaled, and the step of the turn that asked has ended: restart. Nothing is handed out any more."""
+
+    reason: str
+
+
 # --- supervisor to broker -------------------------------------------------------------------------------------------
 
 
@@ -86,5 +98,18 @@ class Drain(Struct, frozen=True, tag="drain", tag_field="kind", rename="camel"):
     reason: ShutdownReason
 
 
-ToSupervisor = Wanted | Retire | Kill
-ToBroker = Inventory | Exited | SpawnFailed | Drain
+class RestartChecked(Struct, frozen=True, tag="restart_checked", tag_field="kind", rename="camel"):
+    """The bundle may run; with `error`: it may not, or nobody can say."""
+
+    wish: str
+    error: ErrorPayload | None = None
+
+
+class RestartUndone(Struct, frozen=True, tag="restart_undone", tag_field="kind", rename="camel"):
+    """What was due is not done, for this reason. The kernel goes on."""
+
+    error: ErrorPayload
+
+
+ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue
+ToBroker = Inventory | Exited | SpawnFailed | Drain | RestartChecked | RestartUndone

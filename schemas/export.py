@@ -45,6 +45,8 @@ _PAYLOADS: Final = (
     frames.SpawnedAgent,
     frames.AgentsListed,
     frames.AgentsCatalog,
+    frames.RestartRequest,
+    frames.RestartAnswer,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

@@ -55,6 +55,7 @@ FrameType = Literal[
     "agents.spawn",
     "agents.list",
     "agents.catalog",
+    "restart",
     "admin",
     "reply",
     "runtime.event",
@@ -249,6 +250,20 @@ class OperatorCall(Struct, rename="camel", omit_defaults=True):
 
     tool: str
     args: Any
+
+
+class RestartRequest(Struct, frozen=True):
+    """Payload of `restart`: why the kernel is to restart."""
+
+    reason: str
+
+
+class RestartAnswer(Struct, frozen=True):
+    """The `reply` to `restart`. `comes`: the kernel restarts when the turn has left its event, which it is to release
+    at the end of its step; false for a wish that was fulfilled before.
+    """
+
+    comes: bool
 
 
 class AgentsSpawn(Struct, frozen=True, omit_defaults=True):

@@ -108,6 +108,16 @@ def admit_toolhost(path: str) -> None:
             os.chown(path, TOOLHOST_UID, TOOLHOST_UID, follow_symlinks=False)
 
 
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let this process and its children open so many descriptors, or as many as the system allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, wanted) if hard != resource.RLIM_INFINITY else wanted
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def report_ready(ready_fd: int | None) -> None:
     """Say once that this process is ready: a newline on `ready_fd`, then close it. None: nobody asked."""
     if ready_fd is None:

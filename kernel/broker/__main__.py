@@ -29,6 +29,7 @@ from schemas.startup import (
     close_to_others,
     die_with_parent,
     keep_memory_steady,
+    raise_descriptor_limit,
     report_ready,
     set_process_name,
 )
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         keep_memory_steady()
         set_process_name("gdn-broker")
         die_with_parent(options.parent_pid)
-        _raise_descriptor_limit()
+        raise_descriptor_limit(_WANTED_DESCRIPTORS)
         if options.bundle is not None:
             from kernel.broker.standalone import prepare
 
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         store = open_store(plan.state_dir, plan.durability, accept_loss=options.accept_loss)
         for loss in store.losses:
             print(f"E_JOURNAL_CORRUPT accepted: {loss}", file=sys.stderr)
-        router = _assemble(plan, secret, store, blobs)
+        router = _assemble(plan, secret, store, blobs, new_kernel=options.new_kernel or options.bundle is not None)
         if options.new_kernel:  # nobody is left who could ask for what the journal does not name
             BlobFolder(blobs).sweep(router.bus.mailbox.blobs.referenced() | store.files(), 0)
         loop = BrokerLoop(router, start(store, plan.state_dir), run_dir)
@@ -88,12 +89,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str) -> Router:
+def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str, *, new_kernel: bool = True) -> Router:
     """See assemble; on a full disk with as much of the reserve as it needs."""
     broker_id = os.urandom(4).hex()
     while True:
         try:
-            return assemble(plan, secret, store, boot_id=boot_id(), broker_id=broker_id, now=clock(), blobs=blobs)
+            return assemble(
+                plan,
+                secret,
+                store,
+                boot_id=boot_id(),
+                broker_id=broker_id,
+                now=clock(),
+                blobs=blobs,
+                new_kernel=new_kernel,
+            )
         except DiskFull:
             if not release_reserve(plan.state_dir):
                 raise
@@ -136,15 +146,6 @@ def _failed(error: GoondanError, ready_fd: int | None) -> int:
     print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
     print(visible_line(error.info.suggestion or ""), file=sys.stderr)
     return 1
-
-
-def _raise_descriptor_limit() -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, _WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

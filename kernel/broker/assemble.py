@@ -23,9 +23,18 @@ from schemas.visible import visible_line
 
 
 def assemble(
-    plan: KernelPlan, secret: bytes, store: JournalStore, *, boot_id: str, broker_id: str, now: float, blobs: str | None
+    plan: KernelPlan,
+    secret: bytes,
+    store: JournalStore,
+    *,
+    boot_id: str,
+    broker_id: str,
+    now: float,
+    blobs: str | None,
+    new_kernel: bool = False,
 ) -> Router:
-    """The router with everything that the journal knows. `now` is the broker's clock.
+    """The router with everything that the journal knows. `now` is the broker's clock. `new_kernel`: the kernel has just
+    started, and this is its first broker.
 
     Raises GoondanError E_JOURNAL_CORRUPT for a record that cannot be applied for the first time, E_DISK_FULL.
     """
@@ -49,6 +58,9 @@ def assemble(
     bad: list[BadRow] = []
     restored = restore(bus, store.rows(), bad.append)
     _give_up(store, bad)
+    if new_kernel:  # which has read the bundle
+        for wish in bus.wishes.values():
+            wish.state = "done"
     older = SpawnFile(plan.state_dir)
     for record in older.read():
         store.commit(ledger.spawned(record).writes, wall_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from kernel.broker.calls import Calls
 from kernel.broker.epochs import Epochs
@@ -13,9 +14,12 @@ from kernel.broker.presence import Connection, Presence
 from kernel.broker.shares import kept_of
 from schemas.address import instance_workdir
 from schemas.codec import encode_value, to_raw
-from schemas.control import Kill, Principal, Retire, Wanted
+from schemas.control import Principal, ToSupervisor
 from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
 from schemas.launch import KernelPlan
+
+if TYPE_CHECKING:
+    from kernel.broker.restarts import Wish
 
 #: New events and tool calls that one peer may have unanswered.
 CREDIT = 256
@@ -80,6 +84,8 @@ class Bus:
         #: What was refused for want of room, (root, quota, what) -> how often; the loop writes it to the log.
         self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.presence = Presence(secret)
+        #: Wishes for a restart that are not over, or were so lately, by their subjects in the journal.
+        self.wishes: dict[str, Wish] = {}
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)
@@ -139,7 +145,7 @@ class Bus:
             reply.call_id = frame.call_id[:MAX_ID] if frame.call_id else None
         self.out.append((cls, ident, encode_value(reply)))
 
-    def tell_supervisor(self, message: Wanted | Retire | Kill) -> None:
+    def tell_supervisor(self, message: ToSupervisor) -> None:
         """News for the supervisor; at its next connect it gets the whole picture anyway."""
         if self.control is not None:
             self.send(self.control, Frame("runtime.event", payload=to_raw(message)))

@@ -31,6 +31,7 @@ from kernel.broker.late_answers import late_answer, news, waiting_news
 from kernel.broker.mailbox import LEASE_S, MAX_LATE, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.broker.quiet import QuietPeers
+from kernel.broker.restarts import Restarts
 from kernel.broker.shares import describe_shortage
 from kernel.broker.tool_calls import ToolCalls
 from kernel.broker.tracing import trace_of
@@ -58,8 +59,9 @@ class Events:
 
     processes: Processes
 
-    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers) -> None:
+    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers, restarts: Restarts) -> None:
         self._bus = bus
+        self._restarts = restarts
         self._quiet = quiet
         self._mailbox = bus.mailbox
         self._tool_calls = tool_calls
@@ -346,6 +348,7 @@ class Events:
             self._bus.counters[f"events_{item.state}"] += 1
         self._send_answer(event)
         self.cancels.ended(event)
+        self._restarts.left(event)
 
     def refused(self, item: Staged) -> None:
         """The disk has no room for a new event: its senders are told, and nothing of it stays."""
@@ -480,6 +483,7 @@ class Events:
                 event.work.attempts += 1
                 self.processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
             self._bus.ack(connection, frame.id, event)
+            self._restarts.left(event)
             if frame.seen_epoch is not None:
                 self.dispatch(instance, now)
             self.processes.serve(now)

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
-from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned
+from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned, RestartWished
 from kernel.broker.mailbox import Event, SpawnRecord, State
 from schemas.frames import Blob
 
@@ -134,6 +134,15 @@ class Ledger:
     def answer_unwanted(self, event: Event) -> Item:
         """Who asked for the event without waiting has gone."""
         return _put(event, records.AnswerUnwanted())
+
+    def restart_wished(self, subject: str, reason: str, event_id: str, at_ms: int) -> Item:
+        """An agent's wish for a restart."""
+        record = RestartWished(reason, event_id, at_ms)
+        return Item((Put(subject, records.encode(record)),), refusable=True)
+
+    def restart_over(self, subject: str) -> Item:
+        """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""
+        return Item((Retire(subject, b"", "restarted"),))
 
     def epochs(self, top: int) -> Item:
         """Epochs up to `top` may be used from now on."""

@@ -419,11 +419,11 @@ class Staged(Struct, frozen=True):
     """A decision that takes effect when the journal has `item`.
 
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
-    `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `note`: nothing
-    waits for it.
+    `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
+    wish may be granted. `note`: nothing waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "deletion", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "note"]
     item: Item
     #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
@@ -437,6 +437,8 @@ class Staged(Struct, frozen=True):
     state: State = "done"
     #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
     follow: Event | None = None
+    #: The subject of the wish that a `restart` is about.
+    wish: str = ""
 
 
 class Quotas(Struct, frozen=True):

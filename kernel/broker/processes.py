@@ -26,9 +26,22 @@ from kernel.broker.events import Events
 from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
+from kernel.broker.restarts import Restarts
 from kernel.broker.tool_calls import ToolCalls
 from schemas.codec import DECODE_ERRORS, check_depth
-from schemas.control import Drain, Exited, Inventory, Kill, Principal, Retire, SpawnFailed, ToBroker, Wanted
+from schemas.control import (
+    Drain,
+    Exited,
+    Inventory,
+    Kill,
+    Principal,
+    RestartChecked,
+    RestartUndone,
+    Retire,
+    SpawnFailed,
+    ToBroker,
+    Wanted,
+)
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 
@@ -50,7 +63,10 @@ _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 class Processes:
     """The process side of the broker."""
 
-    def __init__(self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory) -> None:
+    def __init__(
+        self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory, restarts: Restarts
+    ) -> None:
+        self._restarts = restarts
         self._bus = bus
         self._events = events
         self._directory = directory
@@ -233,6 +249,11 @@ class Processes:
             self._spawn_failed(message, now)
         elif isinstance(message, Drain):
             self._drain(message, now)
+        elif isinstance(message, RestartChecked):
+            self._restarts.checked(message)
+        elif isinstance(message, RestartUndone):
+            self._restarts.undone(message)
+            self._reopen(now)
 
     def _drain(self, message: Drain, now: float) -> None:
         """The kernel ends: tell every agent and client, and agents that come back later when they say hello."""
@@ -241,6 +262,12 @@ class Processes:
         for cls in (AGENTS, CLIENTS):  # clients hear why their answers do not come
             for connection in self._bus.presence.connections[cls].values():
                 self._bus.shutdown(connection, message.grace_period_ms, message.reason)
+
+    def _reopen(self, now: float) -> None:
+        """The kernel goes on: what was held back is handed out."""
+        for instance in list(self._instances.values()):
+            self._events.dispatch(instance, now)
+        self.serve(now)
 
     def _inventory(self, message: Inventory, now: float) -> None:
         """The agents that run, told at every control connect: others that it had started have ended unheard.

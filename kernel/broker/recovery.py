@@ -30,8 +30,10 @@ from kernel.broker.journal.records import (
     Finished,
     InstanceDeleted,
     InstanceSpawned,
+    RestartWished,
 )
 from kernel.broker.mailbox import Event, SpawnRecord
+from kernel.broker.restarts import Wish
 from kernel.broker.workdirs import Workdir
 from schemas.codec import DECODE_ERRORS
 from schemas.frames import Source
@@ -105,6 +107,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
         restored.deleted.append(record)
         return
     if isinstance(record, EpochsReserved):
+        return
+    if isinstance(record, RestartWished):
+        bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
         return
     event_id = records.event_of(row.subject)
     if event_id is None:

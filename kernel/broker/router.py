@@ -28,6 +28,7 @@ from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Con
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored
+from kernel.broker.restarts import Restarts
 from kernel.broker.tool_calls import ToolCalls
 from kernel.broker.waits import Waits
 from schemas.codec import (
@@ -58,9 +59,10 @@ class Router:
         self._tool_calls = ToolCalls(bus)
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)
-        self._events = Events(bus, self._tool_calls, actors, self._quiet)
+        self._restarts = restarts = Restarts(bus)
+        self._events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
         self._directory = directory = Directory(bus, actors)
-        self._processes = Processes(bus, self._events, self._tool_calls, directory)
+        self._processes = Processes(bus, self._events, self._tool_calls, directory, restarts)
         self._events.processes = directory.processes = self._processes
         directory.restore(restored.spawned)
         self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
@@ -90,6 +92,7 @@ class Router:
             AGENTS: {
                 **every,
                 **asking,
+                "restart": restarts.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
@@ -175,6 +178,9 @@ class Router:
             if at in refused:
                 self._events.refused(item)
                 self._dead.refused(item)
+                self._restarts.refused(item.wish)
+            elif item.kind == "restart":
+                self._restarts.settled(item.wish)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
             elif item.instance is not None:
@@ -202,6 +208,7 @@ class Router:
         self._directory.tick(now)
         self._tool_calls.tick(now)
         self._processes.tick(now)
+        self._restarts.tick(now)
         self._quiet.tick(now)
         self._deletions.tick(now)
 
@@ -240,6 +247,7 @@ class Router:
             if cls == CONTROL:
                 self.bus.control = connection
                 self.bus.tell_supervisor(self._processes.wanted())
+                self._restarts.supervisor_here()
 
     def _welcome_agent(
         self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float

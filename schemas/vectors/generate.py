@@ -38,6 +38,7 @@ from schemas.frames import (
     Lease,
     OperatorCall,
     ReplyTo,
+    RestartRequest,
     RuntimeEvent,
     Shutdown,
     Source,
@@ -404,6 +405,11 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ("agents.spawn", Frame("agents.spawn", id="x.15", to="reviewer", instance_key="u2"), None),
         ("agents.list", Frame("agents.list", id="x.16"), None),
         ("agents.catalog", Frame("agents.catalog", id="x.17"), None),
+        (
+            "restart",
+            Frame("restart", id="x.18", call_id="t1/c2", payload=to_raw(RestartRequest("tool:self-restart"))),
+            "RestartRequest",
+        ),
         (
             "agents.spawn in the name of a call",
             Frame(

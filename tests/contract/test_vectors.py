@@ -26,6 +26,7 @@ KINDS: dict[str, Any] = {
     "AgentEvent": frames.AgentEvent,
     "AgentsList": frames.AgentsList,
     "AgentsSpawn": frames.AgentsSpawn,
+    "RestartRequest": frames.RestartRequest,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from kernel.supervisor_client import SupervisorClient
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox, wait_until
 
 pytestmark = pytest.mark.xdist_group("restart")
+
+
+WISHES = BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/self-restart]")
 
 
 @dataclass
@@ -39,6 +43,13 @@ class Talk:
         assert self.run.stdout is not None
         return self.run.stdout.readline().decode().rstrip("\n")
 
+    def hear_json(self) -> Any:
+        """The next answer, which is a JSON document on several lines."""
+        lines = [self.hear()]
+        while lines[-1] != "}":
+            lines.append(self.hear())
+        return json.loads("\n".join(lines))
+
     def pids(self) -> dict[str, int]:
         """The processes that are always there, by role."""
         return {row["role"]: row["pid"] for row in self.kernel.ps() if row["role"] not in ("agent", "worker")}
@@ -53,7 +64,7 @@ class Talk:
 @pytest.fixture(scope="module")
 def talk() -> Iterator[Talk]:
     """Ends as a person ends it: with the end of input, and exit status 0."""
-    with sandbox() as kernel:
+    with sandbox(WISHES) as kernel:
         run = kernel.popen("run", stdin=subprocess.PIPE)
         talk = Talk(kernel, run)
         talk.say("/bash__exec command='echo begun'")
@@ -111,11 +122,11 @@ def test_calls_that_reach_a_step_boundary_run_once(talk: Talk) -> None:
 )
 def test_a_bundle_that_may_not_run_stops_nothing(talk: Talk, change: str, code: str, says: str) -> None:
     kernel, before = talk.kernel, talk.pids()
-    kernel.bundle.write_text(BUNDLE.replace("spec: {provider: embedded}", change))
+    kernel.bundle.write_text(WISHES.replace("spec: {provider: embedded}", change))
     try:
         refused = kernel.gdn("restart", "--json", timeout=60)
     finally:
-        kernel.bundle.write_text(BUNDLE)
+        kernel.bundle.write_text(WISHES)
     error = refused.json["error"]
     assert refused.status != 0
     assert error["code"] == code, error
@@ -133,16 +144,43 @@ def test_the_bundle_is_read_anew(talk: Talk) -> None:
     [state] = kernel.state_dirs
     record = state / "kernel" / "kernel.json"
     before = json.loads(record.read_text())
-    kernel.bundle.write_text(BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/json-query]"))
+    kernel.bundle.write_text(WISHES.replace("Tool/self-restart]", "Tool/self-restart, Tool/json-query]"))
     talk.restart()
     after = json.loads(record.read_text())
     assert after["revision"] != before["revision"]
     assert (after["pid"], after["startedAt"]) == (before["pid"], before["startedAt"])
     talk.say("""/json-query__pick {"data": "{\\"a\\": 7}", "keys": ["a"]}""")
-    lines = [talk.hear()]
-    while lines[-1] != "}":
-        lines.append(talk.hear())
-    assert "7" in "".join(lines)
+    assert "7" in str(talk.hear_json())
+
+
+@pytest.mark.requirement("RESTART-01", "RESTART-02", "RESTART-03", "RESTART-04")
+def test_an_agent_restarts_the_kernel_and_its_turn_goes_on(talk: Talk) -> None:
+    kernel, before = talk.kernel, talk.pids()
+    kernel.bundle.write_text(WISHES.replace("Tool/self-restart]", "Tool/self-restart, Tool/text-transform]"))
+    talk.say("/self-restart__request {}")
+    assert talk.hear_json() == {"ok": True, "restartRequested": True, "restartReason": "tool:self-restart"}
+    after = talk.pids()
+    assert after["supervisor"] == before["supervisor"]
+    assert not {after[role] for role in ("broker", "toolhost", "forkserver")} & set(before.values())
+    # The call was in one process of the agent, and the step behind it in another: the turn was not run again.
+    turn = json.dumps(kernel.gdn("trace", "--json").json)
+    assert (turn.count('"turn.started"'), turn.count('"turn.resumed"')) in ((1, 1), (0, 0)), turn
+    assert kernel.log("supervisor").count("restarting: an agent wishes it: tool:self-restart") == 1
+    talk.say("""/text-transform__case {"text": "changed", "to": "upper"}""")
+    assert talk.hear_json()["result"] == "CHANGED"
+
+
+@pytest.mark.requirement("RESTART-02")
+def test_a_wish_for_a_bundle_that_may_not_run_is_an_error_result(talk: Talk) -> None:
+    kernel, before = talk.kernel, talk.pids()
+    kernel.bundle.write_text(WISHES.replace("spec: {provider: embedded}", "spec: {provider: embedded, unknown: 1}"))
+    try:
+        talk.say("/self-restart__request {}")
+        told = "".join(talk.hear() for _ in range(3))  # the message, what to do, and a page
+    finally:
+        kernel.bundle.write_text(WISHES)
+    assert "unknown" in told
+    assert talk.pids() == before
 
 
 def test_a_second_restart_and_a_hold_wait_or_are_refused(talk: Talk) -> None:
@@ -165,6 +203,32 @@ def test_a_second_restart_and_a_hold_wait_or_are_refused(talk: Talk) -> None:
     for client in (first, second, third):
         client.close()
     assert talk.hear() == "held"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.requirement("RESTART-03")
+def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_nothing() -> None:
+    with sandbox(WISHES) as kernel:
+        kernel.detach()
+        for moment, others in (("before the exec", 1), ("after the exec", 0)):
+            pid, wish = kernel.pid("supervisor"), f"wish {moment[:3]}"
+            if others:  # the processes of the kernel cannot be gone before this command is
+                kernel.popen("send", "/bash__exec command='sleep 5; echo slow'", "--instance", "slow", "--no-wait")
+                wait_until(lambda: any(row["role"] == "worker" for row in kernel.ps()))
+            kernel.popen("send", f"/self-restart__request reason={wish!r}", "--event-id", moment, "--no-wait")
+            if others:
+                wait_until(lambda pid=pid: kernel.ps()[0]["status"] == "restarting")
+            else:
+                wait_until(lambda pid=pid: b"--resume-fd" in Path(f"/proc/{pid}/cmdline").read_bytes())
+            os.kill(pid, signal.SIGKILL)
+            kernel.wait_for_nothing(5)
+            kernel.detach()
+            asked = ("send", f"/self-restart__request reason={wish!r}", "--event-id", moment, "--json")
+            answer = kernel.gdn(*asked, timeout=30).json
+            assert (answer["status"], wish in answer["response"]) == ("completed", True), answer
+            # Its start was the restart: there is no other one.
+            assert kernel.log("supervisor").count(f"an agent wishes it: {wish}") == 1
+            assert kernel.ps()[0]["restarts"] == 0
 
 
 def test_without_a_kernel_there_is_nothing_to_restart() -> None:

@@ -135,6 +135,15 @@ class AnswerUnwanted(Struct, frozen=True, array_like=True, tag="unwanted"):
     """Who asked for an event has gone: its answer becomes no event."""
 
 
+class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
+    """An agent wishes the kernel to restart, when the turn of this event has left it."""
+
+    reason: str
+    event_id: str
+    #: When (milliseconds since 1970).
+    at_ms: int
+
+
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
@@ -142,7 +151,15 @@ class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
 
 
 Record = (
-    Accepted | Attempt | CancelWish | Finished | InstanceSpawned | InstanceDeleted | AnswerUnwanted | EpochsReserved
+    Accepted
+    | Attempt
+    | CancelWish
+    | Finished
+    | InstanceSpawned
+    | InstanceDeleted
+    | AnswerUnwanted
+    | EpochsReserved
+    | RestartWished
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -152,6 +169,7 @@ EPOCHS: Final = "epochs"
 _EVENT: Final = "event:"
 _INSTANCE: Final = "instance:"
 _DELETED: Final = "deleted:"
+_RESTART: Final = "restart:"
 
 
 def encode(record: Record) -> bytes:
@@ -182,6 +200,11 @@ def instance_subject(agent: str, key: str) -> str:
 def deleted_subject(agent: str, key: str) -> str:
     """The subject of an instance's tombstone."""
     return f"{_DELETED}{agent}/{key}"
+
+
+def restart_subject(agent: str, key: str, call_id: str) -> str:
+    """The subject of an instance's wish for a restart."""
+    return f"{_RESTART}{agent}/{key}/{call_id}"
 
 
 def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:

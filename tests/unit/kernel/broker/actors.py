@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Exited, Inventory, Kill, Principal, Retire, Running, Wanted
+from schemas.control import (
+    Exited,
+    Inventory,
+    Principal,
+    RestartAsked,
+    RestartDue,
+    Retire,
+    Running,
+    ToSupervisor,
+    Wanted,
+)
 from schemas.errors import error_payload
 from schemas.frames import (
     ORCHESTRATOR,
@@ -447,6 +457,8 @@ class Supervisor(Actor):
         super().__init__(world, CONTROL, Claims("control"))
         self.wanted: set[Principal] = set()
         self.backlog: list[Exited] = []
+        #: What it heard about restarts, in order.
+        self.restarts: list[RestartAsked | RestartDue] = []
 
     def on_welcome(self) -> None:
         running = [Running(Principal("agent", a.name, a.key), a.launch) for a in self.world.agents.values()]
@@ -458,8 +470,10 @@ class Supervisor(Actor):
     def on_frame(self, frame: Frame) -> None:
         import msgspec
 
-        message = msgspec.msgpack.decode(frame.payload, type=Wanted | Retire | Kill)
-        if isinstance(message, Wanted):
+        message = msgspec.msgpack.decode(frame.payload, type=ToSupervisor)
+        if isinstance(message, RestartAsked | RestartDue):
+            self.restarts.append(message)
+        elif isinstance(message, Wanted):
             self.wanted = set(message.principals) if message.full else self.wanted | set(message.principals)
         elif isinstance(message, Retire):
             self.wanted.discard(message.principal)

@@ -1,0 +1,196 @@
+"""Wishes of agents for a restart of the kernel: the bundled tool `self-restart`. Pure; the supervisor acts.
+
+Rules.
+- A wish is known by the instance that asks and by the callId of its tool call. Asked again, it is the same wish, for as
+  long as the ids of events are kept.
+- The supervisor looks at the bundle first. A bundle that may not run is an error for who asked, and nothing changes.
+- Then the wish is journaled, and only then it is answered. It is carried out when the event whose turn asked is not
+  held any more: the tool's result is stored then, and the turn's step has ended.
+- Every start of a kernel fulfils what was wished before: it reads the bundle, as a restart does. So no wish is carried
+  out twice, and none keeps a kernel from starting.
+- At most MAX_WISHES in WINDOW_S. Several that come together are one restart.
+
+Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.journal.records import restart_subject
+from kernel.broker.mailbox import Event, Staged
+from kernel.broker.presence import Connection
+from schemas.codec import from_raw, to_raw
+from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
+
+#: So many wishes are granted in so many seconds: a model that restarts in a loop must leave time for work.
+MAX_WISHES: Final = 3
+WINDOW_S: Final = 60.0
+#: Of a reason so much is kept (characters): it is for the log.
+MAX_REASON: Final = 500
+#: The tool that wishes; whoever may not call it may not wish.
+TOOL: Final = "self-restart__request"
+#: How long a sender waits when the kernel is restarting already (milliseconds).
+_LATER_MS: Final = 1000
+
+#: `checking`: the supervisor looks at the bundle. `staged`: on its way into the journal. `wished`: to be carried out.
+#: `due`: the supervisor has been told. `done`: a kernel has started since, or the restart came to nothing.
+WishState = Literal["checking", "staged", "wished", "due", "done"]
+
+
+class Wish(Struct):
+    """One wish. `at_ms`: when (milliseconds since 1970). `askers`: connection and frame id of who waits for a word."""
+
+    subject: str
+    reason: str
+    event_id: str
+    at_ms: int
+    state: WishState
+    askers: list[tuple[Connection, str]] = []
+
+
+class Restarts:
+    """The wishes of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._wishes = bus.wishes
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`restart` from an agent, in the name of a tool call of its turn."""
+        instance, bus = connection.instance, self._bus
+        call_id = frame.call_id
+        if not call_id or len(call_id) > 2 * MAX_ID:
+            raise fail("E_FRAME_INVALID", f"a restart needs a callId of 1 to {2 * MAX_ID} characters")
+        if instance is None or TOOL not in connection.allowed:
+            raise fail("E_FORBIDDEN", f"this agent may not call {TOOL}")
+        if instance.leased is None:
+            raise fail("E_LEASE_LOST", "only a turn that runs may ask for a restart")
+        request = from_raw(frame.payload, RestartRequest)
+        subject = restart_subject(instance.agent, instance.key, call_id)
+        known = self._wishes.get(subject)
+        if known is not None and known.state in ("checking", "staged"):
+            known.askers.append((connection, frame.id))
+            return
+        if known is not None or bus.archive.find_ended(subject) is not None:
+            self._granted(connection, frame.id, comes=known is not None and known.state != "done")
+            return
+        if bus.closing:
+            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=_LATER_MS))
+        if bus.control is None:
+            if now - bus.started_ms / 1000 < RETURN_S:
+                message = "the broker has just started and waits for its supervisor"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            message = "no supervisor runs here that could restart the kernel"
+            raise fail("E_RESTART_REFUSED", message, suggestion="Start the kernel with `gdn run`.")
+        self._check_limit(now)
+        wish = Wish(subject, request.reason[:MAX_REASON], instance.leased.id, self._wall_ms(now), "checking")
+        wish.askers = [(connection, frame.id)]
+        self._wishes[subject] = wish
+        bus.tell_supervisor(RestartAsked(subject))
+
+    # --- the supervisor's word
+
+    def checked(self, message: RestartChecked) -> None:
+        """The bundle may run, or may not."""
+        wish = self._wishes.get(message.wish)
+        if wish is None or wish.state != "checking":
+            return
+        if message.error is not None:
+            self._refuse(wish, message.error)
+            return
+        wish.state = "staged"
+        item = self._bus.ledger.restart_wished(wish.subject, wish.reason, wish.event_id, wish.at_ms)
+        self._bus.staged.append(Staged("restart", item, wish=wish.subject))
+
+    def undone(self, message: RestartUndone) -> None:
+        """What was due was not done, and will not be: the kernel goes on as it is."""
+        self._bus.closing = self._bus.draining is not None
+        for wish in self._wishes.values():
+            if wish.state == "due":
+                wish.state = "done"
+
+    def supervisor_here(self) -> None:
+        """A supervisor has connected: it may not have heard."""
+        for wish in self._wishes.values():
+            if wish.state == "checking":
+                self._bus.tell_supervisor(RestartAsked(wish.subject))
+            elif wish.state == "due":
+                self._bus.tell_supervisor(RestartDue(wish.reason))
+
+    # --- the journal's
+
+    def settled(self, subject: str) -> None:
+        """The journal has the wish: who asked is told, and it is carried out when their step has ended."""
+        wish = self._wishes.get(subject)
+        if wish is None or wish.state != "staged":
+            return
+        wish.state = "wished"
+        for connection, frame_id in wish.askers:
+            self._granted(connection, frame_id, comes=True)
+        wish.askers = []
+        event = self._bus.mailbox.events.get(wish.event_id)
+        if event is None or event.state != "leased":
+            self._carry_out(wish)
+
+    def refused(self, subject: str) -> None:
+        """The disk has no room for it."""
+        wish = self._wishes.get(subject)
+        if wish is not None:
+            self._refuse(wish, error_payload("E_DISK_FULL", "the disk of the state directory is full"))
+
+    # --- when
+
+    def left(self, event: Event) -> None:
+        """A turn does not hold this event any more."""
+        for wish in self._wishes.values():
+            if wish.state == "wished" and wish.event_id == event.id:
+                self._carry_out(wish)
+
+    def tick(self, now: float) -> None:
+        """Wishes that a broker before this one had granted, and those that are over for long enough."""
+        if not self._wishes:
+            return
+        settled_in = now - self._bus.started_ms / 1000 >= RETURN_S  # by then every holder has said what it holds
+        for wish in list(self._wishes.values()):
+            event = self._bus.mailbox.events.get(wish.event_id)
+            if wish.state == "wished" and settled_in and (event is None or event.state != "leased"):
+                self._carry_out(wish)
+            elif wish.state == "done" and not self._is_recent(wish, now):
+                del self._wishes[wish.subject]
+                self._bus.staged.append(Staged("note", self._bus.ledger.restart_over(wish.subject)))
+
+    # --- inside
+
+    def _carry_out(self, wish: Wish) -> None:
+        """Nothing is handed out from now on, so that the turn does not go on before the restart."""
+        wish.state = "due"
+        self._bus.closing = True
+        self._bus.tell_supervisor(RestartDue(wish.reason))
+
+    def _check_limit(self, now: float) -> None:
+        recent = [wish for wish in self._wishes.values() if self._is_recent(wish, now)]
+        if len(recent) < MAX_WISHES:
+            return
+        wait_s = max(1, round(WINDOW_S - (self._wall_ms(now) - min(wish.at_ms for wish in recent)) / 1000))
+        message = f"{len(recent)} restarts were asked for within {WINDOW_S:g} s, and no more may be"
+        raise fail("E_RESTART_REFUSED", message, suggestion=f"Ask again in {wait_s} s.")
+
+    def _is_recent(self, wish: Wish, now: float) -> bool:
+        return 0 <= self._wall_ms(now) - wish.at_ms < WINDOW_S * 1000  # a clock that was set back forgets it
+
+    def _granted(self, connection: Connection, frame_id: str, *, comes: bool) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(RestartAnswer(comes))))
+
+    def _refuse(self, wish: Wish, error: ErrorPayload) -> None:
+        del self._wishes[wish.subject]
+        for connection, frame_id in wish.askers:
+            self._bus.error(connection.cls, connection.ident, error, Frame("restart", id=frame_id))
+
+    def _wall_ms(self, now: float) -> int:
+        return int((self._bus.booted_at + now) * 1000)

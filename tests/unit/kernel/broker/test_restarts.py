@@ -1,0 +1,209 @@
+"""Wishes for a restart in the broker: granted once, at most three a minute, carried out when the step has ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel.broker.bus import RETURN_S
+from kernel.broker.restarts import MAX_WISHES, TOOL, WINDOW_S
+from schemas.codec import encode, from_raw, to_raw
+from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from schemas.errors import error_payload
+from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
+from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
+from tests.unit.kernel.broker.world import World
+
+
+def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:
+    """The agent whose turn runs wishes a restart; what it is answered at once."""
+    conn = world.router.bus.mailbox.instances["coder", "k"].conn
+    assert conn is not None
+    conn.allowed |= {TOOL}
+    return tell(
+        world, Frame("restart", id=f"f-{call_id}", call_id=call_id, payload=to_raw(RestartRequest("why"))), conn
+    )
+
+
+def checked(world: World, error: ErrorPayload | None = None) -> list[Frame]:
+    """The supervisor says what it thinks of the newest wish; what the agent is answered."""
+    for actor in world.actors():
+        while world.pump_down(actor):
+            pass
+    asked = world.supervisor.restarts[-1]
+    assert isinstance(asked, RestartAsked)
+    return say(world, RestartChecked(asked.wish, error))
+
+
+def say(world: World, message: object) -> list[Frame]:
+    """A word of the supervisor; what the agent gets."""
+    control, agent = world.router.bus.control, world.router.bus.mailbox.instances["coder", "k"].conn
+    assert control is not None
+    assert agent is not None
+    world.router.receive(control, encode(Frame("runtime.event", id="s", payload=to_raw(message))), world.now)
+    return tell(world, Frame("pong", id="p"), agent)
+
+
+def granted(frames: list[Frame]) -> bool:
+    (reply,) = frames
+    assert reply.type == "reply", reply
+    return from_raw(reply.payload, RestartAnswer).comes
+
+
+def due(world: World) -> int:
+    """How often the supervisor was told to restart."""
+    for actor in world.actors():
+        while world.pump_down(actor):
+            pass
+    return sum(isinstance(message, RestartDue) for message in world.supervisor.restarts)
+
+
+def release(world: World) -> None:
+    """The turn gives its event back at the end of its step."""
+    instance = world.router.bus.mailbox.instances["coder", "k"]
+    assert instance.leased is not None
+    assert instance.conn is not None
+    frame = Frame("ack", id="rel", stage="release", event_id=instance.leased.id, epoch=instance.epoch)
+    tell(world, frame, instance.conn)
+
+
+@pytest.mark.requirement("RESTART-03")
+def test_a_wish_is_checked_journaled_granted_and_carried_out_at_the_end_of_the_step() -> None:
+    world = working()
+    assert ask(world) == []
+    assert granted(checked(world))
+    assert len(world.router.bus.wishes) == 1
+    assert due(world) == 0
+    assert not world.router.bus.closing
+    release(world)
+    assert due(world) == 1
+    # Nothing is handed out any more: the turn goes on after the restart.
+    assert world.router.bus.closing
+    assert world.router.bus.mailbox.instances["coder", "k"].leased is None
+    assert world.router.bus.mailbox.events["c0e0"].state == "accepted"
+
+
+def test_an_end_of_the_turn_is_an_end_of_its_step() -> None:
+    world = working()
+    ask(world)
+    checked(world)
+    answer(world, "coder", "k")
+    world.after_round()
+    assert due(world) == 1
+
+
+def test_asked_again_under_the_same_call_it_is_the_same_wish() -> None:
+    world = working()
+    assert ask(world) == ask(world) == []
+    frames = checked(world)
+    assert [frame.in_reply_to for frame in frames] == ["f-t1/c1", "f-t1/c1"]
+    assert granted(ask(world))
+    assert sum(isinstance(message, RestartAsked) for message in world.supervisor.restarts) == 1
+    release(world)
+    assert due(world) == 1
+
+
+def test_what_the_bundle_has_against_it_is_the_answer_and_nothing_stays() -> None:
+    world = working()
+    ask(world)
+    assert code(checked(world, error_payload("E_CONFIG_INVALID_VALUE", "wrong"))) == "E_CONFIG_INVALID_VALUE"
+    assert world.router.bus.wishes == {}
+    release(world)
+    assert due(world) == 0
+    assert not world.router.bus.closing
+
+
+def test_a_full_disk_refuses_a_wish() -> None:
+    world = working()
+    ask(world)
+    world.full = True
+    assert code(checked(world)) == "E_DISK_FULL"
+    assert world.router.bus.wishes == {}
+
+
+def test_at_most_three_a_minute() -> None:
+    world = working()
+    for number in range(MAX_WISHES):
+        ask(world, f"t1/c{number}")
+        assert granted(checked(world))
+    (refused,) = ask(world, "t1/more")
+    error = from_raw(refused.payload, ErrorPayload)
+    assert (error.code, error.suggestion) == ("E_RESTART_REFUSED", f"Ask again in {WINDOW_S:.0f} s.")
+    assert granted(ask(world, "t1/c0"))  # which is no new one
+    world.now += WINDOW_S
+    assert ask(world, "t1/more") == []
+    assert granted(checked(world))
+
+
+def test_who_may_not_call_the_tool_may_not_wish() -> None:
+    world = working()
+    conn = world.router.bus.mailbox.instances["coder", "k"].conn
+    assert conn is not None
+    frame = Frame("restart", id="f", call_id="t1/c1", payload=to_raw(RestartRequest("why")))
+    assert code(tell(world, frame, conn)) == "E_FORBIDDEN"
+    conn.allowed |= {TOOL}
+    assert code(tell(world, Frame("restart", id="f", payload=frame.payload), conn)) == "E_FRAME_INVALID"
+    world.router.bus.control = None
+    assert code(tell(world, frame, conn)) == "E_OVERLOADED"  # the supervisor may be on its way
+    world.now += 10
+    assert code(tell(world, frame, conn)) == "E_RESTART_REFUSED"
+
+
+def test_a_restart_that_was_not_done_lets_everything_go_on() -> None:
+    world = working()
+    ask(world)
+    checked(world)
+    release(world)
+    assert due(world) == 1
+    say(world, RestartUndone(error_payload("E_RESTART_REFUSED", "no")))
+    assert not world.router.bus.closing
+    leased = world.router.bus.mailbox.instances["coder", "k"].leased
+    assert leased is not None
+    assert leased.id == "c0e0"
+    assert not granted(ask(world))  # it came to nothing: the turn need not leave for it
+
+
+def test_a_broker_that_comes_before_the_step_has_ended_knows_the_wish() -> None:
+    world = working()
+    ask(world)
+    checked(world)
+    world.kill_broker()
+    run(world)  # the holder says hello with its event
+    world.now += RETURN_S + 1
+    world.router.tick(world.now)
+    world.after_round()
+    assert due(world) == 0
+    release(world)
+    assert due(world) == 1
+
+
+def test_a_broker_that_comes_after_the_step_has_ended_carries_the_wish_out() -> None:
+    world = working()
+    ask(world)
+    checked(world)
+    release(world)
+    assert due(world) == 1
+    world.kill_agent(world.agents["coder", "k"])
+    world.kill_broker()
+    world.now += RETURN_S + 1
+    for actor in (world.supervisor, world.host):
+        while world.pump_up(actor) or world.pump_down(actor):
+            pass
+    world.router.tick(world.now)
+    world.after_round()
+    assert due(world) == 2
+
+
+def test_a_new_kernel_has_fulfilled_it_and_forgets_it_after_a_while_but_not_its_id() -> None:
+    world = working()
+    ask(world)
+    checked(world)
+    (subject,) = world.router.bus.wishes
+    world.router.bus.wishes[subject].state = "done"  # as `assemble` has it for the first broker of a kernel
+    assert not granted(ask(world))
+    assert due(world) == 0
+    world.now += WINDOW_S
+    world.router.tick(world.now)
+    world.commit()
+    assert world.router.bus.wishes == {}
+    assert world.journal.find_ended(subject) is not None
+    assert not granted(ask(world))
