@@ -99,6 +99,14 @@ class Premises:
         """What every trusted process of this kernel inherits."""
         return self._locks.alive_fd
 
+    def is_ours(self, pid: int) -> bool:
+        """Whether a process has inherited what every trusted process of this kernel does."""
+        try:
+            theirs = os.stat(f"/proc/{pid}/fd/{self.alive_fd}")
+        except OSError:
+            return False
+        return os.path.samestat(theirs, os.fstat(self.alive_fd))
+
     def is_quiet(self) -> bool:
         """Whether no process of an earlier kernel lives."""
         return lock.is_quiet(self._locks)

@@ -456,12 +456,7 @@ class Supervisor:
         """
         if self._premises is None or self._services is None or not self._services.alive("forkserver"):
             return False
-        alive_fd = self._premises.alive_fd
-        try:
-            theirs = os.stat(f"/proc/{pid}/fd/{alive_fd}")
-        except OSError:
-            return False
-        return os.path.samestat(theirs, os.fstat(alive_fd))
+        return self._premises.is_ours(pid)
 
     def _broker_said(self, message: ToSupervisor) -> None:
         if self._conductor is not None and isinstance(message, RestartAsked | RestartDue):
