@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from agentproc.completions import describe_late
 from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
@@ -62,6 +63,7 @@ class AgentApp:
             leases=self._leases,
             calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
             on_welcome=lambda _: self._runner.caller.welcomed() if self._runner is not None else None,
+            on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
         )
 

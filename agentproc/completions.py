@@ -9,6 +9,7 @@ Source: requirement RESULT-04; PROTOCOL.md "Pending results".
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -84,3 +85,17 @@ def read_answer(frame: Frame) -> Ended:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
         shown |= {"status": "error", "error": msgspec.to_builtins(error)}
     return Ended(str(frame.event_id), text, MessageSource("tool", "agents__request"), {INTER_AGENT: shown})
+
+
+def describe_late(frame: Frame) -> str:
+    """An answer that came when its asker had been told that there is none: what the log says of it."""
+    event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
+    how = ""
+    if frame.blob is None:
+        with suppress(GoondanError):
+            answer = from_raw(frame.payload, AgentEvent).answer
+            how = "" if answer is None else f" ({answer.status}, turn {answer.turn_id})"
+    return (
+        f"the answer of agent {frame.from_} to the request {event_id} came after its time{how}; "
+        "the model is not told of it, it is in that agent's trace"
+    )

@@ -41,6 +41,7 @@ from schemas.peer import (
     Entry,
     Greet,
     Kind,
+    Late,
     Outcome,
     Peer,
     Refused,
@@ -101,6 +102,7 @@ class Link:
         calls: Callable[[], list[str]] = list,
         on_welcome: Callable[[Welcome], None] | None = None,
         on_unsent: Callable[[Frame, GoondanError], None] | None = None,
+        on_late: Callable[[Frame], None] | None = None,
         incarnation: str | None = None,
         by_reference: bool = True,
         broker_uid: int | None = None,
@@ -114,6 +116,7 @@ class Link:
         self._calls = calls
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
+        self._on_late = on_late
         self._peer = Peer(
             token,
             incarnation or os.urandom(6).hex(),
@@ -489,6 +492,10 @@ class Link:
             self._on_frame(outcome.frame)
         elif isinstance(outcome, Reply):
             self._queue(outcome.data)
+        elif isinstance(outcome, Late):
+            self._queue(outcome.data)
+            if self._on_late is not None:
+                self._on_late(outcome.frame)
         elif isinstance(outcome, Greet):
             self._greet(loop)
         elif isinstance(outcome, Welcomed):

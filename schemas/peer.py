@@ -34,6 +34,9 @@ Phase = Literal["absent", "greeting", "ready", "closed"]
 
 #: A peer that names a deadline waits this much longer for the other side's word before it gives its own (seconds).
 DEADLINE_GRACE_S: Final = 1.0
+#: Requests without an answer in time of which it is remembered that they were asked: late answers are told apart from
+#: repeats by it, and more than these are not worth a line in a log.
+MAX_OVERDUE: Final = 256
 #: How soon hello is said again when its answer stays out, or the principal is still busy (seconds).
 HELLO_RETRY_S: Final = 0.5
 #: How often a token that may have been renewed meanwhile is refused before the link is over.
@@ -109,6 +112,13 @@ class Reply(Struct, frozen=True):
     data: bytes
 
 
+class Late(Struct, frozen=True):
+    """An answer that came after its asker was told that there is none, and the bytes that acknowledge it."""
+
+    frame: Frame
+    data: bytes
+
+
 class Greet(Struct, frozen=True):
     """The broker wants hello: send what `Peer.hello` makes."""
 
@@ -125,7 +135,7 @@ class Refused(Struct, frozen=True):
     error: ErrorPayload
 
 
-Outcome = Settled | Deliver | Reply | Greet | Welcomed | Refused
+Outcome = Settled | Deliver | Reply | Late | Greet | Welcomed | Refused
 
 
 class Peer:
@@ -159,6 +169,8 @@ class Peer:
         self._outbox: dict[str, Entry] = {}
         self._by_call: dict[str, Entry] = {}
         self._by_correlation: dict[str, Entry] = {}
+        #: Correlation ids of requests that were not answered in time, oldest first.
+        self._overdue: dict[str, None] = {}
         self._waiting: deque[Entry] = deque()
         self._unwritten: list[Entry] = []
         self._held: dict[str, float] = {}
@@ -354,6 +366,7 @@ class Peer:
         settled = []
         for entry in expired:
             self.forget(entry.id)
+            self._remember_overdue(entry)
             code = "E_TOOL_TIMEOUT" if entry.kind == "call" else "E_AGENT_TIMEOUT"
             settled.append(Settled(entry, None, error_payload(code, "no answer within the deadline")))
         greet = self.phase == "greeting" and self._hello_at is not None and now - self._hello_at >= HELLO_RETRY_S
@@ -376,7 +389,8 @@ class Peer:
         ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
         entry = self._by_correlation.pop(frame.in_reply_to or "", None)
         if entry is None:
-            return Reply(encode(ack))
+            late = self._overdue.pop(frame.in_reply_to or "", self) is None
+            return Late(frame, encode(ack)) if late else Reply(encode(ack))
         del self._outbox[entry.id]
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))
@@ -455,6 +469,12 @@ class Peer:
         """Waiting entries in the order in which they came into the outbox (a dict keeps it)."""
         waiting = {entry.id for entry in self._waiting}
         self._waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
+
+    def _remember_overdue(self, entry: Entry) -> None:
+        if entry.kind == "ask" and entry.correlation is not None:
+            self._overdue[entry.correlation] = None
+            if len(self._overdue) > MAX_OVERDUE:
+                del self._overdue[next(iter(self._overdue))]
 
     def _drop_index(self, entry: Entry) -> None:
         if entry.call_id is not None:

@@ -214,6 +214,36 @@ def test_the_time_of_a_request_ends_both_sides(swarm: Swarm) -> None:
     assert len(swarm.model.requests["be slow"]) < 12, "the agent that was asked did not go on"
 
 
+def test_an_answer_after_the_timeout_is_logged_and_in_the_trace_and_not_told_to_the_model(swarm: Swarm) -> None:
+    """The agent that is asked stands still until its asker has given up, and answers then."""
+    swarm.script("wake up", "awake")
+    swarm.script("be too late", "never told")
+    waiting = "touch began; while [ ! -e go ]; do sleep 0.02; done"
+    first, second = request("beta", "be too late", timeoutMs=300), [("c2", "bash__exec", {"command": waiting})]
+    swarm.script("ask late", first, second, "went on")
+
+    def awake() -> int | None:
+        swarm.send("wake up", "late", agent="beta")
+        return pid_of(swarm, "beta", "late")
+
+    still = wait_until(awake, what="a process that has nothing to do")  # it may be on its way out already
+    os.kill(still, signal.SIGSTOP)
+    try:
+        sending = swarm.kernel.popen("send", "ask late", "--instance", "late", "--json")
+        pattern = "state/workspaces/*/instances/alpha/late/workspace/began"
+        began = wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what="the asker's next step")
+    finally:
+        os.kill(still, signal.SIGCONT)
+    assert "E_AGENT_TIMEOUT" in code_of(swarm.result("ask late"))
+    line = "the answer of agent beta to the request"
+    wait_until(lambda: line in swarm.kernel.log("agent"), what="the line in the log")
+    (began.parent / "go").touch()
+    assert json.loads(sending.communicate(timeout=30)[0])["response"] == "went on"
+    assert told(swarm, "ask late") == ["ask late"], "nothing was injected"
+    traced = swarm.kernel.gdn("trace", "--agent", "beta", "--instance", "late").out
+    assert "completed in" in traced and "/c1~" in traced, "the turn of the request is there, with its end"
+
+
 @pytest.mark.parametrize("mib", [10, 20])
 def test_much_too_large_input_is_one_clear_error(swarm: Swarm, mib: int) -> None:
     call = {"id": "1", "tool": "agents__request", "args": {"target": "beta", "input": "x" * (mib << 20)}}
@@ -374,10 +404,12 @@ def test_an_answer_that_comes_later_starts_a_turn(swarm: Swarm) -> None:
     swarm.model.otherwise = "heard it"
     gate.touch()
     said = "The answer of agent beta to your request "
-    found = wait_until(
-        lambda: [r for r in all_requests(swarm) if str(r["messages"][-1]["content"]).startswith(said)], what=said
-    )
-    assert found[0]["messages"][-1]["content"].endswith("\nat last")
+
+    def heard() -> list[Any]:
+        last = [(body, str(body["messages"][-1]["content"])) for body in all_requests(swarm)]
+        return [body for body, text in last if text.startswith(said) and text.endswith("\nat last")]
+
+    found = wait_until(heard, what=said)
     assert found[0]["messages"][-2]["content"] == "asked", "the turn that asked had ended"
 
 

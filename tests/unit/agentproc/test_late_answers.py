@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentproc.completions import INTER_AGENT, read_answer
+from agentproc.completions import INTER_AGENT, describe_late, read_answer
 from agentproc.conversation import Message, UserData, is_presentable
 from agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
 from schemas.codec import to_raw
@@ -44,6 +44,13 @@ def answer(name: str = "q1", epoch: int | None = None, correlation: str = "corr"
 
 def said(messages: list[Message]) -> list[str]:
     return [m.data.content.splitlines()[-1] for m in messages if isinstance(m.data, UserData)]
+
+
+def test_the_log_says_whose_answer_came_too_late() -> None:
+    line = describe_late(answer("t1/c1~ab"))
+    assert "agent beta to the request t1/c1~ab came after its time (completed, turn t2)" in line
+    assert "answer t1" not in line, "what was said is in the trace"
+    assert "after its time;" in describe_late(Frame("event", from_="beta", event_id="q:answer", in_reply_to="c"))
 
 
 @pytest.mark.requirement("AGENTS-16")

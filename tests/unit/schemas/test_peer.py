@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from schemas.codec import FrameError, decode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Credit, Frame, Hello, ReplyTo, Welcome
-from schemas.peer import BUSY_PATIENCE_S, HELLO_RETRY_S, Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed
+from schemas.peer import (
+    BUSY_PATIENCE_S,
+    HELLO_RETRY_S,
+    MAX_OVERDUE,
+    Deliver,
+    Greet,
+    Late,
+    Peer,
+    Refused,
+    Reply,
+    Settled,
+    Welcomed,
+)
 
 HELLO_REQUIRED = Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "hello?")))
 
@@ -152,6 +164,26 @@ def test_a_deadline_ends_an_entry_after_its_grace() -> None:
     settled, _ = peer.tick(12.1)
     assert [item.error.code for item in settled if item.error] == ["E_TOOL_TIMEOUT"]
     assert peer.in_use == 0
+
+
+def test_an_answer_after_its_time_is_told_once_and_acknowledged_every_time() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    event = Frame("event", to="coder", event_id="e1", reply_to=ReplyTo("me", "ce1"), deadline_ms=1000)
+    peer.submit("ask", event, "w", 10.0)
+    settled, _ = peer.tick(30.0)
+    assert [item.error.code for item in settled if item.error] == ["E_AGENT_TIMEOUT"]
+    answer = Frame("event", id="b.1", event_id="e1:answer", in_reply_to="ce1")
+    late = peer.receive(answer, 31.0)
+    assert isinstance(late, Late)
+    assert (decode(late.data).stage, decode(late.data).event_id) == ("done", "e1:answer")
+    assert isinstance(peer.receive(answer, 32.0), Reply), "a repeat is no news"
+    for number in range(2 * MAX_OVERDUE):
+        other = Frame("event", to="coder", event_id=f"x{number}", reply_to=ReplyTo("me", f"c{number}"), deadline_ms=1)
+        peer.submit("ask", other, "w", 40.0)
+        peer.tick(50.0)
+    assert isinstance(peer.receive(Frame("event", in_reply_to="c0"), 51.0), Reply), "the oldest are forgotten"
+    assert isinstance(peer.receive(Frame("event", in_reply_to=f"c{number}"), 51.0), Late)
 
 
 def test_hello_is_repeated_until_answered_and_a_busy_principal_waited_for() -> None:
