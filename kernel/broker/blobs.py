@@ -10,7 +10,7 @@ Source: delivery.md sections 3, 4 and 6; design section 10.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, Literal
 
 from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
 from schemas.frames import Blob, Frame
@@ -22,13 +22,17 @@ MAX_CALL_BYTES: Final = 64 << 20
 MAX_SENT_BYTES: Final = 256 << 20
 
 
+#: Who is given an answer.
+Receiver = Literal["agent", "client", "toolhost"]
+
+
 class HeldBlobs:
     """The payloads of events and answers."""
 
     def __init__(self) -> None:
         self._holders: Counter[str] = Counter()  # by file
-        #: Answer id -> what a client or a tool host was sent and has not acknowledged, and in which sweep's time.
-        self._sent: dict[str, tuple[Blob, int]] = {}
+        #: Answer id -> what a client or a tool host was sent and has not acknowledged, in which sweep's time, and who.
+        self._sent: dict[str, tuple[Blob, int, Receiver]] = {}
         self._sent_bytes = 0
         self._sweeps = 0
         #: The same for agents, until they are back: their answers wait in a lane of their own.
@@ -61,40 +65,42 @@ class HeldBlobs:
             if self._holders[blob.file] <= 0:
                 del self._holders[blob.file]
 
-    def sent(self, answer_id: str, blob: Blob | None, *, to_agent: bool) -> None:
+    def sent(self, answer_id: str, blob: Blob | None, *, to: Receiver) -> None:
         """An answer is on its way, perhaps once more."""
         if blob is None:
             return
         self.hold(blob)
-        if to_agent:
+        if to == "agent":
             self.release(self._lanes.pop(answer_id, None))
-        else:
-            self.leave(self._unsent(answer_id))
-        if to_agent:
             self._lanes[answer_id] = blob
             return
-        self._sent[answer_id] = (blob, self._sweeps)
+        self.leave(self._unsent(answer_id))
+        self._sent[answer_id] = (blob, self._sweeps, to)
         self._sent_bytes += blob.size
         while self._sent_bytes > MAX_SENT_BYTES:
             self.leave(self._unsent(next(iter(self._sent))))
 
-    def arrived(self, answer_id: str, *, to_agent: bool) -> bool:
-        """Its receiver has acknowledged an answer; True when that was a client, and the answer is large."""
-        if to_agent:
+    def arrived(self, answer_id: str, *, at: Receiver) -> bool:
+        """A receiver says that it has an answer; True when that was a client, and the answer is large. What was sent to
+        somebody of another kind stays: a tool host knows the ids of events that clients wait for.
+        """
+        if at == "agent":
             self.release(self._lanes.pop(answer_id, None))
             return False
-        blob = self._unsent(answer_id)
-        self.release(blob)
-        return blob is not None
+        if answer_id not in self._sent or self._sent[answer_id][2] != at:
+            return False
+        self.release(self._unsent(answer_id))
+        return True
 
     def _unsent(self, answer_id: str) -> Blob | None:
-        blob, _ = self._sent.pop(answer_id, (None, 0))
+        found = self._sent.pop(answer_id, None)
+        blob = None if found is None else found[0]
         self._sent_bytes -= size_of(blob)
         return blob
 
     def referenced(self) -> frozenset[str]:
         """What must not be swept. Answers that were sent two sweeps ago and never acknowledged are given up."""
-        for answer_id in [name for name, (_, sweep) in self._sent.items() if sweep < self._sweeps]:
+        for answer_id in [name for name, (_, sweep, _) in self._sent.items() if sweep < self._sweeps]:
             self.leave(self._unsent(answer_id))
         self._sweeps += 1
         return frozenset(self._holders)

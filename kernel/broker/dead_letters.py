@@ -98,6 +98,7 @@ class DeadLetters:
             source=accepted.source,
             blob=accepted.blob,
             since=self._bus.now,
+            in_reply_to=accepted.in_reply_to,  # else the answer to a question would be read as one
         )
         self._bus.mailbox.stage(again)
         accept = self._bus.ledger.accepted(again, self._bus.now)

@@ -20,6 +20,7 @@ from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import deleted_answer, failure_answer
+from kernel.broker.blobs import Receiver
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.contents import Content
@@ -451,7 +452,7 @@ class Events:
             return
         if frame.stage == "done" and frame.event_id in instance.answers:
             del instance.answers[frame.event_id]
-            self._mailbox.arrived(frame.event_id, by_agent=True)
+            self._mailbox.arrived(frame.event_id, at="agent")
             self._mailbox.answer_read(frame.event_id)
             return
         event = self._mailbox.events.get(frame.event_id or "")
@@ -502,7 +503,8 @@ class Events:
     def answer_ack(self, connection: Connection, frame: Frame, now: float) -> None:
         """`ack` from a client or a tool host: it has an answer, whose payload need not be kept for it any longer."""
         answer_id = frame.event_id
-        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, by_agent=False):
+        at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
+        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
             item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
             self._bus.staged.append(Staged("note", item))
 
@@ -532,7 +534,8 @@ class Events:
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
-        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to_agent=asking is not None)
+        to: Receiver = "agent" if asking is not None else "client" if asker.cls == CLIENTS else "toolhost"
+        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to=to)
         if asking is None:
             self._bus.send(asker, frame)
             return

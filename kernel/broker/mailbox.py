@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, Struct
 
 from kernel.broker.assignments import Assignments
-from kernel.broker.blobs import HeldBlobs, size_of
+from kernel.broker.blobs import HeldBlobs, Receiver, size_of
 from kernel.broker.contents import Content, Contents
 from kernel.broker.due import Due
 from kernel.broker.epochs import Epochs
@@ -654,9 +654,9 @@ class Mailbox:
         self.blobs.release(event.blob)
         event.blob = None
 
-    def arrived(self, answer_id: str, *, by_agent: bool) -> bool:
+    def arrived(self, answer_id: str, *, at: Receiver) -> bool:
         """An answer has arrived where it was wanted; True when its kept copy takes a file that can go now."""
-        return self.blobs.arrived(answer_id, to_agent=by_agent)
+        return self.blobs.arrived(answer_id, at=at)
 
     def answer_read(self, answer_id: str) -> None:
         """An agent has an answer that it may ask for again: from now on only the journal holds its bytes."""

@@ -34,10 +34,10 @@ def test_a_file_goes_exactly_when_its_last_holder_lets_go(actions: list[tuple[st
             held.release(blob(number))
             holders[number] -= 1
         elif action == "sent":
-            held.sent(str(number), blob(number), to_agent=False)
+            held.sent(str(number), blob(number), to="client")
             sent[number] = True
         elif action == "arrived":
-            held.arrived(str(number), to_agent=False)
+            held.arrived(str(number), at="client")
             sent[number] = False
         gone = action in ("release", "arrived") and bool(before) and not holders[number] + sent[number]
         assert held.removable == ([blob(number).file] if gone else [])
@@ -45,23 +45,33 @@ def test_a_file_goes_exactly_when_its_last_holder_lets_go(actions: list[tuple[st
 
 def test_an_answer_that_nobody_acknowledges_is_given_up_after_two_sweeps_but_an_agents_is_not() -> None:
     held = HeldBlobs()
-    held.sent("a", blob(1), to_agent=False)
-    held.sent("b", blob(2), to_agent=True)
+    held.sent("a", blob(1), to="client")
+    held.sent("b", blob(2), to="agent")
     assert held.referenced() == {blob(1).file, blob(2).file}
-    held.sent("c", blob(3), to_agent=False)
+    held.sent("c", blob(3), to="client")
     assert held.referenced() == {blob(2).file, blob(3).file}
     assert held.removable == [], "the journal may still keep it"
     assert held.referenced() == {blob(2).file}
-    held.arrived("b", to_agent=False)  # a client's word about another's answer
+    held.arrived("b", at="client")  # a client's word about another's answer
     assert held.referenced() == {blob(2).file}
-    held.arrived("b", to_agent=True)
+    held.arrived("b", at="agent")
     assert held.referenced() == frozenset()
+
+
+def test_a_tool_host_does_not_take_a_clients_answer_away() -> None:
+    """It knows the id: every call that it runs names the event that all began with."""
+    held = HeldBlobs()
+    held.sent("a", blob(1), to="client")
+    assert not held.arrived("a", at="toolhost")
+    assert (held.referenced(), held.removable) == ({blob(1).file}, [])
+    assert held.arrived("a", at="client")
+    assert held.removable == [blob(1).file]
 
 
 def test_answers_that_wait_for_their_acknowledgement_have_a_bound() -> None:
     held, each = HeldBlobs(), MAX_SENT_BYTES // 4
     for number in range(6):
-        held.sent(str(number), blob(number, each), to_agent=False)
+        held.sent(str(number), blob(number, each), to="client")
     assert held.referenced() == {blob(number).file for number in range(2, 6)}
 
 

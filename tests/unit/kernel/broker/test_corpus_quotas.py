@@ -309,3 +309,16 @@ def test_a_file_with_an_epoch_beyond_all_counting_ends_in_a_dead_letter(world: W
         said(world, connection, frame)
     assert "epoch" in world.router.bus.mailbox.dead["e1"].work.cause
     assert event_subject("e1") in {row.subject for row in world.journal.rows()}
+
+
+def test_a_dead_answer_that_is_sent_again_is_an_answer(world: World) -> None:
+    """It was read as a question without a word in it."""
+    ask(world, "r1")
+    answer_all(world, response("yes"))
+    fail_to_start(world, "coder")
+    assert list(world.router.bus.mailbox.dead) == ["r1:answer"]
+    frame = Frame("admin", id="again", payload=to_raw({"op": "dead.requeue", "eventId": "r1:answer"}))
+    assert error(told(world, client(world), frame)) is None
+    again = world.router.bus.mailbox.events["r1:answer~requeued"]
+    assert (again.in_reply_to, again.source) == ("corr:r1", Source("agent", "reviewer", "k"))
+    assert world.router.bus.mailbox.late_of(again.instance) == 1
