@@ -63,7 +63,8 @@ def test_a_tool_host_does_not_take_a_clients_answer_away() -> None:
     held = HeldBlobs()
     held.sent("a", blob(1), to="client")
     assert not held.arrived("a", at="toolhost")
-    assert (held.referenced(), held.removable) == ({blob(1).file}, [])
+    assert held.referenced() == {blob(1).file}
+    assert held.removable == []
     assert held.arrived("a", at="client")
     assert held.removable == [blob(1).file]
 
