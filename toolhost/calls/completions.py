@@ -85,6 +85,8 @@ class Completions:
             )
         if work == "full":
             return too_much_pending(f"this agent instance, limit {MAX_RUNNING}")
+        if work == "no room":
+            return too_much_pending("all agents, for so long a handle")
         self._note()
         return work
 
@@ -99,12 +101,14 @@ class Completions:
         if not waiting and work.promise.agent != OPERATOR_AGENT:  # a person asks when it suits them
             promise = self._untold[work.promise.call_id] = work.promise
             self._announce(completion_event(promise, payload), lambda: self._told(promise))
+        else:
+            self._book.told(work.promise)
         self._note()
 
     def give_up(self, promises: Iterable[Promise]) -> None:
         """Work of an earlier tool host: its outcome is unknown."""
         for promise in promises:
-            work = self._book.begin(promise, self._loop.time())
+            work = self._book.begin(promise, self._loop.time(), again=True)
             if isinstance(work, Work):
                 message = f"the work behind handle {promise.handle[:200]!r} was lost with the tool host that did it"
                 error = tool_error("E_TOOL_OUTCOME_UNKNOWN", message, name="ToolHostLost")
@@ -139,7 +143,9 @@ class Completions:
     def forget(self, owner: tuple[str, str]) -> None:
         """The instance is deleted: its work ends without a word to anybody, in the next tool host, too."""
         self._book.forget(owner)
-        self._untold = {name: promise for name, promise in self._untold.items() if promise.owner != owner}
+        for promise in [promise for promise in self._untold.values() if promise.owner == owner]:
+            del self._untold[promise.call_id]
+            self._book.told(promise)
         self._note()
 
     def overdue(self) -> list[Work]:
@@ -155,6 +161,7 @@ class Completions:
 
     def _told(self, promise: Promise) -> None:
         self._untold.pop(promise.call_id, None)
+        self._book.told(promise)
         self._note()
 
     def _note(self) -> None:

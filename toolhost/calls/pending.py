@@ -8,6 +8,8 @@ Rules.
   is refused to a second one.
 - It ends exactly once: by its worker's second result, by the end of its jail, by PENDING_S, or because the tool host
   that had it is gone; then its outcome is unknown.
+- All of it is written down for the next tool host, whenever some begins or ends. That is bounded: an instance may have
+  at most twice as much as is left then.
 - What it came to is told to whoever polls for it; if nobody does at that moment, the agent is sent an event. It stays
   here for KEPT_S, for those who ask later.
 
@@ -18,8 +20,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+import msgspec
 from msgspec import Raw, Struct
 
+from toolhost.calls.shelf import Shelf
 from toolhost.calls.taken import Call
 
 #: How long work may go on (seconds).
@@ -29,6 +33,10 @@ KEPT_S: Final = 600.0
 KEPT_BYTES: Final = 32 << 20
 #: Pieces of work that one agent instance may have running.
 MAX_RUNNING: Final = 256
+#: All promises that are written down (bytes), and how many times what it leaves an instance may hold: with the longest
+#: names it is room for some hundred, with usual ones for ten thousand.
+MAX_PROMISED_BYTES: Final = 3 << 20
+TIMES_LEFT: Final = 2
 #: What a handler may choose (characters): it is an identifier, which is kept, shown and sent back.
 MAX_HANDLE: Final = 1024
 
@@ -79,7 +87,7 @@ class Work:
         return self.payload is not None
 
 
-Refusal = Literal["taken", "full"]
+Refusal = Literal["taken", "full", "no room"]
 
 
 class PendingBook:
@@ -89,15 +97,24 @@ class PendingBook:
         self._max_bytes = kept_bytes
         self._work: dict[tuple[str, str, str], Work] = {}
         self._done: dict[tuple[str, str, str], Work] = {}  # oldest first
-        self._bytes = 0
+        self._shelf: Shelf[tuple[str, str, str]] = Shelf()
+        #: What has to be written down, by callId.
+        self._promised: Shelf[str] = Shelf()
 
-    def begin(self, promise: Promise, now: float) -> Work | Refusal:
-        """New work, or why not: the handle is taken, or the instance has too much of it running."""
+    def begin(self, promise: Promise, now: float, *, again: bool = False) -> Work | Refusal:
+        """New work, or why not: the handle is taken, the instance has too much of it running, or there is no room to
+        write it down. `again`: it was promised by an earlier tool host.
+        """
         name = (*promise.owner, promise.handle)
         if name in self._work:
             return "taken"
         if sum(1 for key in self._work if key[:2] == promise.owner) >= MAX_RUNNING:
             return "full"
+        size = len(msgspec.json.encode(promise))
+        left = MAX_PROMISED_BYTES - self._promised.total - size
+        if not again and (left < 0 or self._promised.held_by(promise.owner) > TIMES_LEFT * left):
+            return "no room"
+        self._promised.put(promise.call_id, promise.owner, size)
         self._drop(name)
         work = self._work[name] = Work(promise, now)
         return work
@@ -109,11 +126,15 @@ class PendingBook:
             return None
         work.payload, work.at = payload, now
         self._done[name] = work
-        self._bytes += len(bytes(payload))
-        while self._bytes > self._max_bytes and len(self._done) > 1:
-            self._drop(next(iter(self._done)))
+        self._shelf.put(name, work.promise.owner, len(bytes(payload)))
+        while self._shelf.total > self._max_bytes and len(self._shelf) > 1:
+            self._drop(self._shelf.first_to_go())
         pollers, work.pollers = work.pollers, []
         return pollers
+
+    def told(self, promise: Promise) -> None:
+        """Somebody knows what it came to: it need not be written down any more."""
+        self._promised.take(promise.call_id)
 
     def get(self, owner: tuple[str, str], handle: str) -> Work | None:
         """The work of a handle, running or done."""
@@ -136,7 +157,7 @@ class PendingBook:
     def forget(self, owner: tuple[str, str]) -> None:
         """The instance is deleted: nobody is told of its work any more."""
         for name in [name for name in self._work if name[:2] == owner]:
-            del self._work[name]
+            self.told(self._work.pop(name).promise)
         for name in [name for name in self._done if name[:2] == owner]:
             self._drop(name)
 
@@ -150,6 +171,5 @@ class PendingBook:
         return not self._work and not self._done
 
     def _drop(self, name: tuple[str, str, str]) -> None:
-        work = self._done.pop(name, None)
-        if work is not None and work.payload is not None:
-            self._bytes -= len(bytes(work.payload))
+        self._done.pop(name, None)
+        self._shelf.take(name)

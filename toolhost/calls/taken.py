@@ -6,7 +6,8 @@ agent has stored the result, or forgotten (finished, its result dropped).
 Rules.
 - A callId runs at most once: a repeat of an open one attaches to it, of a kept one gets the same result again, of a
   forgotten one is told that its outcome is unknown.
-- Kept results are bounded in bytes and in time; the oldest go first. What is dropped stays known by its id alone.
+- Kept results are bounded in bytes and in time; the oldest of whoever has most go first (shelf.py). What is dropped
+  stays known by its id alone.
 - A callId belongs to the agent instance that used it first; from another one it is refused.
 
 Source: delivery.md section 5.
@@ -22,6 +23,7 @@ from typing import Any, Final, Literal
 from msgspec import Raw
 
 from schemas.launch import ExportSpec, ToolSpec
+from toolhost.calls.shelf import Shelf
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20
@@ -136,7 +138,8 @@ class CallBook:
         self._open: dict[str, Call] = {}
         self._kept: dict[str, Kept] = {}  # oldest first
         self._forgotten: dict[str, Kept] = {}
-        self._bytes = 0
+        self._kept_shelf: Shelf[str] = Shelf()
+        self._forgotten_shelf: Shelf[str] = Shelf()
         self._deadlines: list[tuple[float, int, Call]] = []
         self._order = count()
 
@@ -160,9 +163,9 @@ class CallBook:
         call.state = "done"
         del self._open[call.id]
         self._kept[call.id] = Kept(call, payload, now)
-        self._bytes += _size(payload)
-        while self._bytes > self._max_bytes:
-            self._forget(next(iter(self._kept)))
+        self._kept_shelf.put(call.id, call.owner, _size(payload))
+        while self._kept_shelf.total > self._max_bytes:
+            self._forget(self._kept_shelf.first_to_go())
         return True
 
     def open_of(self, owner: tuple[str, str]) -> list[Call]:
@@ -172,10 +175,10 @@ class CallBook:
     def acknowledge(self, call_ids: Iterable[str]) -> None:
         """The agents have stored these results."""
         for call_id in call_ids:
-            kept = self._kept.pop(call_id, None)
-            if kept is not None and kept.payload is not None:
-                self._bytes -= _size(kept.payload)
+            self._kept.pop(call_id, None)
+            self._kept_shelf.take(call_id)
             self._forgotten.pop(call_id, None)
+            self._forgotten_shelf.take(call_id)
 
     def expire(self, now: float) -> None:
         """Drop results that have waited too long. Call now and then."""
@@ -187,12 +190,14 @@ class CallBook:
 
     def _forget(self, call_id: str) -> None:
         kept = self._kept.pop(call_id)
-        if kept.payload is not None:
-            self._bytes -= _size(kept.payload)
+        self._kept_shelf.take(call_id)
         kept.payload = None
         self._forgotten[call_id] = kept
+        self._forgotten_shelf.put(call_id, kept.owner, 1)
         if len(self._forgotten) > self._max_forgotten:
-            del self._forgotten[next(iter(self._forgotten))]
+            oldest = self._forgotten_shelf.first_to_go()
+            self._forgotten_shelf.take(oldest)
+            del self._forgotten[oldest]
 
     # --- deadlines
 
@@ -245,7 +250,7 @@ class CallBook:
     @property
     def kept_bytes(self) -> int:
         """What the kept results take."""
-        return self._bytes
+        return self._kept_shelf.total
 
 
 def _size(payload: Raw) -> int:
