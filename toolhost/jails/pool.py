@@ -13,6 +13,8 @@ Rules.
 - When no slot is left for a new key, the idle slot that was used longest ago is closed; while none is idle, calls wait.
   The next slot goes to the agent that has the fewest, and among equals to who came first: an agent with many instances
   does not keep another one out.
+- One root (the message that it all began with) leaves an eighth of the slots: there, nobody gets a further one who has
+  more in use than would be left. Calls may block for long, and pending work for an hour.
 - The host performs what is returned: start a jail for a slot, put calls into it, end it.
 
 Source: sandbox.md sections 1 and 5; design section 6.
@@ -33,6 +35,9 @@ MAX_CALLS_PER_JAIL: Final = 64
 #: Calls in one jail that were answered with `pending` and whose work goes on there.
 MAX_PENDING_PER_JAIL: Final = 256
 
+#: One slot in so many is left by whoever has some in use. Of fewer slots than that none is.
+LEFT_PART: Final = 8
+
 #: (tool, generation, agent, instanceKey, workdir, its base), with less or more of it for other kinds of isolation.
 Key = tuple[str, ...]
 #: Parts of a key that name an instance.
@@ -41,13 +46,14 @@ _OF_INSTANCE: Final = 4
 
 class Slot:
     """The place of one jail. `calls` are those it runs, by their id in the jail, `most` so many at a time; `pending`
-    those of them that were answered and whose work goes on.
+    those of them that were answered and whose work goes on. `root` is whose work it does.
     """
 
-    __slots__ = ("calls", "closed", "idle_since", "jail", "key", "launching", "most", "pending")
+    __slots__ = ("calls", "closed", "idle_since", "jail", "key", "launching", "most", "pending", "root")
 
-    def __init__(self, key: Key, most: int = MAX_CALLS_PER_JAIL) -> None:
+    def __init__(self, key: Key, most: int = MAX_CALLS_PER_JAIL, root: str = "") -> None:
         self.key = key
+        self.root = root
         self.most = most
         self.launching = True
         self.calls: dict[str, Call] = {}
@@ -113,6 +119,11 @@ def _agent(key: Key) -> str:
     return key[2] if len(key) > 2 else ""
 
 
+def _root(call: Call) -> str:
+    """Whose work a call is: what it began with, or its agent where nobody said that."""
+    return call.root_event or call.agent
+
+
 class Pool:
     """All slots, and the calls that wait for one."""
 
@@ -135,6 +146,7 @@ class Pool:
         slot.calls[jail_id] = call
         if slot.idle_since is not None:
             slot.idle_since = None
+            slot.root = _root(call)
             self._idle.pop(slot, None)
 
     def leave(self, slot: Slot, jail_id: str, now: float) -> list[Action]:
@@ -222,6 +234,7 @@ class Pool:
         actions: list[Action] = []
         short = 0  # keys that need a slot while there is none
         held = Counter(_agent(slot.key) for slot in self._slots)
+        in_use = Counter(slot.root for slot in self._slots if slot not in self._idle)
         waiting = list(self._waiting)
         while waiting:
             key = min(waiting, key=lambda key: (key not in self._by_key, held[_agent(key)]))  # the first of equals
@@ -229,12 +242,16 @@ class Pool:
             calls = self._waiting[key]
             slot = self._by_key.get(key)
             if slot is None:
+                root = _root(calls[0])
+                if not self._leaves_enough(in_use, root):
+                    continue
                 if len(self._slots) >= self.max_jails:
                     short += 1
                     continue
                 of_a_call = calls[0].tool.sandbox.isolation == "call"
-                slot = Slot(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL)
+                slot = Slot(key, MAX_CALLS if of_a_call else MAX_CALLS_PER_JAIL, root)
                 self._slots.add(slot)
+                in_use[root] += 1
                 held[_agent(key)] += 1
                 self._by_key[key] = slot
                 actions.append(Start(slot, calls[0]))
@@ -248,6 +265,11 @@ class Pool:
             self._unlist(slot)
             actions.append(End(slot))
         return actions
+
+    def _leaves_enough(self, in_use: Counter[str], root: str) -> bool:
+        """Whether this root may have one more slot in use."""
+        left = self.max_jails - in_use.total() - 1
+        return left >= self.max_jails // LEFT_PART or in_use[root] <= left
 
     def _rest(self, slot: Slot, now: float) -> None:
         """The slot runs nothing."""

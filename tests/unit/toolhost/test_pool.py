@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,6 +12,7 @@ from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls.taken import Call
 from toolhost.jails.pool import (
+    LEFT_PART,
     MAX_CALLS_PER_JAIL,
     MAX_PENDING_PER_JAIL,
     Action,
@@ -127,6 +129,58 @@ def test_forked_calls_have_fewer_places() -> None:
     driver.finish(calls[0])
     assert driver.pool.waiting_count == 0
     assert len({key_of(made, forks=False) for made in calls}) == len(calls)  # else each has a jail of its own
+
+
+def of_root(name: str, root: str, agent: str = "a") -> Call:
+    made = call(name, agent=agent)
+    made.root_event = root
+    return made
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_one_root_does_not_take_every_jail(pending: bool) -> None:
+    """A tool asked 64 instances of its own agent, each of which called a tool that blocks: nobody else had a jail."""
+    driver = Driver(64)
+    flood = [of_root(f"f{number}", "flood") for number in range(100)]
+    for made in flood:
+        driver.come(("t", "g", made.agent, made.id), made)
+        if pending and made.id in driver.where:
+            driver.perform(driver.pool.goes_on(driver.where[made.id], made.id))
+    assert len(driver.where) == 64 - 64 // LEFT_PART
+    others = [of_root(f"o{number}", f"other{number}") for number in range(64 // LEFT_PART)]
+    for made in others:
+        driver.come(("t", "g", made.agent, made.id), made)
+        assert made.id in driver.where, "a jail at once"
+    for made in others[:4]:
+        driver.finish(made)
+    assert len(driver.where) == 64 - 64 // LEFT_PART + 4, "what they leave is for the next, not for the flood"
+    several = [of_root(f"s{number}", "several") for number in range(4)]
+    for made in several:
+        driver.come(("t", "g", made.agent, made.id), made)
+        for slot in list(driver.ending):
+            driver.over(slot)
+    assert sum(made.id in driver.where for made in several) == 2, "as many as it leaves"
+    for made in flood:
+        if made.id in driver.where:
+            driver.finish(made)
+            for slot in list(driver.ending):
+                driver.over(slot)
+    assert driver.pool.waiting_count == 0, "and everything goes on when there is room"
+
+
+def test_a_jail_that_goes_to_another_root_counts_there() -> None:
+    driver = Driver(8)
+    first = [of_root(f"a{number}", "a") for number in range(7)]
+    for made in first:
+        driver.come(("t", "g", "x", made.id), made)
+        driver.finish(made)
+    for made in first:
+        again = of_root(f"{made.id}again", "b")
+        driver.come(("t", "g", "x", made.id), again)
+    driver.come(("t", "g", "x", "new"), of_root("more", "b"))
+    assert "more" not in driver.where, "b has seven in use"
+    driver.come(("t", "g", "x", "other"), of_root("other", "a"))
+    assert "other" in driver.where
 
 
 def test_the_longest_idle_jail_makes_room() -> None:
