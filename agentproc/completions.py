@@ -24,12 +24,15 @@ from schemas.questions import ANSWER_SUFFIX, handoff_correlation
 
 
 class Ended(Struct, frozen=True):
-    """The end of one piece of pending work: what a user message says of it, who said it, and its metadata."""
+    """The end of one piece of pending work: what a user message says of it, who said it, and its metadata. `answer` is
+    what extensions are told of another agent's answer, None for anything else and for one that failed.
+    """
 
     event_id: str
     text: str
     source: MessageSource
     metadata: dict[str, Any] = {}
+    answer: dict[str, Any] | None = None
 
 
 def read_completion(frame: Frame, event: AgentEvent) -> Ended:
@@ -68,6 +71,7 @@ def read_answer(frame: Frame) -> Ended:
         response = text_of(target, frame)
     except GoondanError as failure:
         error = failure.info
+    answer = {"sourceAgent": target, "result": response} if error is None else None
     if correlation_id == handoff_correlation(event_id):
         call = event_id.rpartition("~")[0].partition("/")[2]
         ended = {"status": "ok", "output": {**shown, "response": response}}
@@ -77,14 +81,14 @@ def read_answer(frame: Frame) -> Ended:
             f"The pending result {correlation_id} of handoff__request (call {call}) is here:\n"
             f"{msgspec.json.encode(ended).decode()}"
         )
-        return Ended(str(frame.event_id), text, MessageSource("tool", "handoff__request"))
+        return Ended(str(frame.event_id), text, MessageSource("tool", "handoff__request"), answer=answer)
     if error is None:
         text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
         shown |= {"status": "ok", "response": response}
     else:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
         shown |= {"status": "error", "error": msgspec.to_builtins(error)}
-    return Ended(str(frame.event_id), text, MessageSource("tool", "agents__request"), {INTER_AGENT: shown})
+    return Ended(str(frame.event_id), text, MessageSource("tool", "agents__request"), {INTER_AGENT: shown}, answer)
 
 
 def describe_late(frame: Frame) -> str:

@@ -17,6 +17,7 @@ Source: design section 2; delivery.md section 8. Protocol: schemas/forkserver.py
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import os
 import random
@@ -170,6 +171,7 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         os.setsid()  # a signal to the fork server's group is not meant for agents
         set_process_name("gdn-spare")
         _close_inherited({channel.fileno(), *keep})
+        atexit._clear()  # what the fork server's modules have registered is the fork server's
         random.seed()
         gc.enable()
         loop = new_loop()
@@ -196,6 +198,7 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()  # of extensions; what they raise is printed
         with suppress(OSError, ValueError):
             sys.stderr.flush()
         os._exit(status)

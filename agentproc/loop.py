@@ -15,25 +15,25 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
-from agentproc.completions import read_answer, read_completion
+from agentproc.completions import Ended, read_answer, read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.effective import effective_config
-from agentproc.extensions.load import give_state, load_extensions
+from agentproc.extensions.events import EventBus
+from agentproc.extensions.loaded import Extensions, Place, give_state
 from agentproc.extensions.pipeline import Pipeline
-from agentproc.extensions.point_contexts import Surroundings
-from agentproc.extensions.resource import Resource
+from agentproc.extensions.workspaces import Workspaces
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
-from agentproc.swarm import AskingLink
+from agentproc.swarm import DELEGATION_RESULT, AskingLink
 from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
+from schemas.address import instance_dir, instance_workdir
 from schemas.codec import check_json, from_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import (
@@ -88,6 +88,11 @@ class TurnRunner:
         self.pipeline = Pipeline()
         self.tools = DynamicTools({item.name: item for item in spec.registry})
         self.catalog = Catalog.of(spec, self.tools)
+        self.events = EventBus()
+        files = instance_dir(spec.state_dir, spec.name, instance_key)
+        self.place = Place(spec.name, instance_key, files, spec.state_dir)
+        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place)
+        self.workspaces = Workspaces(self.pipeline, self.events)
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
         self._provider = provider
@@ -111,27 +116,11 @@ class TurnRunner:
             self._provider = make_provider(self.spec.model)
         return self._provider
 
-    @property
-    def surroundings(self) -> Surroundings:
-        """The documents that handlers at points see."""
-        return Surroundings(Resource(self.spec.swarm), Resource(self.spec.resource))
-
-    @property
-    def effective_config(self) -> dict[str, Any]:
-        """What the agent runs with, as handlers at points see it."""
-        return effective_config(self.spec)
-
     async def load_extensions(self) -> None:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""
         give_state(self.spec.extensions, self.spec.state_dir)
         try:
-            await load_extensions(
-                self.spec.extensions,
-                self.pipeline,
-                self.tools,
-                agent=self.spec.name,
-                instance_key=self.instance_key,
-            )
+            await self.extensions.load(self.spec.extensions)
         except GoondanError as error:
             self._broken = error
 
@@ -187,8 +176,14 @@ class TurnRunner:
         if self._run is not None and frame.blob is None:
             self._run.answered(read_answer(frame))
 
+    def notice(self, ended: Ended) -> None:
+        """Tell extensions of the answer to what was asked without waiting (EVENTS-11)."""
+        if ended.answer is not None:
+            self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
+
     async def close(self) -> None:
-        """Stop timers, give back the file and the model's connections."""
+        """Let the extensions clean up, stop timers, give back the file and the model's connections."""
+        await self.extensions.close()
         self.acks.close()
         self.caller.abandon()
         self.store.close()
@@ -217,6 +212,8 @@ class TurnRunner:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
             if self._broken is not None:
                 raise self._broken
+            workdir = frame.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
+            await self.workspaces.enter(workdir)
             run = self._run = TurnRun(self, frame, first, row)
             turn = run.turn.turn_id
             if self._cancelled == (event_id, epoch):
@@ -251,6 +248,7 @@ class TurnRunner:
             raise GoondanError(from_raw(frame.payload, ErrorPayload))
         if frame.asynchronous:
             ended = read_answer(frame)
+            self.notice(ended)
             return Begin(ended.text, ended.source, ended.metadata)
         event = from_raw(frame.payload, AgentEvent)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):

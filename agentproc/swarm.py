@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from agentproc.calls import TURN_MARGIN_S
 from agentproc.questions import (
@@ -41,14 +43,30 @@ class AskingLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
+class Notices(Protocol):
+    """Who is told of what is asked and answered (extensions/events.py)."""
+
+    def wants(self, kind: str) -> bool: ...
+    def emit(self, kind: str, payload: dict[str, Any], *, emitter: str) -> None: ...
+
+
+#: What extensions are told (EVENTS-10, EVENTS-11): news for them, and not another way to ask.
+DELEGATE: Final = "agent.delegate"
+DELEGATION_RESULT: Final = "agent.delegationResult"
+
+
 class Swarm:
     """What one turn can ask. `deadline` is the turn's, in the loop's time, None for no end; `clock` gives RFC 3339.
+    `notices` hears of each event that goes to another agent, and of each answer that is waited for.
 
     Every method raises GoondanError: E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE, E_AGENT_NOT_FOUND,
     E_AGENT_SPAWN_FAILED, E_AGENT_TIMEOUT, E_AGENT_FAILED, or what else the broker refused it with.
     """
 
-    def __init__(self, link: AskingLink, asker: Asker, deadline: float | None, clock: Callable[[], str]) -> None:
+    def __init__(
+        self, link: AskingLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: Notices
+    ) -> None:
+        self._notices = notices
         self._link = link
         self._asker = asker
         self._deadline = deadline
@@ -60,16 +78,21 @@ class Swarm:
     async def request(self, question: Question) -> dict[str, Any]:
         """A turn of another agent, and its answer."""
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
+        self._tell(question)
         try:
             answer = await self._until_done(frame, self._link.ask(frame))
         except GoondanError as error:
             # The link gave up waiting. What an agent's answer says comes from `response_of`.
             raise late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
-        return response_of(frame, answer)
+        response = response_of(frame, answer)
+        told = {"sourceAgent": question.target, "result": response["response"]}
+        self._notices.emit(DELEGATION_RESULT, told, emitter="the kernel")
+        return response
 
     async def send(self, question: Question) -> dict[str, Any]:
         """A turn of another agent that nobody waits for: the broker has the event when this returns."""
         frame = event_frame(self._asker, question, self._left_ms(), self._clock())
+        self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
 
@@ -87,6 +110,7 @@ class Swarm:
             message = "a call from outside has no conversation that an answer could come to later"
             raise fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
         frame = event_frame(self._asker, question, None, self._clock())
+        self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return frame
 
@@ -110,6 +134,17 @@ class Swarm:
     async def catalog(self) -> Any:
         """The agents of the swarm."""
         return await self._look_up(catalog_frame(self._left_ms()))
+
+    def _tell(self, question: Question) -> None:
+        """An event goes to another agent."""
+        if not self._notices.wants(DELEGATE):
+            return
+        given = question.input
+        text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
+        told: dict[str, Any] = {"targetAgent": question.target, "input": text}
+        if question.metadata is not None:
+            told["metadata"] = question.metadata
+        self._notices.emit(DELEGATE, told, emitter="the kernel")
 
     async def _look_up(self, frame: Frame) -> Any:
         return from_raw((await self._until_done(frame, self._link.post(frame))).payload, object)

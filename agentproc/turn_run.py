@@ -115,7 +115,6 @@ class TurnRun:
             wraps_turn=wrapped and runner.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
         )
-        self._wraps_calls = wrapped and runner.pipeline.has("toolCall")
         self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
         self._parent_span = frame.parent_span_id
         self._waited_ms = frame.waited_ms
@@ -124,13 +123,13 @@ class TurnRun:
         self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         asker = Asker(runner.spec.name, runner.instance_key, name)
-        swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock)
+        swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock, runner.events)
         self._base_calls = BaseCalls(swarm)
         self._stages: Stages | None = None
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
                 runner.pipeline,
-                PointStages(runner.pipeline, runner.surroundings, runner.effective_config, runner.tools.dotted),
+                PointStages(runner.pipeline, runner.tools, runner.extensions, runner.spec),
                 runner.catalog,
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
@@ -354,7 +353,7 @@ class TurnRun:
         def done(result: ToolResult) -> None:
             self.push(ToolFinished(part.tool_call_id, result))
 
-        if self._stages is None or not self._wraps_calls:
+        if self._stages is None or not self._runner.pipeline.has("toolCall"):
             self._start_call(action, part.args, done)
             return
         self._stages.run_call(
@@ -468,6 +467,7 @@ class TurnRun:
             data = {"role": "user", "content": ended.text}
             message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
             message["metadata"] = ended.metadata
+            self._runner.notice(ended)
             self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
 
     def _ask_model(self, action: AskModel) -> None:
@@ -483,7 +483,7 @@ class TurnRun:
             messages=presentable(transcript.next_messages if provider.needs_history else transcript.own_messages),
             tools=self._catalog.items,
             step=action.step,
-            system=runner.spec.system,
+            system=runner.spec.system if self._stages is None else self._stages.system(runner.spec.system),
             timeout_s=self._time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
         )

@@ -80,6 +80,7 @@ CODES: Final[dict[str, str]] = {
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
+    "E_STATE_CONFLICT": "Read the state again, make the change anew, and set it with the revision that was read.",
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
     "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
     "E_INIT": "Name another directory, or give --force to replace what is there.",

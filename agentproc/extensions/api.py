@@ -3,17 +3,23 @@
 Names follow the specification in snake_case.
 
 Source: requirements EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06, DYNAMIC-01,
-DYNAMIC-02, DYNAMIC-04, COMPAT-03.
+DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, STATE-01 to STATE-06.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from agentproc.extensions.dynamic_tools import DynamicTools, Handler
+from agentproc.extensions.events import EventBus
+from agentproc.extensions.events import Handler as EventHandler
 from agentproc.extensions.logger import ConsoleLogger
+from agentproc.extensions.memory import ExtState, InstanceApi
 from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
+from agentproc.extensions.stored_state import StoredState
+from schemas.errors import GoondanError, fail
 from schemas.launch import ExtensionSpec
 
 
@@ -77,18 +83,92 @@ class ToolsApi:
         self._tools.unregister(name, extension=self._extension)
 
 
+class EventsApi:
+    """`api.events`: the bus of the agent instance (events.py)."""
+
+    __slots__ = ("_bus", "_extension")
+
+    def __init__(self, bus: EventBus, extension: str) -> None:
+        self._bus = bus
+        self._extension = extension
+
+    def on(self, type: str, handler: EventHandler) -> Callable[[], None]:
+        """Have `handler(payload)` called with each event of this type, in which `*` stands for one segment.
+
+        The returned function ends that. Raises GoondanError E_USAGE.
+        """
+        return self._bus.subscribe(type, handler, extension=self._extension)
+
+    def once(self, type: str, handler: EventHandler) -> None:
+        """The same for one event only. Raises GoondanError E_USAGE."""
+        self._bus.subscribe(type, handler, extension=self._extension, once=True)
+
+    def emit(self, type: str, payload: dict[str, Any] | None = None) -> None:
+        """Tell all subscribers of the instance. Raises GoondanError E_USAGE for a payload that is no JSON object."""
+        self._bus.emit(type, payload, emitter=f"extension {self._extension}")
+
+
 class ExtensionApi:
     """One extension's view of its agent."""
 
-    __slots__ = ("agent_name", "extension", "instance_key", "logger", "pipeline", "pipelines", "tools")
+    __slots__ = (
+        "_state",
+        "agent_name",
+        "events",
+        "extension",
+        "instance",
+        "instance_key",
+        "logger",
+        "pipeline",
+        "pipelines",
+        "state",
+        "tools",
+    )
 
     def __init__(
-        self, spec: ExtensionSpec, pipeline: Pipeline, tools: DynamicTools, *, agent: str, instance_key: str
+        self,
+        spec: ExtensionSpec,
+        pipeline: Pipeline,
+        tools: DynamicTools,
+        events: EventBus,
+        state: ExtState,
+        stored: StoredState,
+        shared: dict[str, Any],
+        *,
+        agent: str,
+        instance_key: str,
     ) -> None:
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
         self.tools = ToolsApi(tools, spec.name, spec.exposes_tools)
+        self.events = EventsApi(events, spec.name)
+        self.state = stored
+        self.instance = InstanceApi(shared)
         self.logger = ConsoleLogger(spec.name)
         self.agent_name = agent
         self.instance_key = instance_key
+        self._state = state
+
+    def ext_state(self) -> ExtState:
+        """This extension's own object: the same at every call, in memory, empty again in another process."""
+        return self._state
+
+    @property
+    def swarm_bundle(self) -> Any:
+        """Changesets. Raises GoondanError E_CONFIG_UNSUPPORTED."""
+        raise _missing("swarm_bundle")
+
+    @property
+    def live_config(self) -> Any:
+        """Patches of the running configuration. Raises GoondanError E_CONFIG_UNSUPPORTED."""
+        raise _missing("live_config")
+
+    @property
+    def oauth(self) -> Any:
+        """Access tokens. Raises GoondanError E_CONFIG_UNSUPPORTED."""
+        raise _missing("oauth")
+
+
+def _missing(member: str) -> GoondanError:
+    return fail("E_CONFIG_UNSUPPORTED", f"api.{member} is not implemented yet", suggestion="Do without it for now.")

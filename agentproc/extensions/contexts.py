@@ -12,7 +12,8 @@ CONTEXT-10.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol
+from enum import Enum
+from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -213,10 +214,22 @@ class TurnScope:
         self.metadata: dict[str, Any] = {}
 
 
-class StepScope:
-    """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only."""
+class Unchanged(Enum):
+    """Nobody has said anything else."""
 
-    __slots__ = ("blocks", "effective_config", "index", "metadata", "tool_catalog", "turn")
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+
+
+class StepScope:
+    """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only.
+
+    `system` is the step's system prompt, unless it is the agent's own.
+    """
+
+    __slots__ = ("blocks", "effective_config", "index", "metadata", "system", "tool_catalog", "turn")
 
     def __init__(
         self, turn: TurnScope, index: int, tool_catalog: list[CatalogItem], effective_config: dict[str, Any]
@@ -226,6 +239,7 @@ class StepScope:
         self.tool_catalog: Any = tool_catalog
         self.effective_config = effective_config
         self.blocks: list[dict[str, Any]] = []
+        self.system: str | Unchanged | None = UNCHANGED
         self.metadata: dict[str, Any] = {}
 
 

@@ -135,6 +135,10 @@ class DynamicTools:
         if known is not None and known.extension == extension:
             del self._tools[shown]
 
+    def unregister_all(self, extension: str) -> None:
+        """Take out all tools of an extension."""
+        self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
+
 
 async def run_handler(
     tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None

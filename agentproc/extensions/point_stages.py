@@ -3,18 +3,20 @@
 stages.py runs the onion of each kind; what stands inside of it is here. `LayerFailed` goes to the caller, which knows
 what fails with it.
 
-Source: requirements PIPELINE-10 to PIPELINE-25, COMPAT-03.
+Source: requirements PIPELINE-10 to PIPELINE-25, COMPAT-03, CONFIG-03, RECONCILE-01.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from agentproc.extensions.contexts import CallScope, StepResult, StepScope, ToolCallResult, TurnResult, TurnScope
-from agentproc.extensions.pipeline import POINTS, Layer, Pipeline
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.effective import effective_config, wanted_extensions, wanted_system, wanted_tools
+from agentproc.extensions.loaded import Extensions
+from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline
 from agentproc.extensions.point_contexts import (
     StepPointContext,
     StepView,
@@ -25,37 +27,33 @@ from agentproc.extensions.point_contexts import (
     answer_of,
     told,
 )
-from agentproc.extensions.points import mutate, run_mutators, run_wraps
+from agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
+from agentproc.extensions.resource import Resource
 from agentproc.providers.base import ModelAnswer
 from schemas.errors import GoondanError
-from schemas.launch import CatalogItem
+from schemas.launch import AgentSpec, CatalogItem
 
 #: How often `step.llmError` may ask the model again in one step: what fails a fourth time in a row is seldom cured by
 #: asking again, and each try costs money.
 MAX_ASKED_AGAIN: Final = 3
-
-log = logging.getLogger("agentproc")
 
 #: One try of a model call, with these blocks and this catalog. Raises GoondanError.
 Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]]
 
 
 class PointStages:
-    """The points of one turn. `config` is what the agent runs with (point_contexts.py, `effective_config`), `dotted`
-    the names of tools that have a dot, by the name that the model is shown.
-    """
+    """The points of one turn. `spec` is what the agent runs with."""
 
-    def __init__(
-        self, pipeline: Pipeline, around: Surroundings, config: Mapping[str, Any], dotted: Mapping[str, str]
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, tools: DynamicTools, extensions: Extensions, spec: AgentSpec) -> None:
         self._pipeline = pipeline
-        self._around = around
-        self._config = config
-        self._dotted = dotted
+        self._tools = tools
+        self._extensions = extensions
+        self._spec = spec
+        self._around = Surroundings(Resource(spec.swarm), Resource(spec.resource))
 
     def new_config(self) -> dict[str, Any]:
         """The configuration of a step that begins, as its handlers may change it."""
-        return copy.deepcopy(dict(self._config)) if self._pipeline.uses_points else {}
+        return copy.deepcopy(effective_config(self._spec)) if self._pipeline.uses_points else {}
 
     # --- the turn
 
@@ -76,11 +74,33 @@ class PointStages:
         context.read_into(step)
 
     async def before_model(self, step: StepScope) -> None:
-        """`step.config`, `step.tools`, `step.blocks`."""
-        for point in ("step.config", "step.tools", "step.blocks"):
+        """`step.config`, then what it has changed is put in place, then `step.tools` and `step.blocks`.
+
+        Raises LayerFailed, and GoondanError E_EXTENSION_FAILED.
+        """
+        await self._reconcile(step)
+        for point in ("step.tools", "step.blocks"):
             if layers := self._pipeline.at(point):
                 context = await run_mutators(layers, self._step(step), POINTS[point].changes)
                 context.read_into(step)
+
+    async def _reconcile(self, step: StepScope) -> None:
+        """Run `step.config`, and put in place what it wants of extensions, tools and prompt."""
+        spec, extensions = self._spec, self._spec.extensions
+        known = {extension.name: extension for extension in extensions}
+        for layer in self._pipeline.at("step.config"):
+            context = await mutate(layer, self._step(step), POINTS["step.config"].changes)
+            context.read_into(step)
+            config = step.effective_config
+            try:
+                extensions = wanted_extensions(config, known)
+                tools = wanted_tools(config, spec.registry)
+                step.system = wanted_system(config)
+            except MiddlewareError as error:
+                raise LayerFailed(layer, error) from None
+            if config["tools"] != effective_config(spec)["tools"]:
+                step.tool_catalog = [*tools, *self._tools.exposed]
+        await self._extensions.reconcile(extensions)
 
     async def step_after(self, step: StepScope, result: StepResult) -> None:
         """`step.post`; it may change the result."""
@@ -168,7 +188,7 @@ class PointStages:
         return TurnPointContext(TurnView(turn, result), self._around, self.new_config())
 
     def _step(self, step: StepScope, result: StepResult | None = None) -> StepPointContext:
-        return StepPointContext(TurnView(step.turn), StepView(step, result), step, self._around, self._dotted)
+        return StepPointContext(TurnView(step.turn), StepView(step, result), step, self._around, self._tools.dotted)
 
     def _call(self, step: StepScope, call: CallScope) -> ToolCallPointContext:
-        return ToolCallPointContext(TurnView(step.turn), StepView(step), step, self._around, self._dotted, call)
+        return ToolCallPointContext(TurnView(step.turn), StepView(step), step, self._around, self._tools.dotted, call)

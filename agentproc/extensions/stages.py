@@ -19,6 +19,7 @@ from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
 from agentproc.extensions.asking import AskingMiddleware
 from agentproc.extensions.contexts import (
+    UNCHANGED,
     CallScope,
     Execution,
     StepContext,
@@ -162,6 +163,8 @@ class Stages:
                 await self._points.before_model(scope)
             except LayerFailed as fault:
                 return failed(fault.layer, fault)
+            except GoondanError as error:
+                return StepResult(status="failed", error=error.info)
             # An exception here is raised to the layer that spoiled the catalog.
             scope.tool_catalog = read_items(scope.tool_catalog)
             self._use(self._catalog.of_items(scope.tool_catalog))
@@ -198,6 +201,11 @@ class Stages:
     def blocks(self) -> list[dict[str, Any]]:
         """What the model is shown beside the conversation in this step."""
         return [] if self._step is None else self._step.blocks
+
+    def system(self, own: str | None) -> str | None:
+        """The system prompt of this step; `own` is the agent's."""
+        changed = UNCHANGED if self._step is None else self._step.system
+        return own if changed is UNCHANGED else changed
 
     @property
     def wraps_model(self) -> bool:

@@ -21,10 +21,36 @@ USES_IT = EXTENSION + BUNDLE.replace(
     "  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [{ref: Extension/guard, config: {deny: reboot}}]"
 )
 GUARD = '''\
-"""A guard: denies one command, upper-cases what the others print, counts turns, offers the count as a tool."""
+"""A guard: denies one command, upper-cases what the others print, counts turns, offers the count as a tool.
+
+It notes in its folder of the state what it hears, what it sees of the documents, and how it ends.
+"""
+
+import atexit
+import os
+
+NOTES = os.path.join(os.environ["GOONDAN_STATE_ROOT"], "extensions", "guard", "notes")
+
+def note(text):
+    with open(NOTES, "a") as notes:
+        notes.write(text + "\\n")
 
 def register(api, config):
     turns = 0
+    atexit.register(note, "exit hook")
+
+    async def cleanup(payload):
+        note("cleanup")
+
+    def count(ctx):
+        api.state.set({"steps": api.state.get().get("steps", 0) + 1})
+        if ctx.step.index == 0:
+            note(f"step of {ctx.swarm.metadata.name}/{ctx.agent.metadata.name} {ctx.agent.spec.modelConfig.modelRef}")
+        return ctx
+
+    api.events.on("extension.cleanup", cleanup)
+    api.events.on("workspace.*", lambda payload: note(f"{payload['type']} {payload['metadata']['branch']}"))
+    api.pipelines.mutate("step.blocks", count)
 
     async def turn(ctx):
         nonlocal turns
@@ -49,13 +75,16 @@ def register(api, config):
 '''
 
 
-@pytest.mark.requirement("EXT-04", "EXT-05", "PIPELINE-04", "DYNAMIC-07")
+@pytest.mark.requirement("EXT-04", "EXT-05", "PIPELINE-04", "DYNAMIC-07", "RECONCILE-06", "COMPAT-03", "STATE-07")
 def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
     with sandbox(USES_IT) as kernel:
         (kernel.home / "ext").mkdir()
         (kernel.home / "ext" / "guard.py").write_text(GUARD)
         lines = ['/bash__exec {"command":"echo hi"}', '/bash__exec {"command":"reboot now"}', "/guard__turns", "/tools"]
-        ended = kernel.gdn("run", input="\n".join(lines) + "\n")
+        repository = kernel.home / "work"
+        (repository / ".git").mkdir(parents=True)
+        (repository / ".git" / "HEAD").write_text("ref: refs/heads/topic\n")
+        ended = kernel.gdn("run", "--workdir", str(repository), input="\n".join(lines) + "\n")
         assert ended.status == 0, ended.err
         assert "HI" in ended.out
         assert "reboot is not allowed" in ended.out
@@ -64,6 +93,13 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         assert "guard__turns" in ended.out
         assert "(turn 4)" in ended.out
         assert "guard: called bash__exec ok" in kernel.log("agent")
+        state = (kernel.home / "state").resolve()
+        (notes,) = state.glob("**/extensions/guard/notes")
+        *heard, cleanup, hook = notes.read_text().splitlines()
+        assert heard == ["workspace.repoAvailable topic", *["step of swarm/main Model/console"] * 4]
+        assert (cleanup, hook) == ("cleanup", "exit hook")
+        (stored,) = state.glob("**/instances/main/*/extensions/guard.json")
+        assert json.loads(stored.read_text())["value"]["steps"] >= 4
 
 
 def test_an_extension_that_cannot_be_loaded_is_said_to_every_message_and_the_kernel_serves_on() -> None:

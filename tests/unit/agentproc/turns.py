@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from agentproc.conversation import Message, ToolData
+from agentproc.extensions.api import ExtensionApi
+from agentproc.extensions.memory import ExtState
+from agentproc.extensions.stored_state import StoredState
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
 from schemas.frames import Answer
+from schemas.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
 Make = Callable[..., TurnRunner]
@@ -35,6 +39,16 @@ class Runners:
         """Close all of them."""
         for runner in self._made:
             await runner.close()
+
+
+def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionApi:
+    """What `register(api)` of an extension of this name gets."""
+    resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"config": changes.get("config", {})}}
+    spec = ExtensionSpec(name=name, entry="/x.py", **{"resource": resource, **changes})
+    place = runner.place
+    stored = StoredState(name, place.instance_dir, place.state_dir)
+    given = (runner.pipeline, runner.tools, runner.events, ExtState(), stored, {})
+    return ExtensionApi(spec, *given, agent=place.agent, instance_key=place.instance_key)
 
 
 async def settle(rounds: int = 20) -> None:

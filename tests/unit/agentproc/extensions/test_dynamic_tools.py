@@ -17,7 +17,8 @@ from schemas.address import instance_workdir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
-from schemas.launch import ExtensionSpec, McpSource, ToolSource
+from schemas.launch import McpSource, ToolSource
+from tests.unit.agentproc import turns
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make
 
@@ -29,10 +30,7 @@ ITEM = {
 
 
 def api_of(runner: TurnRunner, name: str = "weather-ext", **changes: Any) -> ExtensionApi:
-    spec = ExtensionSpec(
-        name=name, entry="/x.py", resource={"kind": "Extension", "metadata": {"name": name}}, **changes
-    )
-    return ExtensionApi(spec, runner.pipeline, runner.tools, agent="coder", instance_key="k")
+    return turns.api_of(runner, name, **changes)
 
 
 def results(model: FakeModel) -> list[ToolResult]:

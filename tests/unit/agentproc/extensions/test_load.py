@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentproc.extensions import load as load_module
+from agentproc.extensions import loaded as load_module
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.load import load_extensions
+from agentproc.extensions.events import EventBus
+from agentproc.extensions.loaded import Extensions, Place
 from agentproc.extensions.pipeline import Pipeline
 from schemas.errors import GoondanError
 from schemas.launch import ExtensionSpec
@@ -27,7 +28,12 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
         entry = str(place / "main.py")
         specs.append(ExtensionSpec(name=f"e{number}", entry=entry, resource=resource, config=config or {}))
     pipeline, tools = Pipeline(), DynamicTools({})
-    asyncio.run(load_extensions(specs, pipeline, tools, agent="a", instance_key="k"))
+
+    async def run() -> None:
+        place = Place("a", "k", str(folder / "instance"), str(folder / "state"))
+        await Extensions(pipeline, tools, EventBus(), place).load(specs)
+
+    asyncio.run(run())
     return pipeline, tools
 
 

@@ -1,0 +1,210 @@
+"""The events of one agent instance: who has subscribed to what, and who gets an event.
+
+Rules.
+- One bus for an instance. What an extension emits, every subscriber of the same instance gets, the emitter included, in
+  the order of subscription. What the kernel tells comes the same way.
+- A pattern is a type in which `*` stands for one dot-separated segment or a part of one, and `**` for any number of
+  segments, none included.
+- A payload is a JSON object. Each subscriber gets a copy of its own, with the event's `type` in it unless it has one.
+- A handler that raises is logged with its extension, and nobody else hears of it. A coroutine runs on by itself; `emit`
+  waits for nobody.
+
+Source: requirements EVENTS-01 to EVENTS-13, RECONCILE-05.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from inspect import isawaitable
+from typing import Any, Final
+
+from agentproc.extensions.values import output_of
+from schemas.codec import from_raw
+from schemas.errors import fail
+from schemas.visible import visible_line
+
+Handler = Callable[[dict[str, Any]], Any]
+
+#: Told to an extension before it goes; the kernel waits for its handlers (RECONCILE-05).
+CLEANUP: Final = "extension.cleanup"
+#: How long all handlers of `extension.cleanup` may take together (seconds).
+CLEANUP_S: Final = 5.0
+#: The longest event type or pattern (characters).
+MAX_TYPE: Final = 200
+#: Subscriptions of one instance: one that is made for each event by mistake is found before memory is full.
+MAX_SUBSCRIPTIONS: Final = 10_000
+#: How deep handlers may emit from inside handlers: a circle of two ends instead of taking the whole stack.
+MAX_DEPTH: Final = 32
+
+log = logging.getLogger("agentproc")
+
+
+class _Subscription:
+    """One handler. `spent`: it gets no event any more."""
+
+    __slots__ = ("extension", "handler", "once", "pattern", "spent")
+
+    def __init__(self, extension: str, pattern: re.Pattern[str], handler: Handler, once: bool) -> None:
+        self.extension = extension
+        self.pattern = pattern
+        self.handler = handler
+        self.once = once
+        self.spent = False
+
+    def matches(self, kind: str) -> bool:
+        """Whether the handler gets events of this type."""
+        return self.pattern.fullmatch("." + kind) is not None
+
+
+class EventBus:
+    """The events of one agent instance."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._subscriptions: list[_Subscription] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._depth = 0
+
+    def subscribe(self, pattern: Any, handler: Any, *, extension: str, once: bool = False) -> Callable[[], None]:
+        """Have `handler` called with each event that `pattern` matches; the returned function ends that.
+
+        Raises GoondanError E_USAGE.
+        """
+        if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_TYPE:
+            raise fail("E_USAGE", f"an event type is a text of 1 to {MAX_TYPE} characters")
+        if not callable(handler):
+            raise fail("E_USAGE", f"the handler of {visible_line(pattern)} of extension {extension} is no function")
+        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise fail("E_USAGE", f"there are {MAX_SUBSCRIPTIONS} subscriptions already; end those that are not needed")
+        made = _Subscription(extension, compiled(pattern), handler, once)
+        self._subscriptions.append(made)
+        return lambda: self._end(made)
+
+    def emit(self, kind: Any, payload: Any = None, *, emitter: str) -> None:
+        """Tell everybody who has subscribed. Raises GoondanError E_USAGE for what is no event."""
+        if not isinstance(kind, str) or not 0 < len(kind) <= MAX_TYPE:
+            raise fail("E_USAGE", f"an event type is a text of 1 to {MAX_TYPE} characters")
+        data = _encoded(kind, payload)
+        if threading.get_ident() != self._thread:  # a handler that is no coroutine function runs in a thread
+            self._loop.call_soon_threadsafe(self._emit, kind, data, emitter)
+            return
+        self._emit(kind, data, emitter)
+
+    def _emit(self, kind: str, data: Any, emitter: str) -> None:
+        if self._depth >= MAX_DEPTH:
+            what = visible_line(kind)
+            log.warning("event %s of %s: %d events inside each other; it was dropped", what, emitter, self._depth)
+            return
+        self._depth += 1
+        try:
+            for subscription in [found for found in self._subscriptions if found.matches(kind)]:
+                self._deliver(subscription, kind, data)
+        finally:
+            self._depth -= 1
+
+    async def clean_up(self, extension: str, limit_s: float = CLEANUP_S) -> None:
+        """Tell one extension that it goes, wait for its handlers, and end its subscriptions."""
+        data = _encoded(CLEANUP, {"name": extension})
+        tasks: list[asyncio.Task[None]] = []
+        for subscription in [found for found in self._subscriptions if found.extension == extension]:
+            if subscription.matches(CLEANUP):
+                task = self._deliver(subscription, CLEANUP, data)
+                if task is not None:
+                    tasks.append(task)
+            self._end(subscription)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=limit_s)
+            if late:
+                log.warning("extension %s: cleaning up took longer than %g s, and was given up", extension, limit_s)
+            for task in late:
+                task.cancel()
+
+    def unsubscribe_all(self, extension: str) -> None:
+        """End the subscriptions of one extension, without a word to it."""
+        for subscription in [found for found in self._subscriptions if found.extension == extension]:
+            self._end(subscription)
+
+    def wants(self, kind: str) -> bool:
+        """Whether anybody gets events of this type."""
+        return any(subscription.matches(kind) for subscription in self._subscriptions)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody has subscribed to anything."""
+        return not self._subscriptions
+
+    def close(self) -> None:
+        """Nobody gets anything any more."""
+        self._subscriptions.clear()
+        for task in self._running:
+            task.cancel()
+
+    # --- inside
+
+    def _end(self, subscription: _Subscription) -> None:
+        subscription.spent = True
+        with suppress(ValueError):
+            self._subscriptions.remove(subscription)
+
+    def _deliver(self, subscription: _Subscription, kind: str, data: Any) -> asyncio.Task[None] | None:
+        """Call one handler; the task in which it runs on."""
+        if subscription.spent:
+            return None
+        if subscription.once:
+            self._end(subscription)
+        try:
+            returned = subscription.handler(from_raw(data, dict))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            _tell(subscription.extension, kind, error)
+            return None
+        if not isawaitable(returned):
+            return None
+        task = self._loop.create_task(_watched(subscription.extension, kind, returned))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+
+async def _watched(extension: str, kind: str, returned: Awaitable[Any]) -> None:
+    try:
+        await returned
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        _tell(extension, kind, error)
+
+
+def _tell(extension: str, kind: str, error: BaseException) -> None:
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    log.warning("the %s handler of extension %s failed\n%s", visible_line(kind), extension, lines)
+
+
+def _encoded(kind: str, payload: Any) -> Any:
+    """The payload as subscribers get it. Raises GoondanError E_USAGE."""
+    if payload is not None and not isinstance(payload, Mapping):
+        what = type(payload).__name__
+        raise fail("E_USAGE", f"the payload of event {visible_line(kind)} is {what}, not an object")
+    try:
+        return output_of({"type": kind, **(payload or {})})
+    except (ValueError, TypeError) as error:
+        raise fail("E_USAGE", f"the payload of event {visible_line(kind)}: {error}") from None
+
+
+@lru_cache(256)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """What a pattern matches, in a type with a dot put before it."""
+    parts: list[str] = []
+    for segment in pattern.split("."):
+        if segment == "**":
+            parts.append(r"(?:\.[^.]+)*")
+        elif segment == "*":
+            parts.append(r"\.[^.]+")
+        else:
+            parts.append(r"\." + re.escape(segment).replace(r"\*", r"[^.]*"))
+    return re.compile("".join(parts))

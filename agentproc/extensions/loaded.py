@@ -1,0 +1,192 @@
+"""The extensions of one agent instance: loading them in order, exchanging them, and letting them go.
+
+Rules.
+- They are loaded in the order of the list, each `register` awaited before the next begins. One that fails makes every
+  turn of the agent fail with the reason, instead of running without it.
+- An extension is known by its key, `Extension/<name>`. While its key stays in the list, what it has in memory stays:
+  its `ext_state`, its registrations, its connections. Another order changes nothing. Another `config` lets that one go
+  and registers it again, with the `ext_state` that it had.
+- Before an extension goes, it hears `extension.cleanup`, and its handlers are awaited, five seconds at most.
+- Modules are imported under names of their own, so that two extensions with a file of the same name do not meet;
+  modules beside an entry can be imported by it.
+
+Source: requirements EXT-06 to EXT-08, LOAD-01 to LOAD-05, RECONCILE-01 to RECONCILE-05, STATE-01 to STATE-04.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from msgspec import Struct
+
+from agentproc.extensions.api import ExtensionApi
+from agentproc.extensions.dynamic_tools import DynamicTools
+from agentproc.extensions.events import EventBus
+from agentproc.extensions.memory import ExtState
+from agentproc.extensions.modules import import_entry
+from agentproc.extensions.pipeline import Pipeline
+from agentproc.extensions.stored_state import StoredState
+from schemas.address import path_segment
+from schemas.errors import GoondanError, fail
+from schemas.launch import ExtensionSpec
+
+#: How long `register` may take (seconds).
+REGISTER_S: Final = 30.0
+
+log = logging.getLogger("agentproc")
+
+
+class Place(Struct, frozen=True):
+    """Where the extensions run. `instance_dir` has the instance's files, `state_dir` the workspace's; both absolute."""
+
+    agent: str
+    instance_key: str
+    instance_dir: str
+    state_dir: str
+
+
+class _Loaded(Struct):
+    spec: ExtensionSpec
+    module: ModuleType
+    state: ExtState
+
+
+class Extensions:
+    """The extensions of one agent instance."""
+
+    def __init__(self, pipeline: Pipeline, tools: DynamicTools, events: EventBus, place: Place) -> None:
+        self._pipeline = pipeline
+        self._tools = tools
+        self._events = events
+        self._place = place
+        self._shared: dict[str, Any] = {}
+        self._loaded: dict[str, _Loaded] = {}
+        self._imported = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are loaded, in the order in which they were."""
+        return list(self._loaded)
+
+    async def load(self, specs: Sequence[ExtensionSpec]) -> None:
+        """Load all of them. Raises GoondanError E_EXTENSION_FAILED, which names the extension and the reason."""
+        for spec in specs:
+            await self._load(spec, ExtState())
+
+    async def reconcile(self, wanted: Sequence[ExtensionSpec]) -> None:
+        """Make the loaded ones those that are wanted: let go what is not in the list, register anew what has another
+        config, load what is new. Raises GoondanError E_EXTENSION_FAILED.
+        """
+        names = {spec.name for spec in wanted}
+        for name in [name for name in self._loaded if name not in names]:
+            await self._let_go(name)
+        for spec in wanted:
+            known = self._loaded.get(spec.name)
+            if known is None:
+                await self._load(spec, ExtState())
+            elif known.spec.config != spec.config:
+                await self._let_go(spec.name)
+                await self._load(spec, known.state, known.module)
+
+    async def close(self) -> None:
+        """The instance ends: every extension may clean up, all at the same time."""
+        names, self._loaded = list(self._loaded), {}
+        await asyncio.gather(*(self._events.clean_up(name) for name in names))
+        self._events.close()
+
+    # --- inside
+
+    async def _let_go(self, name: str) -> None:
+        await self._events.clean_up(name)
+        self._pipeline.unregister(name)
+        self._tools.unregister_all(name)
+        del self._loaded[name]
+
+    async def _load(self, spec: ExtensionSpec, state: ExtState, module: ModuleType | None = None) -> None:
+        try:
+            if module is None:
+                self._imported += 1
+                module = import_entry(spec, f"goondan_extension_{self._imported}")
+            register = getattr(module, "register", None)
+            if not callable(register):
+                raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: {spec.entry} has no function register(api)")
+            place = self._place
+            api = ExtensionApi(
+                spec,
+                self._pipeline,
+                self._tools,
+                self._events,
+                state,
+                StoredState(spec.name, place.instance_dir, place.state_dir),
+                self._shared,
+                agent=place.agent,
+                instance_key=place.instance_key,
+            )
+            await _call(register, api, spec)
+        except GoondanError as error:
+            self._forget(spec.name)
+            log.error("extension %s (%s): %s", spec.name, spec.entry, error)
+            if error.info.code == "E_EXTENSION_FAILED":
+                raise
+            message = f"extension {spec.name} could not be loaded: {error.info.message}"
+            raise fail("E_EXTENSION_FAILED", message, suggestion=error.info.suggestion) from None
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self._forget(spec.name)
+            lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+            log.error("extension %s (%s) could not be loaded\n%s", spec.name, spec.entry, lines)
+            message = f"extension {spec.name} could not be loaded: {type(error).__name__}: {error}"
+            raise fail("E_EXTENSION_FAILED", message[:1000]) from None
+        self._loaded[spec.name] = _Loaded(spec, module, state)
+
+    def _forget(self, name: str) -> None:
+        """Nothing of an extension stays that could not be loaded."""
+        self._pipeline.unregister(name)
+        self._tools.unregister_all(name)
+        self._events.unsubscribe_all(name)
+
+
+def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
+    """Show extensions the state of their workspace: `$GOONDAN_STATE_ROOT/extensions/<name>/` is for each to write to.
+
+    Kernels of other bundles, which share the state root proper, are not theirs. The variable stays what it was where
+    there are none.
+    """
+    if not specs:
+        return
+    os.environ["GOONDAN_STATE_ROOT"] = state_dir
+    for spec in specs:
+        try:
+            os.makedirs(f"{state_dir}/extensions/{path_segment(spec.name)}", 0o700, exist_ok=True)
+        except OSError as error:
+            log.warning("extension %s has no folder for its state: %s", spec.name, error)
+
+
+async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:
+    given = (api, dict(spec.config)) if _takes_config(register) else (api,)
+    limit = asyncio.timeout(REGISTER_S)
+    try:
+        async with limit:
+            returned = register(*given)
+            if inspect.isawaitable(returned):
+                await returned
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: register took longer than {REGISTER_S:g} s") from None
+
+
+def _takes_config(register: Any) -> bool:
+    """Whether `register` wants `(api, config)`."""
+    try:
+        parameters = list(inspect.signature(register).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

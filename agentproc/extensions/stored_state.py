@@ -1,0 +1,190 @@
+"""`api.state`: what an extension keeps beyond the process, one JSON object for each scope.
+
+Scopes. `instance`: of this agent instance; one process writes it. `workspace`: of all instances of all agents that have
+the extension; many processes write it, so a change names the revision that it was made from, and one that is not the
+latest is refused.
+
+A file is replaced as a whole and synced, so that a crash leaves the old object or the new one. A file that cannot be
+read is an error that names it; it is never overwritten.
+
+Source: docs/extensions.md; requirement STATE-06.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Literal
+
+from schemas.address import path_segment
+from schemas.codec import check_depth, encode_value
+from schemas.errors import GoondanError, fail
+
+Scope = Literal["instance", "workspace"]
+SCOPES: Final = ("instance", "workspace")
+#: The largest object, as JSON (bytes). State is read and written whole; what grows belongs into files of its own.
+MAX_BYTES: Final = 1024 * 1024
+#: How often `update` begins anew when others were faster. Each try is a lock and two small files.
+MAX_TRIES: Final = 100
+#: How long a file's lock is waited for (seconds). It is held for as long as two small files take; longer means that the
+#: process that holds it was stopped.
+LOCK_S: Final = 2.0
+#: Between two looks at the lock (seconds).
+LOCK_PAUSE_S: Final = 0.002
+
+
+class StoredState:
+    """The stored objects of one extension. `instance_dir` and `state_dir` are absolute."""
+
+    def __init__(self, extension: str, instance_dir: str, state_dir: str) -> None:
+        name = path_segment(extension)
+        self._files = {
+            "instance": f"{instance_dir}/extensions/{name}.json",
+            "workspace": f"{state_dir}/extensions/{name}/shared.json",
+        }
+
+    def get(self, *, scope: Scope = "instance") -> dict[str, Any]:
+        """The object as it was set last, {} at first. Yours to change; only `set` stores it. Raises GoondanError
+        E_STATE (the file cannot be read), E_USAGE.
+        """
+        return self.read(scope=scope)[0]
+
+    def read(self, *, scope: Scope = "workspace") -> tuple[dict[str, Any], int]:
+        """The object and its revision, which grows with each change; 0 for one that was never set. Raises as `get`."""
+        return _read(self._path(scope))
+
+    def set(self, value: dict[str, Any], *, scope: Scope = "instance", revision: int | None = None) -> int:
+        """Store an object, durably; its revision. `revision` is the one that the change was made from.
+
+        Raises GoondanError E_STATE_CONFLICT when the stored one is another (nothing is changed), E_USAGE for what is no
+        JSON object, or for a workspace's without `revision`; E_TOOL_LIMIT beyond MAX_BYTES; E_STATE, E_DISK_FULL.
+        """
+        path = self._path(scope)
+        if scope == "workspace" and revision is None:
+            message = "a workspace's state is changed by many processes: say which revision the change was made from"
+            raise fail("E_USAGE", message, suggestion="Use api.state.update(change, scope='workspace').")
+        data = _encoded(value)
+        with _locked(path):
+            _, stored = _read(path)
+            if revision is not None and revision != stored:
+                message = f"the state has revision {stored}, the change was made from {revision}"
+                raise fail("E_STATE_CONFLICT", message)
+            _write(path, b'{"revision":%d,"value":%s}\n' % (stored + 1, data))
+        return stored + 1
+
+    def update(
+        self, change: Callable[[dict[str, Any]], dict[str, Any]], *, scope: Scope = "workspace"
+    ) -> dict[str, Any]:
+        """Store what `change` makes of the object, which is called again when another process was faster; the new
+        object. Raises as `set`, and what `change` raises.
+        """
+        for _ in range(MAX_TRIES):
+            value, revision = self.read(scope=scope)
+            made = change(value)
+            try:
+                self.set(made, scope=scope, revision=revision)
+            except GoondanError as error:
+                if error.info.code != "E_STATE_CONFLICT":
+                    raise
+                continue
+            return made
+        raise fail("E_STATE_CONFLICT", f"others changed the state in {MAX_TRIES} tries")
+
+    def _path(self, scope: Any) -> str:
+        path = self._files.get(scope) if isinstance(scope, str) else None
+        if path is None:
+            raise fail("E_USAGE", f"no scope {str(scope)[:80]!r}; there are: {', '.join(SCOPES)}")
+        return path
+
+
+def _encoded(value: Any) -> bytes:
+    """The object as JSON. Raises GoondanError E_USAGE, E_TOOL_LIMIT."""
+    if not isinstance(value, dict):
+        raise fail("E_USAGE", f"state is {type(value).__name__}, not an object")
+    try:
+        check_depth(encode_value(value))
+        data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except GoondanError as error:
+        raise fail("E_USAGE", f"state: {error.info.message}") from None
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
+        raise fail("E_USAGE", f"state is no JSON object: {str(error)[:200]}") from None
+    if len(data) > MAX_BYTES:
+        message = f"state of {len(data)} bytes, limit {MAX_BYTES}"
+        raise fail("E_TOOL_LIMIT", message, suggestion="Keep what grows in files of your own.")
+    return data
+
+
+def _read(path: str) -> tuple[dict[str, Any], int]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return {}, 0
+    except OSError as error:
+        raise fail("E_STATE", f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            document = json.loads(file.read(2 * MAX_BYTES))
+            value, revision = document["value"], document["revision"]
+        except (ValueError, TypeError, KeyError, RecursionError, OSError):
+            value, revision = None, None
+    if not isinstance(value, dict) or not isinstance(revision, int):
+        message = f"{path} holds no state of an extension; it was left as it is"
+        raise fail("E_STATE", message, suggestion="Look at the file; mend it, or move it away to begin anew.")
+    return value, revision
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Alone with the file at `path`, whose folder is made."""
+    with _named(path):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        give_up = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise fail("E_STATE", f"{path} is locked by another process, which does nothing with it") from None
+                time.sleep(LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write(path: str, data: bytes) -> None:
+    """Replace the file, durably."""
+    new = path + ".new"
+    with _named(path):
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(new)
+            raise
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        code = "E_DISK_FULL" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "E_STATE"
+        raise fail(code, f"{path} cannot be written: {error.strerror}") from None

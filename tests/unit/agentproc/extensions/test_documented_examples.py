@@ -1,0 +1,404 @@
+"""The examples of the extension document of v0.9, translated line by line, each with its documented effect.
+
+They are modules in folders of their own, loaded as an agent loads its extensions, and run in whole turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentproc.loop import TurnRunner
+from schemas.codec import from_raw, to_raw
+from schemas.errors import fail
+from schemas.frames import Frame
+from schemas.launch import ExtensionSpec
+from tests.unit.agentproc.extensions.test_points import DOCUMENT, result_of
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, settle, the_answer
+
+BASIC = """
+import time
+
+async def register(api):
+    # 1. the state at the beginning
+    state = api.ext_state()
+    state["processedSteps"] = 0
+
+    # 2. the configuration
+    config = api.extension.spec.config or {}
+    max_tokens = config.get("maxTokens", 8000)
+    state["maxTokens"] = max_tokens
+
+    # 3. the pipeline
+    async def count(ctx):
+        state["processedSteps"] += 1
+        state["lastProcessedAt"] = time.time()
+        if config.get("enableLogging"):
+            api.logger.info(f"Step {state['processedSteps']} completed")
+        return ctx
+
+    api.pipelines.mutate("step.post", count)
+
+    # 4. an event, if wanted
+    async def available(payload):
+        api.logger.info(f"Repo available: {payload['path']}")
+
+    api.events.on("workspace.repoAvailable", available)
+
+    # 5. told that it is there, if wanted
+    api.events.emit("extension.initialized", {"name": api.extension.metadata.name, "timestamp": time.time()})
+"""
+
+LISTENS = """
+def register(api):
+    heard = api.instance.shared.setdefault("heard", [])
+    api.events.on("**", heard.append)
+"""
+
+MUTATORS = """
+import time
+
+def register(api):
+    async def add_block(ctx):
+        blocks = [*ctx.blocks]
+        blocks.append({"type": "custom.info", "data": {"timestamp": time.time(), "stepIndex": ctx.step.index}})
+        return {**ctx, "blocks": blocks}
+
+    async def filter_tools(ctx):
+        filtered = [tool for tool in ctx.tool_catalog if not tool.name.startswith("internal.")]
+        return {**ctx, "tool_catalog": filtered}
+
+    async def start(ctx):
+        ctx.turn.metadata = {**ctx.turn.metadata, "startTime": time.time(), "extensionVersion": "1.0.0"}
+        return ctx
+
+    async def end(ctx):
+        duration = (time.time() - ctx.turn.metadata.get("startTime", 0)) * 1000
+        api.logger.info(f"Turn completed in {duration:.0f}ms")
+        return ctx
+
+    api.tools.register({"name": "internal.reset", "description": "x", "handler": print})
+    api.pipelines.mutate("step.blocks", add_block)
+    api.pipelines.mutate("step.tools", filter_tools)
+    api.pipelines.mutate("turn.pre", start)
+    api.pipelines.mutate("turn.post", end)
+"""
+
+WRAPS = """
+import asyncio
+import time
+
+def register(api):
+    async def timed(ctx, next):
+        start = time.time()
+        about = {"model": ctx.agent.spec.modelConfig.modelRef, "toolCount": len(ctx.tool_catalog)}
+        api.logger.debug("LLM call starting", about)
+        try:
+            result = await next(ctx)
+            api.logger.debug(f"LLM call completed in {(time.time() - start) * 1000:.0f}ms")
+            return result
+        except Exception as error:
+            api.logger.error("LLM call failed", error)
+            raise
+
+    async def guard(ctx, next):
+        tool_name = ctx.tool_call.name
+        auth = ctx.turn.auth
+        if tool_name.startswith("admin.") and not (auth and auth.actor and auth.actor.isAdmin):
+            raise PermissionError(f"Permission denied for tool: {tool_name}")
+        try:
+            return await next(ctx)
+        except Exception as error:
+            api.logger.error(f"Tool execution failed: {tool_name}", error)
+            raise
+
+    async def again(ctx, next):
+        await asyncio.sleep(0.001)
+        ctx.step.metadata = {**ctx.step.metadata, "retryAttempt": ctx.step.metadata.get("retryAttempt", 0) + 1}
+        return await next(ctx)
+
+    def attempts(ctx):
+        api.instance.shared["retryAttempt"] = ctx.step.metadata.get("retryAttempt")
+        return ctx
+
+    api.tools.register({"name": "admin.wipe", "description": "x", "handler": lambda ctx, input: "wiped"})
+    api.pipelines.wrap("step.llmCall", timed)
+    api.pipelines.wrap("toolCall.exec", guard)
+    api.pipelines.wrap("step.llmError", again)
+    api.pipelines.mutate("step.post", attempts)
+"""
+
+EVENTS = """
+import time
+
+async def register(api):
+    scanned = api.instance.shared.setdefault("scanned", [])
+
+    async def on_repo(payload):
+        path = payload["path"]
+        api.logger.info(f"Repo available at {path}")
+        scanned.append(path)
+
+    async def on_any(payload):
+        api.logger.debug("Workspace event:", payload)
+
+    async def granted(payload):
+        api.logger.info("OAuth granted:", payload["oauthAppRef"])
+
+    api.events.on("workspace.repoAvailable", on_repo)
+    api.events.on("workspace.*", on_any)
+    api.events.once("auth.granted", granted)
+    api.events.emit("myExtension.initialized", {
+        "name": api.extension.metadata.name,
+        "timestamp": time.time(),
+        "config": api.extension.spec.config,
+    })
+"""
+
+STATS = """
+import time
+
+async def register(api):
+    state = api.ext_state()
+    state["processedSteps"] = 0
+    state["catalog"] = []
+    state["lastUpdated"] = time.time()
+
+    async def count(ctx):
+        state["processedSteps"] += 1
+        state["lastUpdated"] = time.time()
+        return ctx
+
+    async def stats(ctx, input):
+        return {
+            "processedSteps": state["processedSteps"],
+            "catalogSize": len(state["catalog"]),
+            "lastUpdated": state["lastUpdated"],
+        }
+
+    api.pipelines.mutate("step.post", count)
+    api.tools.register({"name": "myExt.getStats", "description": "Get extension statistics", "handler": stats})
+"""
+
+SHARES = """
+async def register(api):
+    name = api.extension.metadata.name or "unknown"
+    api.instance.shared[f"{name}:data"] = {"initialized": True, "version": "1.0.0"}
+
+    async def read(ctx):
+        other = api.instance.shared.get("otherExt:data")
+        if other:
+            api.logger.debug("Other extension data:", other)
+        return ctx
+
+    api.pipelines.mutate("step.pre", read)
+"""
+
+PERSISTS = """
+import json
+import os
+import time
+from pathlib import Path
+
+async def register(api):
+    state_dir = os.environ.get("GOONDAN_STATE_ROOT") or os.path.expanduser("~/.goondan")
+    state_file = Path(state_dir, "extensions", api.extension.metadata.name or "unknown", "state.json")
+
+    persisted = {}
+    try:
+        persisted = json.loads(state_file.read_text("utf-8"))
+    except (OSError, ValueError):
+        pass  # no file: the state at the beginning
+
+    async def save():
+        state_file.parent.mkdir(parents=True, exist_ok=True)
+        state_file.write_text(json.dumps(persisted, indent=2))
+
+    async def turn_post(ctx):
+        persisted["lastTurnAt"] = time.time()
+        persisted["turns"] = persisted.get("turns", 0) + 1
+        await save()
+        return ctx
+
+    api.pipelines.mutate("turn.post", turn_post)
+"""
+
+CLEANS = """
+class Connection:
+    open = True
+
+    async def close(self):
+        self.open = False
+
+async def register(api):
+    connection = api.instance.shared["connection"] = Connection()
+
+    async def close(payload):
+        await connection.close()
+
+    api.events.on("extension.cleanup", close)
+"""
+
+
+class Examples:
+    """Agents with examples as their extensions."""
+
+    def __init__(self, make: Make, place: Path) -> None:
+        self._make = make
+        self._place = place
+
+    async def start(self, link: FakeLink, model: FakeModel, **codes: str | tuple[str, dict[str, Any]]) -> TurnRunner:
+        """An agent whose extensions have these names and modules (with their config, if they have any)."""
+        specs = []
+        for name, given in codes.items():
+            code, config = given if isinstance(given, tuple) else (given, {})
+            folder = self._place / "bundle" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "index.py").write_text(code)
+            resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"config": config} if config else {}}
+            entry = str(folder / "index.py")
+            specs.append(ExtensionSpec(name=name, entry=entry, resource=resource, config=config))
+        runner = self._make(link, model, extensions=specs, resource=DOCUMENT)
+        await runner.load_extensions()
+        return runner
+
+
+@pytest.fixture
+def examples(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Examples:
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", "")  # what load_extensions sets is taken back
+    return Examples(make, tmp_path)
+
+
+def state_of(runner: TurnRunner, name: str) -> dict[str, Any]:
+    return runner.extensions._loaded[name].state
+
+
+@pytest.mark.requirement("EXT-15", "EVENTS-12", "EXT-11")
+async def test_the_basic_extension(examples: Examples, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    runner = await examples.start(FakeLink(), model, listens=LISTENS, basic=(BASIC, {"enableLogging": True}))
+    (told,) = runner.extensions._shared["heard"]
+    assert (told["type"], told["name"]) == ("extension.initialized", "basic")
+    assert isinstance(told["timestamp"], float)
+    (tmp_path / ".git").write_text("gitdir: elsewhere")
+    await runner.run(event_frame("e1", "go", workdir=str(tmp_path)))
+    state = state_of(runner, "basic")
+    assert (state["processedSteps"], state["maxTokens"]) == (2, 8000)
+    assert "Step 2 completed" in caplog.text
+    await settle()
+    assert f"Repo available: {tmp_path}" in caplog.text
+
+
+async def test_the_basic_extension_reads_its_config(examples: Examples) -> None:
+    runner = await examples.start(FakeLink(), FakeModel(), basic=(BASIC, {"maxTokens": 500}))
+    assert state_of(runner, "basic")["maxTokens"] == 500
+
+
+@pytest.mark.requirement("PIPELINE-17", "PIPELINE-18", "PIPELINE-19")
+async def test_the_mutators(examples: Examples, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = FakeModel(says("done"))
+    runner = await examples.start(FakeLink(), model, mutators=MUTATORS)
+    await runner.run(event_frame("e1", "go"))
+    (block,) = model.requests[0].blocks
+    assert (block["type"], block["data"]["stepIndex"]) == ("custom.info", 0)
+    assert [item.name for item in model.requests[0].tools] == ["bash__exec", "notes__add"]
+    assert "Turn completed in " in caplog.text
+    assert float(caplog.text.partition("Turn completed in ")[2].partition("ms")[0]) < 60_000
+
+
+@pytest.mark.requirement("PIPELINE-20", "PIPELINE-21", "PIPELINE-22", "PIPELINE-26")
+async def test_the_wraps(examples: Examples, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    failures = [fail("E_MODEL_FAILED", "busy"), fail("E_MODEL_FAILED", "busy")]
+    link = FakeLink(lambda tool, args: ok(1))
+    model = FakeModel(*failures, wants(("a", "admin__wipe", {}), ("b", "notes__add", {})), says("done"))
+    runner = await examples.start(link, model, wraps=WRAPS)
+    await runner.run(event_frame("e1", "go"))
+    assert the_answer(link).status == "completed"
+    for said in ("LLM call starting", "Model/fast", "LLM call completed in", "LLM call failed"):
+        assert said in caplog.text
+    error = result_of(runner, "a").error
+    assert error is not None
+    assert error.message == "Permission denied for tool: admin.wipe"
+    assert result_of(runner, "b").status == "ok"
+
+
+async def test_an_admin_may(examples: Examples) -> None:
+    model = FakeModel(fail("E_MODEL_FAILED", "busy"), wants(("a", "admin__wipe", {})), says("done"))
+    runner = await examples.start(FakeLink(), model, wraps=WRAPS)
+    frame: Frame = event_frame("e1", "go")
+    event = from_raw(frame.payload, dict)
+    frame.payload = to_raw(event | {"auth": {"actor": {"isAdmin": True}}})
+    seen: list[Any] = []
+    await runner.run(frame)
+    seen.append(runner.extensions._shared["retryAttempt"])
+    assert result_of(runner, "a").status == "ok"
+    assert seen == [None]  # of the last step, which did not fail
+
+
+@pytest.mark.requirement("EVENTS-02", "EVENTS-03", "EVENTS-04", "EVENTS-12")
+async def test_the_events(examples: Examples, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    model = FakeModel(says("done"))
+    runner = await examples.start(FakeLink(), model, listens=LISTENS, events=(EVENTS, {"k": 1}))
+    (told,) = runner.extensions._shared["heard"]
+    assert (told["type"], told["name"], told["config"]) == ("myExtension.initialized", "events", {"k": 1})
+    (tmp_path / ".git").write_text("gitdir: elsewhere")
+    await runner.run(event_frame("e1", "go", workdir=str(tmp_path)))
+    for ref in ("OAuthApp/one", "OAuthApp/two"):
+        payload = {"oauthAppRef": ref, "subject": "user:1", "scopes": ["a"]}
+        runner.events.emit("auth.granted", payload, emitter="the test")
+    await settle()
+    assert runner.extensions._shared["scanned"] == [str(tmp_path)]
+    assert caplog.text.count("Workspace event:") == 1
+    assert "OAuth granted: OAuthApp/one" in caplog.text
+    assert "OAuthApp/two" not in caplog.text
+
+
+@pytest.mark.requirement("STATE-01", "STATE-02")
+async def test_the_statistics(examples: Examples) -> None:
+    model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__getStats", {})), says("done"))
+    runner = await examples.start(FakeLink(), model, stats=STATS)
+    await runner.run(event_frame("e1", "go"))
+    output = from_raw(result_of(runner, "b").output, dict)  # type: ignore[arg-type]
+    assert (output["processedSteps"], output["catalogSize"]) == (1, 0)
+    assert isinstance(output["lastUpdated"], float)
+
+
+@pytest.mark.requirement("STATE-04", "STATE-05")
+async def test_what_extensions_share(examples: Examples, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    runner = await examples.start(FakeLink(), FakeModel(says("done")), otherExt=SHARES, mine=SHARES)
+    assert sorted(runner.extensions._shared) == ["mine:data", "otherExt:data"]
+    await runner.run(event_frame("e1", "go"))
+    assert caplog.text.count("Other extension data:") == 2
+
+
+@pytest.mark.requirement("STATE-06", "STATE-08")
+async def test_state_that_an_extension_keeps_in_a_file(examples: Examples, tmp_path: Path) -> None:
+    """A missing file is the state at the beginning; the folder is made at the first save; a new process goes on."""
+    for turns in (1, 2):
+        runner = await examples.start(FakeLink(), FakeModel(says("done")), persists=PERSISTS)
+        assert state_of(runner, "persists") == {}  # the runtime itself keeps nothing
+        await runner.run(event_frame(f"e{turns}", "go"))
+        (file,) = Path(runner.spec.state_dir).glob("extensions/persists/state.json")
+        assert json.loads(file.read_text())["turns"] == turns
+        assert not list(Path(runner.spec.state_dir).glob("instances/*/*/extensions"))
+
+
+@pytest.mark.requirement("RECONCILE-05")
+async def test_the_connection_is_closed_at_the_end(examples: Examples) -> None:
+    runner = await examples.start(FakeLink(), FakeModel(), cleans=CLEANS)
+    connection = runner.extensions._shared["connection"]
+    assert connection.open
+    async with asyncio.timeout(5):
+        await runner.close()
+    assert not connection.open
