@@ -358,6 +358,7 @@ class ExtensionBody(_Strict, frozen=True):
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
+    depends_on: Annotated[list[RefLike], Meta(description="Extensions that an agent must load before this one.")] = []
 
 
 class ConnectorEvent(_Strict, frozen=True):
@@ -435,6 +436,7 @@ class ExtensionV09Body(_Strict, frozen=True):
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
+    depends_on: Annotated[list[RefLike], Meta(description="Extensions that an agent must load before this one.")] = []
     runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.dependencies import circles, misplaced
 from kernel.bundle.extensions import CheckedExtension, check_extension
 from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
@@ -211,7 +212,21 @@ class Checker:
         for document, name, built in self._of("Extension"):
             extension = extensions[name] = CheckedExtension(document, name, built)
             check_extension(extension, self._files, self._report)
+        for extension in extensions.values():
+            for index, value in enumerate(extension.resource.spec.depends_on):
+                at: Path = ("spec", "dependsOn", index)
+                wanted = self._refer(extension.document, read_ref(value, "Extension"), at)
+                if wanted is not None:
+                    extension.depends_on.append(wanted)
+        self._circles(extensions)
         return extensions
+
+    def _circles(self, extensions: Mapping[str, CheckedExtension]) -> None:
+        for circle in circles({name: extension.depends_on for name, extension in extensions.items()}):
+            shown_circle = " -> ".join(f"Extension/{name}" for name in (*circle, circle[0]))
+            message = f"the extensions depend on each other in a circle: {shown_circle}; they are loaded as listed"
+            place = extensions[circle[0]].document.place("spec", "dependsOn")
+            self._report.warn("W_CONFIG_DEPENDENCY", message, place)
 
     def _models(self) -> None:
         for document, _, built in self._of("Model"):
@@ -458,6 +473,15 @@ class Checker:
                 self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), hint)
             elif extension.entry:
                 agent.extensions.append(extension.spec(None if isinstance(item, str) else item.config))
+        self._misplaced(agent, extensions)
+
+    def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
+        loaded = [extension.name for extension in agent.extensions]
+        dependencies = {name: extension.depends_on for name, extension in extensions.items()}
+        for name, wanted, there in misplaced(loaded, dependencies):
+            where = "is loaded after it" if there else "is not in the agent's list"
+            message = f"Extension/{name} depends on Extension/{wanted}, which {where}"
+            self._report.warn("W_CONFIG_DEPENDENCY", message, agent.document.place("spec", "extensions"))
 
     def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, resources.SwarmPolicy, set[str]]:
         """The entry agent ('' without agents), the policy, and the agents that belong to the swarm."""

@@ -35,7 +35,7 @@ class CheckedExtension(Struct):
     """An Extension whose document has been looked at. `entry` and `root` are absolute, '' when they were not found.
 
     `modules` are those that it may import from the bundle, `beside` where they are if not in `root`. `missing` says
-    why an agent cannot use it, although nothing is wrong with it; None: it can.
+    why an agent cannot use it, although nothing is wrong with it; None: it can. `depends_on` are names of Extensions.
     """
 
     document: Document
@@ -46,6 +46,7 @@ class CheckedExtension(Struct):
     modules: dict[str, str] = {}
     beside: list[str] = []
     missing: str | None = None
+    depends_on: list[str] = []
 
     def spec(self, config: dict[str, Any] | None) -> ExtensionSpec:
         """For one agent; its own `config` takes the place of the document's."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentproc.extensions import events as events_module
+from agentproc.extensions.api import EventsApi
 from agentproc.extensions.events import CLEANUP, MAX_DEPTH, EventBus, compiled
 from schemas.codec import to_raw
 from schemas.errors import GoondanError
@@ -213,6 +214,13 @@ async def test_cleaning_up_has_a_limit(caplog: pytest.LogCaptureFixture) -> None
     async with asyncio.timeout(5):
         await bus.clean_up("slow", 0.02)
     assert "extension slow: cleaning up took longer" in caplog.text
+
+
+@pytest.mark.requirement("EVENTS-06")
+def test_every_member_is_there() -> None:
+    """Callers that look before use find all of them."""
+    for member in ("emit", "on", "once"):
+        assert callable(getattr(EventsApi, member))
 
 
 # --- what the kernel tells --------------------------------------------------------------------------------------------

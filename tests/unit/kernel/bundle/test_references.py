@@ -13,6 +13,7 @@ from schemas.resources import ObjectRef, ToolUse
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9_-]{0,8}[a-z0-9-])?", fullmatch=True).filter(is_resource_name)
 
 
+@pytest.mark.requirement("EXT-12")
 @given(NAMES)
 def test_every_spelling_means_the_same(name: str) -> None:
     short, long = f"Tool/{name}", ObjectRef("Tool", name)
