@@ -47,8 +47,17 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
     spec = ExtensionSpec(name=name, entry="/x.py", **{"resource": resource, **changes})
     place = runner.place
     stored = StoredState(name, place.instance_dir, place.state_dir)
-    given = (runner.pipeline, runner.tools, runner.events, ExtState(), stored, {})
-    return ExtensionApi(spec, *given, agent=place.agent, instance_key=place.instance_key)
+    return ExtensionApi(
+        spec,
+        runner.pipeline,
+        runner.tools,
+        runner.events,
+        ExtState(),
+        stored,
+        {},
+        agent=place.agent,
+        instance_key=place.instance_key,
+    )
 
 
 async def settle(rounds: int = 20) -> None:

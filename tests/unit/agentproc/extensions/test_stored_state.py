@@ -157,8 +157,17 @@ def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypat
 def test_a_file_is_synced_before_it_takes_the_others_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append("fsync"), fsync(fd))[1])
-    monkeypatch.setattr(os, "replace", lambda old, new: (seen.append("replace"), replace(old, new))[1])
+
+    def synced(descriptor: int) -> None:
+        seen.append("fsync")
+        fsync(descriptor)
+
+    def replaced(old: str, new: str) -> None:
+        seen.append("replace")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
     state_of(tmp_path).set({"a": 1})
     assert seen == ["fsync", "replace", "fsync"]
 
