@@ -76,6 +76,7 @@ _BUSY_MS: Final = 2000
 
 Durability = Literal["power", "process"]
 
+_SELECT_META: Final = "SELECT last, digest, ended, answer_bytes, large_bytes FROM meta"
 _INSERT_RECORD: Final = "INSERT INTO records VALUES (?, ?, ?, ?)"
 _INSERT_ENDED: Final = "INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?, ?, ?)"
 _INSERT_ANSWER: Final = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -131,6 +132,8 @@ class JournalStore:
         self.losses: list[str] = []
         try:
             self._db = self._open(accept_loss)
+            #: The row of `meta`: nobody else writes the file.
+            self._meta = _Meta(*self._db.execute(_SELECT_META).fetchone())
             self._reader = self._connect()
             self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
         except sqlite3.Error as error:
@@ -214,7 +217,7 @@ class JournalStore:
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
-            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            meta = self._meta.copy()
             puts: list[tuple[int, str, bytes, int]] = []
             for write in batch:
                 meta.last += 1
@@ -238,6 +241,7 @@ class JournalStore:
         except sqlite3.Error as error:
             self._roll_back()
             raise self._failed(error) from None
+        self._meta = meta
         try:
             self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
         except OSError as error:
@@ -273,11 +277,12 @@ class JournalStore:
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
-            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            meta = self._meta.copy()
             gone = self._purge_answers(meta, now_ms) + self._purge_ended(meta, now_ms)
             if gone:
                 self._put_meta(meta)
             db.execute("COMMIT")
+            self._meta = meta
             free: int = db.execute("PRAGMA freelist_count").fetchone()[0]
             if free > SPARE_PAGES:
                 db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")  # execute() stops after one page
@@ -412,7 +417,7 @@ class JournalStore:
                 message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
                 raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
             self._prepare(db)
-            meta = _Meta(*db.execute("SELECT last, digest, ended, answer_bytes, large_bytes FROM meta").fetchone())
+            meta = _Meta(*db.execute(_SELECT_META).fetchone())
             damage = [
                 f"record {seq} of {subject!r} has a wrong checksum"
                 for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
@@ -531,6 +536,10 @@ class _Meta:
         self.ended = ended
         self.answer_bytes = answer_bytes
         self.large_bytes = large_bytes
+
+    def copy(self) -> _Meta:
+        """The same, for a transaction that may come to nothing."""
+        return _Meta(self.last, self.digest, self.ended, self.answer_bytes, self.large_bytes)
 
 
 def _crc(subject: str, data: bytes) -> int:
