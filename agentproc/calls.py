@@ -32,8 +32,8 @@ DEFAULT_CALL_S: Final = 120.0
 TURN_MARGIN_S: Final = 0.5
 #: Cancelled calls that are remembered while no broker is there; others end at their own deadlines.
 MAX_UNHEARD: Final = 1000
-#: Ends the callId of the one repeat that an idempotent tool gets when an outcome is unknown.
-_REPEAT: Final = "~2"
+#: Repeats of a call that may be repeated: so many tool hosts may be lost with it before its outcome is called unknown.
+MAX_REPEATS: Final = 3
 
 
 class CallLink(Protocol):
@@ -60,7 +60,7 @@ class CallContext(Struct, frozen=True):
 class OpenCall:
     """A call that is out."""
 
-    __slots__ = ("context", "done", "frame", "item", "repeated", "sent")
+    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent")
 
     def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done) -> None:
         self.item = item
@@ -68,7 +68,10 @@ class OpenCall:
         self.context = context
         self.done = done
         self.sent = False
-        self.repeated = False
+        #: How often it was made anew, under an id of its own each time.
+        self.repeats = 0
+        #: Its own process has ended once already.
+        self.crashed = False
 
 
 class ToolCaller:
@@ -197,20 +200,22 @@ class ToolCaller:
             return
         else:
             result = _refused(error, call.item)
-        if _is_unknown(result) and call.item.idempotent and not call.repeated:
+        if call.item.idempotent and _may_help(result, call):
+            call.crashed = call.crashed or _code(result) == "E_TOOL_CRASHED"
             self._repeat(call_id, call)
             return
         self._finish(call_id, call, result, answered_id)
 
     def _repeat(self, call_id: str, call: OpenCall) -> None:
-        """The tool host was lost and the export says that twice is as good as once: make the call again."""
+        """What ran it was lost, and the export says that twice is as good as once: make the call again."""
         del self._open[call_id]
+        first_id = call_id if call.repeats == 0 else call_id.rpartition("~")[0]
         left = self._time_left(call.context)
-        call.repeated = True
+        call.repeats += 1
         call.frame = Frame(
             "tool.call",
             tool=call.frame.tool,
-            call_id=call_id + _REPEAT,
+            call_id=_nth(first_id, call.repeats),
             event_id=call.frame.event_id,
             epoch=call.frame.epoch,
             deadline_ms=max(1, int(left * 1000)),
@@ -228,7 +233,8 @@ class ToolCaller:
             call.done(result, answered_id)
 
     def _drop(self, call_id: str) -> OpenCall | None:
-        call = self._open.pop(call_id, None) or self._open.pop(call_id + _REPEAT, None)
+        under = (_nth(call_id, repeats) for repeats in range(MAX_REPEATS + 1))
+        call = next((found for name in under if (found := self._open.pop(name, None)) is not None), None)
         if call is not None and call.sent:
             self._link.forget(call.frame.id)
         return call
@@ -283,8 +289,23 @@ def _describe(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__
 
 
-def _is_unknown(result: ToolResult) -> bool:
-    return result.error is not None and result.error.code == "E_TOOL_OUTCOME_UNKNOWN"
+def _may_help(result: ToolResult, call: OpenCall) -> bool:
+    """Whether to make this call anew: its tool host was lost, or its own process has ended. The latter is tried once
+    more only, because the tool may be what ended it.
+    """
+    if call.repeats >= MAX_REPEATS:
+        return False
+    code = _code(result)
+    return code == "E_TOOL_OUTCOME_UNKNOWN" or (code == "E_TOOL_CRASHED" and not call.crashed)
+
+
+def _code(result: ToolResult) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+def _nth(call_id: str, repeats: int) -> str:
+    """The id of a call that was made anew so often."""
+    return call_id if repeats == 0 else f"{call_id}~{repeats + 1}"
 
 
 def _refused(error: GoondanError, item: CatalogItem) -> ToolResult:

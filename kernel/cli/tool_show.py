@@ -144,7 +144,7 @@ def _remarks(export: ToolExport) -> list[str]:
 
     found = [f"also called {printable(alias)}: {printable(name)}" for alias, name in export.aliases.items()]
     if export.idempotent:
-        found.append("idempotent: it is called once more when its outcome is unknown")
+        found.append("idempotent: it is called again when its outcome is unknown, and once more when its process ends")
     if export.background:
         found.append("background: processes that it leaves behind live until the jail retires")
     return ["", *found] if found else []

@@ -3,6 +3,13 @@
 Every accepted request ends: with one finished turn or a dead letter, and whoever still waits gets one answer. After the
 death of the supervisor the senders are gone, and what they had been promised is finished by the next kernel all the
 same. `make chaos` runs it in full: GOONDAN_CHAOS_KILLS=200 and three deaths of the supervisor.
+
+What is counted, and where.
+- Runs of a tool: by the tool itself, which appends a line to a file when it begins and when it ends.
+- Answers: at a socket that hides none.
+- A kill counts only if its process held work: a call that has begun and not ended, or a request that is not answered.
+- Errors by cause. Most tools of the chains may run again (`idempotent: true`), and say so. One in a dozen may not: its
+  outcome is unknown when its tool host was killed, and that is no error of ours.
 """
 
 from __future__ import annotations
@@ -19,36 +26,72 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from agentproc.calls import MAX_REPEATS
 from kernel import lock, rundir
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, Frame, ReplyTo
-from schemas.link import Link
 from schemas.tokens import SOCKETS
+from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
-KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "24"))
+KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "16"))
 ENDS: Final = 3 if KILLS >= 200 else 1
+#: How often each role is killed at least while it holds work.
+LEAST: Final = 10 if KILLS >= 200 else 2
 AGENTS: Final = [f"a{number}" for number in range(8)]
 ROLES: Final = ("broker", "toolhost", "forkserver", "agent", "worker")
 #: Requests that are under way at any time, each for an instance key of its own.
 WINDOW: Final = 12
-#: Every so many requests end in a command in a jail; the others in the last agent's answer.
-JAIL_EVERY: Final = 3
-#: What a command in a jail may end with when its process or its tool host was killed: it is not run twice.
+#: Every so many requests end in a tool that may run again, and some in one that may not; the others in the last agent's
+#: answer.
+AGAIN_EVERY: Final = 3
+ONCE_EVERY: Final = 12
+#: How long a run of the tool takes (seconds): long enough to be killed in it.
+RUN_S: Final = 0.15
+#: What a call that may not be repeated ends with when the process that ran it was killed.
 HONEST: Final = {"E_TOOL_OUTCOME_UNKNOWN", "E_TOOL_CRASHED"}
+#: Of all requests, so many may end with an error, apart from those that may not be repeated; of a few, two.
+MAX_ERRORS: Final = 0.01
+FEW_ERRORS: Final = 2
 #: How long everything may take to come to its end once nothing is killed any more (seconds).
 DRAIN_S: Final = 90.0
+#: Runs of a call that may be repeated: the first, and one for each tool host that was lost with it.
+MAX_RUNS: Final = 1 + MAX_REPEATS
+TOOL: Final = f"""\
+import os
+import time
+
+
+def run(ctx, input):
+    log = os.open(os.path.join(ctx.workdir, "runs.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(log, f"begin {{input['word']}}\\n".encode())
+    time.sleep({RUN_S})
+    os.write(log, f"end {{input['word']}}\\n".encode())
+    os.close(log)
+    return input["word"]
+
+
+handlers = {{"again": run, "once": run}}
+"""
+_EXPORT: Final = (
+    "parameters: {type: object, properties: {word: {type: string}}, required: [word], additionalProperties: false}"
+)
 BUNDLE: Final = "".join(
     [
         "apiVersion: goondan.ai/v1\nkind: Model\nmetadata: {name: console}\nspec: {provider: embedded}\n",
+        "---\napiVersion: goondan.ai/v1\nkind: Tool\nmetadata: {name: runs}\n",
+        "spec:\n  entry: ./tools/runs.py\n  exports:\n",
+        f"    - {{name: again, description: Says a word., {_EXPORT}, idempotent: true}}\n",
+        f"    - {{name: once, description: Says a word., {_EXPORT}}}\n",
         *(
             f"---\napiVersion: goondan.ai/v1\nkind: Agent\nmetadata: {{name: {name}}}\n"
-            "spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/agents, Tool/bash]}\n"
+            "spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/agents, Tool/runs]}\n"
             for name in AGENTS
         ),
         "---\napiVersion: goondan.ai/v1\nkind: Swarm\nmetadata: {name: chains}\n",
@@ -62,14 +105,20 @@ class Tally:
     """What was asked, and what became of it."""
 
     asked: int = 0
-    #: Event id -> how often it was answered, and the texts.
-    answers: dict[str, list[str]] = field(default_factory=dict)
+    #: Event id -> the text that its asker was given.
+    answered: dict[str, str] = field(default_factory=dict)
+    #: Event id -> every answer that came over the wire, and how often it was asked for.
+    heard: dict[str, list[bytes]] = field(default_factory=dict)
+    sent: Counter[str] = field(default_factory=Counter)
+    #: Errors by cause: of turns, of tools that may run again, and of tools that may not.
     failed: Counter[str] = field(default_factory=Counter)
     tool_errors: Counter[str] = field(default_factory=Counter)
+    unrepeated: Counter[str] = field(default_factory=Counter)
+    #: By role: processes that were killed while they held work.
     killed: Counter[str] = field(default_factory=Counter)
     #: Requests that were finished by a kernel after the one that had accepted them.
     inherited: int = 0
-    #: One of each of those, for the report.
+    #: One of each error, for the report.
     examples: dict[str, str] = field(default_factory=dict)
     #: Accepted by a kernel whose supervisor was killed, before they were answered: id -> the agent and key.
     left: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -79,29 +128,74 @@ class Tally:
 def kernel() -> Iterator[Sandbox]:
     """Eight agents; afterwards no process, no folder and no mount may be left."""
     with sandbox(BUNDLE) as made:
+        (made.home / "tools").mkdir()
+        (made.home / "tools" / "runs.py").write_text(TOOL)
         yield made
 
 
-@pytest.mark.timeout(120 + 2 * KILLS)
+@pytest.mark.timeout(120 + 3 * KILLS)
 def test_every_accepted_request_ends_whatever_dies(kernel: Sandbox) -> None:
     tally, chance = Tally(), random.Random(KILLS)
     for number in range(ENDS + 1):
         kernel.detach()
         look_at_what_was_left(kernel, tally)
         asyncio.run(load(kernel, tally, chance, KILLS // (ENDS + 1) + 1, ends=number < ENDS))
-    answered = sum(map(len, tally.answers.values()))
+    begun, _ = runs(kernel)
+    report(tally, begun)
+    assert_answered_once(tally)
+    assert_run_as_often_as_allowed(tally, begun)
+    assert set(tally.unrepeated) <= HONEST, tally.unrepeated
+    errors = tally.failed + tally.tool_errors
+    assert sum(errors.values()) <= max(FEW_ERRORS, MAX_ERRORS * tally.asked), errors
+    assert all(tally.killed[role] >= LEAST for role in ROLES), tally.killed
+    assert tally.killed["supervisor"] == ENDS
+    kernel.gdn("stop")
+    kernel.wait_for_nothing(5.0)
+    left = [line for line in Path("/proc/net/unix").read_text().splitlines() if str(kernel.home.parent) in line]
+    assert not left, "sockets that nobody closes"
+
+
+def report(tally: Tally, begun: Counter[str]) -> None:
+    """The counts, for whoever runs it."""
+    twice = sum(len(answers) > 1 for answers in tally.heard.values())
     print(
-        f"\n{tally.asked} requests, {answered} answered, {tally.inherited} finished without their senders; "
-        f"killed {dict(tally.killed)}; failed {dict(tally.failed)}; tool errors {dict(tally.tool_errors)}"
+        f"\n{tally.asked} requests, {len(tally.answered)} answered ({twice} of them again, when asked "
+        f"again), {tally.inherited} finished without their senders; killed while they held work: {dict(tally.killed)}; "
+        f"{sum(begun.values())} runs of {len(begun)} calls; errors of turns {dict(tally.failed)}, of tools "
+        f"{dict(tally.tool_errors)}, of tools that may not be repeated {dict(tally.unrepeated)}"
     )
     for code, example in tally.examples.items():
         print(f"{code}: {example}")
-    assert all(len(texts) == 1 for texts in tally.answers.values())
-    assert sum(tally.failed.values()) <= 0.01 * tally.asked, tally.failed
-    assert set(tally.tool_errors) <= HONEST, tally.tool_errors
-    least = 10 if KILLS >= 200 else 2
-    assert all(tally.killed[role] >= least for role in ROLES), tally.killed
-    assert tally.killed["supervisor"] == ENDS
+
+
+def assert_answered_once(tally: Tally) -> None:
+    """An answer comes again only if it was asked for again, and says the same."""
+    for event_id, answers in tally.heard.items():
+        assert len(set(answers)) == 1, f"{event_id} was answered in different words"
+        assert len(answers) <= tally.sent[event_id], f"{event_id} was answered more often than asked"
+
+
+def assert_run_as_often_as_allowed(tally: Tally, begun: Counter[str]) -> None:
+    """At the true end: what the tool itself wrote."""
+    for word, times in begun.items():
+        most = MAX_RUNS if word.startswith("again") else 1
+        assert times <= most, f"{word} ran {times} times"
+    for event_id, text in tally.answered.items():
+        said = word_of(int(event_id.partition("-")[2]))
+        assert said is None or said not in text or begun[said] >= 1, f"{said} was answered and never ran"
+
+
+def runs(kernel: Sandbox) -> tuple[Counter[str], set[tuple[str, str]]]:
+    """What the tool has written: word -> how often it began; and the instances (agent, key) in which one runs now."""
+    begun: Counter[str] = Counter()
+    running: set[tuple[str, str]] = set()
+    for path in kernel.home.glob("state/workspaces/*/instances/*/*/workspace/runs.log"):
+        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+        begun.update(word for what, word in lines if what == "begin")
+        if lines and lines[-1][0] == "begin":
+            key = path.parent.parent
+            running.add((key.parent.name, key.name))
+    return begun, running
 
 
 def look_at_what_was_left(kernel: Sandbox, tally: Tally) -> None:
@@ -133,17 +227,23 @@ def ended_turns(kernel: Sandbox, event_id: str, agent: str, key: str) -> int:
     return 0
 
 
+def word_of(number: int) -> str | None:
+    """What the tool at the end of this chain says; None when it ends in an agent's own answer."""
+    if number % ONCE_EVERY == 1:
+        return f"once-{number}-end"
+    return f"again-{number}-end" if number % AGAIN_EVERY == 0 else None
+
+
 def chain(number: int) -> tuple[str, str, str]:
     """The agent that is asked, its input, and the text that comes out at the end."""
     first = number % len(AGENTS)
     names = [AGENTS[(first + step) % len(AGENTS)] for step in range(3)]
-    word, text = "embedded console", "hello"
-    if number % JAIL_EVERY == 0:
-        word = f"word-{number}-end"
-        text = f"/bash__exec command='echo {word}'"
+    word, text = word_of(number), "hello"
+    if word is not None:
+        text = f"/runs__{word.partition('-')[0]} word={word}"
     for name in reversed(names[1:]):
         text = f"/agents__request {json.dumps({'target': name, 'input': text})}"
-    return names[0], text, word
+    return names[0], text, word or "embedded console"
 
 
 async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int, *, ends: bool) -> None:
@@ -153,34 +253,35 @@ async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int,
     assert record is not None
     with rundir.open_existing(record.run_dir) as folder:
         run_dir, token = folder.path, rundir.read_private(folder, rundir.CLIENT_TOKEN)
-    link = Link(f"ipc://{run_dir}/{SOCKETS['client']}", token, on_frame=lambda frame: None)
-    await link.start()
-    open_: dict[str, tuple[str, str, Frame]] = {}
+    client = RawClient(f"ipc://{run_dir}/{SOCKETS['client']}", token)
+    client.answers, client.sent = tally.heard, tally.sent
+    open_: dict[str, tuple[str, str]] = {}
     more = True
 
     async def one(number: int, key: str) -> None:
-        agent, text, word = chain(number)
+        agent, text, expected = chain(number)
         event_id = f"chaos-{number}"
         event = AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=text)
         frame = Frame("event", to=agent, instance_key=key, event_id=event_id, payload=to_raw(event))
         frame.reply_to = ReplyTo("client", event_id)
-        waiter = link.ask(frame)
-        open_[event_id] = (agent, key, frame)
+        open_[event_id] = (agent, key)
         try:
-            answer = from_raw((await waiter).payload, AgentEvent).answer
+            answer = from_raw((await client.ask(frame)).payload, AgentEvent).answer
         except GoondanError as error:
-            if more or not ends:
+            if error.info.code != "E_LINK_CLOSED":
                 tally.failed[error.info.code] += 1
+                open_.pop(event_id, None)
             return
         open_.pop(event_id, None)
         assert answer is not None
-        tally.answers.setdefault(event_id, []).append(answer.response or "")
+        said = tally.answered[event_id] = answer.response or ""
         if answer.error is not None:
             tally.failed[answer.error.code] += 1
-        elif word not in (answer.response or ""):
-            codes = re.findall(r"\bE_[A-Z_]+", answer.response or "")
-            tally.tool_errors[codes[0] if codes else "another text"] += 1
-            tally.examples.setdefault(codes[0] if codes else "another text", f"{text!r} -> {answer.response!r}"[:600])
+        elif expected not in said:
+            codes = re.findall(r"\bE_[A-Z_]+", said)
+            cause = codes[0] if codes else "another text"
+            (tally.unrepeated if expected.startswith("once") else tally.tool_errors)[cause] += 1
+            tally.examples.setdefault(cause, f"{text!r} -> {said!r}"[:600])
 
     async def ask(lane: int) -> None:
         while more:
@@ -190,35 +291,41 @@ async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int,
     lanes = [asyncio.create_task(ask(lane)) for lane in range(WINDOW)]
     await asyncio.sleep(1.0)
     for number in range(kills):
-        await kill(kernel, ROLES[number % len(ROLES)], {key for _, key, _ in open_.values()}, tally, chance)
+        await kill(kernel, ROLES[number % len(ROLES)], open_, tally, chance)
         await asyncio.sleep(chance.uniform(0.1, 0.5))
     more = False
     if ends:
         pid = kernel.pid("supervisor")
-        accepted = link.accepted()
-        tally.left = {event_id: (agent, key) for event_id, (agent, key, frame) in open_.items() if frame.id in accepted}
+        tally.left = {event_id: at for event_id, at in open_.items() if event_id in client.accepted}
         os.kill(pid, signal.SIGKILL)
         tally.killed["supervisor"] += 1
-        await link.close(0)
+        client.close()
         await asyncio.gather(*lanes)
         await asyncio.to_thread(kernel.wait_for_nothing, 5.0)
         return
     tally.left = {}
     await asyncio.wait_for(asyncio.gather(*lanes), DRAIN_S)
-    await link.close()
+    client.close()
 
 
-async def kill(kernel: Sandbox, role: str, keys: set[str], tally: Tally, chance: random.Random) -> None:
-    """`kill -9` of a process of this role that has work, as soon as there is one."""
+async def kill(
+    kernel: Sandbox, role: str, open_: dict[str, tuple[str, str]], tally: Tally, chance: random.Random
+) -> None:
+    """`kill -9` of a process of this role that holds work, as soon as there is one."""
     until = time.monotonic() + 10.0
     while time.monotonic() < until:
         rows: list[dict[str, Any]] = await asyncio.to_thread(kernel.ps)
-        pids = [row["pid"] for row in rows if row["role"] == role and row["pid"]]
-        if role in ("agent", "worker"):
-            pids = [row["pid"] for row in rows if row["role"] == role and row["pid"] and row["instanceKey"] in keys]
-        if pids and keys:
+        of_role = [row for row in rows if row["role"] == role and row["pid"]]
+        _, running = runs(kernel)
+        if role == "worker":
+            of_role = [row for row in of_role if any(key == row["instanceKey"] for _, key in running)]
+        elif role == "toolhost":
+            of_role = of_role if running else []
+        elif role == "agent":
+            of_role = [row for row in of_role if (row["name"], row["instanceKey"]) in {*open_.values(), *running}]
+        if of_role and open_:
             with suppress(ProcessLookupError):
-                os.kill(chance.choice(pids), signal.SIGKILL)
+                os.kill(chance.choice(of_role)["pid"], signal.SIGKILL)
                 tally.killed[role] += 1
             return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)

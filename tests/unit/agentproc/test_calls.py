@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentproc.calls import DEFAULT_CALL_S, CallContext, ToolCaller
+from agentproc.calls import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
 from agentproc.catalog import Catalog, StepCatalog
 from schemas.blobs import MAX_ARGS_BYTES
 from schemas.codec import from_raw, to_raw
@@ -118,17 +118,47 @@ async def test_an_unknown_outcome_is_the_result_unless_twice_is_as_good_as_once(
     assert len(link.calls) == 1
 
 
-async def test_an_idempotent_call_is_repeated_once_under_a_new_id() -> None:
+async def test_an_idempotent_call_is_repeated_under_new_ids() -> None:
     outcomes = [UNKNOWN, ok("second")]
     link = FakeLink(lambda *_: outcomes.pop(0))
     result = await caller(link).call(catalog(), "notes__add", {"a": 1}, call_id="t1/c1", context=CONTEXT)
     assert result.status == "ok"
     assert [frame.call_id for frame in link.calls] == ["t1/c1", "t1/c1~2"]
     assert bytes(link.calls[0].payload) == bytes(link.calls[1].payload)
-    outcomes += [UNKNOWN, UNKNOWN]
+    outcomes += [UNKNOWN] * (MAX_REPEATS + 1)
     result = await caller(link).call(catalog(), "notes__add", {"a": 1}, call_id="t1/c2", context=CONTEXT)
     assert result == UNKNOWN
-    assert len(link.calls) == 4
+    assert [frame.call_id for frame in link.calls[2:]] == ["t1/c2", "t1/c2~2", "t1/c2~3", "t1/c2~4"]
+
+
+async def test_an_idempotent_call_whose_process_was_killed_is_repeated_once() -> None:
+    crashed = ToolResult(status="error", error=tool_error("E_TOOL_CRASHED", "killed", name="ToolCrashed"))
+    outcomes = [crashed, ok("second"), crashed, crashed]
+    link = FakeLink(lambda *_: outcomes.pop(0))
+    calling = caller(link)
+    result = await calling.call(catalog(), "notes__add", {"a": 1}, call_id="t1/c1", context=CONTEXT)
+    assert result.status == "ok"
+    assert await calling.call(catalog(), "notes__add", {"a": 1}, call_id="t1/c2", context=CONTEXT) == crashed
+    assert [frame.call_id for frame in link.calls] == ["t1/c1", "t1/c1~2", "t1/c2", "t1/c2~2"]
+    outcomes += [UNKNOWN, crashed, ok("third")]
+    result = await calling.call(catalog(), "notes__add", {"a": 1}, call_id="t1/c4", context=CONTEXT)
+    assert result.status == "ok"
+    outcomes += [crashed]
+    assert await calling.call(catalog(), "bash__exec", {"command": "x"}, call_id="t1/c3", context=CONTEXT) == crashed
+    assert len(link.calls) == 8
+
+
+async def test_a_repeat_is_taken_back_by_the_id_of_its_call() -> None:
+    outcomes: list[Any] = [UNKNOWN, UNKNOWN, None]
+    link = FakeLink(lambda *_: outcomes.pop(0))
+    calling = caller(link)
+    waiting = asyncio.create_task(calling.call(catalog(), "notes__add", {"a": 1}, call_id="t1/c1", context=CONTEXT))
+    while len(link.calls) < 3:
+        await asyncio.sleep(0)
+    calling.cancel(["t1/c1"])
+    assert calling.open_call_ids == []
+    assert [frame.call_id for frame in link.sent] == ["t1/c1~3"]
+    waiting.cancel()
 
 
 async def test_a_call_that_the_bus_refuses_has_an_error_result() -> None:
