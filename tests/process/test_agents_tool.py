@@ -1,8 +1,4 @@
-"""The bundled tool `agents` through the real kernel: agents that ask each other, and what goes wrong between them.
-
-One swarm for all. Its agents have a model that follows a script: what is said to an agent names its script, and each
-test has words and instances of its own.
-"""
+"""The bundled tool `agents` through the real kernel: agents that ask each other, and what goes wrong between them."""
 
 from __future__ import annotations
 
@@ -10,145 +6,19 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox, wait_until
-from tests.process.scripted_model import ScriptedModel, scripted_model
-
-AGENTS = ("alpha", "beta", "gamma", "delta", "epsilon")
-HEAD = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: scripted}
-spec: {provider: openai, model: m, endpoint: ENDPOINT}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: broken}
-spec: {entry: ext/broken.py}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: asks}
-spec: {entry: ext/asks.py}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: asker}
-spec: {entry: ext/asker.py, sandbox: {permissions: [agents]}, exports: [{name: later}]}
----
-"""
-AGENT = """\
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: NAME}
-spec: {modelConfig: {modelRef: Model/scripted}, tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]EXTRA}
----
-"""
-#: An extension that asks: in turn middleware before the turn, in step middleware after each step.
-ASKS = """\
-def register(api):
-    async def turn(ctx):
-        asked = await ctx.agents.request("beta", "middleware asks", instance_key=ctx.instance_key + "-mw")
-        ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": asked["response"]}}})
-        return await ctx.next()
-
-    async def step(ctx):
-        result = await ctx.next()
-        await ctx.agents.send("gamma", f"step {ctx.step_index} ended", instance_key=ctx.instance_key + "-mw")
-        return result
-
-    async def call(ctx):
-        assert not hasattr(ctx, "agents")
-        return await ctx.next()
-
-    for kind, layer in (("turn", turn), ("step", step), ("toolCall", call)):
-        api.pipeline.register(kind, layer)
-"""
-#: A tool of the bundle's own that asks without waiting.
-ASKER = """\
-def later(ctx, input):
-    return ctx.runtime.request(input["target"], input["input"], async_=True)
-
-handlers = {"later": later}
-"""
-TAIL = """\
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: five}
-spec:
-  entryAgent: Agent/alpha
-  agents: [LIST]
-  policy: {agentIdleSeconds: 1}
-"""
-
-
-def bundle(endpoint: str) -> str:
-    """Five agents that can do the same, one that cannot start, and one whose middleware asks."""
-    agents = [AGENT.replace("NAME", name).replace("EXTRA", "") for name in AGENTS]
-    agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", ", extensions: [Extension/broken]"))
-    agents.append(AGENT.replace("NAME", "wrapped").replace("EXTRA", ", extensions: [Extension/asks]"))
-    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped"))
-    return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
-
-
-class Swarm(NamedTuple):
-    """A running kernel and its model."""
-
-    kernel: Sandbox
-    model: ScriptedModel
-
-    def script(self, said: str, *answers: Any) -> None:
-        """What an agent does that is told `said`."""
-        self.model.scripts[said] = list(answers)
-
-    def send(self, said: str, key: str, *, agent: str = "alpha") -> dict[str, Any]:
-        """The answer of an agent."""
-        sent: dict[str, Any] = self.kernel.gdn("send", agent, said, "--instance", key, "--json").json
-        return sent
-
-    def result(self, said: str, call: str = "c1") -> Any:
-        """What the model was told of a call in the turn that `said` began."""
-        return self.model.results(said)[call]
-
-
-def request(target: str, said: str, **more: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """A step that asks an agent."""
-    return [("c1", "agents__request", {"target": target, "input": said, **more})]
+from tests.kernel_fixture import wait_until
+from tests.process.agent_swarm import AGENTS, Swarm, all_requests, asking_swarm, code_of, pid_of, request, told, waits
 
 
 @pytest.fixture(scope="module")
 def swarm() -> Iterator[Swarm]:
-    with scripted_model() as model:
-        text = bundle(model.base)
-        with sandbox(text, {"OPENAI_API_KEY": "k"}) as kernel:
-            (kernel.home / "ext").mkdir()
-            (kernel.home / "ext" / "broken.py").write_text("def register(api):\n    import os; os._exit(3)\n")
-            (kernel.home / "ext" / "asks.py").write_text(ASKS)
-            (kernel.home / "ext" / "asker.py").write_text(ASKER)
-            kernel.detach()
-            yield Swarm(kernel, model)
-
-
-def code_of(result: Any) -> str:
-    """A failed call as the model reads it: its code is in it."""
-    return result if isinstance(result, str) else json.dumps(result)
-
-
-def waits(swarm: Swarm, said: str, key: str, agent: str = "beta", answer: str = "late") -> Any:
-    """A script in which `agent` works until the file that is returned exists."""
-    command = "touch began; while [ ! -e go ]; do sleep 0.02; done"
-    swarm.script(said, [("b1", "bash__exec", {"command": command})], answer)
-    pattern = f"state/workspaces/*/instances/{agent}/{key}/workspace/began"
-    return lambda: wait_until(lambda: next(swarm.kernel.home.glob(pattern), None), what=pattern).parent / "go"
-
-
-def pid_of(swarm: Swarm, agent: str, key: str) -> int | None:
-    """The process of an instance."""
-    found = [row["pid"] for row in swarm.kernel.ps() if (row["name"], row["instanceKey"]) == (agent, key)]
-    return found[0] if found else None
+    """One for all: each test has words and instances of its own."""
+    with asking_swarm() as made:
+        yield made
 
 
 def test_an_agent_asks_another_and_gets_its_answer(swarm: Swarm) -> None:
@@ -277,20 +147,6 @@ def test_a_caller_that_is_killed_gets_the_stored_answer(swarm: Swarm) -> None:
     assert len(swarm.model.requests["take your time"]) == 2, "the agent that was asked worked once, in two steps"
 
 
-def test_a_message_to_an_agent_that_has_ended_is_not_lost_and_a_finished_agent_ends(swarm: Swarm) -> None:
-    swarm.script("hello", "hi")
-    swarm.send("hello", "ended", agent="beta")
-    wait_until(lambda: pid_of(swarm, "beta", "ended") is None, what="the end of an idle agent")
-    swarm.script("tell beta", [("c1", "agents__send", {"target": "beta", "input": "news"})], "told")
-    swarm.script("news", "noted")
-    assert swarm.send("tell beta", "ended")["response"] == "told"
-    result = swarm.result("tell beta")
-    assert result == {"target": "beta", "eventId": result["eventId"], "accepted": True, "sent": True}
-    wait_until(lambda: "news" in swarm.model.requests, what="the turn of the message")
-    asked = swarm.model.requests["news"][0]["messages"]
-    assert "hello" in json.dumps(asked), "it is the same instance, with its history"
-
-
 def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
     spawned = [
         ("s1", "agents__spawn", {"target": "beta", "instanceKey": "mine"}),
@@ -365,12 +221,6 @@ def test_a_cancelled_caller_takes_its_request_with_it(swarm: Swarm) -> None:
 # --- without waiting
 
 
-def told(swarm: Swarm, said: str) -> list[str]:
-    """The user messages that the model was shown in the last step of a turn."""
-    messages = swarm.model.requests[said][-1]["messages"]
-    return [m["content"] for m in messages if m["role"] == "user"]
-
-
 def test_an_answer_that_comes_during_the_turn_is_in_its_next_model_call(swarm: Swarm) -> None:
     gate = "while [ ! -e go ]; do sleep 0.02; done; sleep 0.5"
     asks = [
@@ -432,11 +282,6 @@ def test_a_failure_is_told_as_well(swarm: Swarm) -> None:
     swarm.script("ask the unfit", request("unfit", "x", **{"async": True}), "asked", "and heard")
     swarm.send("ask the unfit", "unfit-async")
     wait_until(lambda: any("did not answer your request" in json.dumps(r) for r in all_requests(swarm)), what="it")
-
-
-def all_requests(swarm: Swarm) -> list[Any]:
-    """Everything that the model was asked."""
-    return [body for bodies in list(swarm.model.requests.values()) for body in bodies]
 
 
 def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
