@@ -48,6 +48,7 @@ from schemas.frames import (
 )
 from schemas.launch import AgentSpec
 from schemas.redaction import Redactor
+from schemas.trace_index import Entry, add
 
 #: Why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -108,6 +109,13 @@ class TurnRunner:
         if self._redactor is None:
             self._redactor = redactor_of(self.spec.model)
         return self._redactor(text)
+
+    def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
+        """Note where the turn of a trace is found. A turn goes on without."""
+        try:
+            add(self.spec.state_dir, Entry(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+        except (OSError, UnicodeEncodeError) as error:
+            log.warning("the index of traces could not be written: %s", error)
 
     @property
     def provider(self) -> Provider:

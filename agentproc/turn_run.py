@@ -245,6 +245,7 @@ class TurnRun:
             with store.write():
                 self._notes.resumed(at)
             return self.turn.handle(resume if resume.stored else self._first, at)
+        runner.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
         with store.write():
             for row in leftover:
