@@ -30,6 +30,7 @@ MODULES = (
     "walls",
     "agent",
     "turn",
+    "trace",
     "start",
 )
 

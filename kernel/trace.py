@@ -2,7 +2,8 @@
 
 Whatever is missing is left open: a turn that runs, one that a killed process left, notes that were dropped for their
 age, kinds that a later version writes. Times are RFC 3339; durations are whole milliseconds, None while open, and 0
-where the wall clock went backwards.
+where the wall clock went backwards. How turns of several agents hang together is in trace_tree.py, which also fills in
+`work_ms` and `waits`.
 
 Source: design section 11; schemas/traces.py has what is noted.
 """
@@ -18,7 +19,8 @@ from msgspec import Struct
 
 from schemas.frames import ErrorPayload
 from schemas.receipts import Receipt
-from schemas.traces import CallDetail, ModelDetail, ResultDetail, read_receipt
+from schemas.spans import call_span, turn_span
+from schemas.traces import CallDetail, FailureDetail, ModelDetail, ResultDetail, TurnDetail, read_receipt
 
 _T = TypeVar("_T")
 
@@ -44,12 +46,29 @@ class Turn(Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     finish_reason: str | None = None
     error: ErrorPayload | None = None
+    trace_id: str | None = None
+    parent_span_id: str | None = None
+    waited_ms: int | None = None
+
+
+class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What a turn has waited for while nothing of it was at work (milliseconds): before it began for its place in the
+    queue, then for its model, for other agents, for a jail to begin with its call, and for a process that resumes it.
+    """
+
+    queue_ms: int = 0
+    model_ms: int = 0
+    agents_ms: int = 0
+    sandbox_ms: int = 0
+    lost_ms: int = 0
 
 
 class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One model call. `status` is `lost` when another process had to ask again, or the turn ended without it."""
+    """One model call. `status` is `lost` when another process had to ask again, or the turn ended without it, and
+    `interrupted` when it ended with its kernel. `attempts`: how often the model was asked, with `paused_ms` in between.
+    """
 
-    status: Literal["answered", "failed", "running", "lost"]
+    status: Literal["answered", "failed", "running", "lost", "interrupted"]
     started_at: str
     duration_ms: int | None = None
     model: str | None = None
@@ -57,11 +76,14 @@ class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     input_tokens: int | None = None
     output_tokens: int | None = None
     code: str | None = None
+    attempts: int = 1
+    paused_ms: int = 0
 
 
 class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """One tool call. `status` is its result's (ok, error, pending), or `running`, or `lost`; `receipt` is what the tool
-    host saw of the jail that had it. `direct`: by a policy it went past the step's catalog.
+    """One tool call. `status` is its result's (ok, error, pending), or `running`, `lost` or `interrupted`; `receipt` is
+    what the tool host saw of the jail that had it. `direct`: by a policy it went past the step's catalog. `turns` are
+    those of other agents that it asked for; of `duration_ms`, `work_ms` was neither their time nor its jail's to begin.
     """
 
     tool_call_id: str
@@ -72,6 +94,10 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     code: str | None = None
     receipt: Receipt | None = None
     direct: bool = False
+    message: str | None = None
+    span_id: str | None = None
+    work_ms: int | None = None
+    turns: list[Trace] = []
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -79,12 +105,19 @@ class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
     step: int
     started_at: str
+    duration_ms: int | None = None
     model: ModelCall | None = None
     tools: list[ToolCall] = []
+    error: ErrorPayload | None = None
 
 
 class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """What `gdn trace --json` prints. Tokens are sums over the model calls that said any."""
+    """One turn, as `gdn trace --json` prints it. Tokens are sums over the model calls that said any. `status` is
+    `interrupted` for one that ended with its kernel, and goes on when the kernel starts again. `resumed_at` says when
+    another process went on, `lost_at` when the one before was last heard of; `last_at` is that of the whole turn.
+    `turns` are those that its middleware asked for, or of which it is not known which call did. `awaited`: whoever
+    asked for it waited.
+    """
 
     turn_id: str
     event_id: str
@@ -101,10 +134,26 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     resumed_at: list[str] = []
     steps: list[Step]
     error: ErrorPayload | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    parent_span_id: str | None = None
+    work_ms: int | None = None
+    waits: Waits | None = None
+    lost_at: list[str] = []
+    last_at: str | None = None
+    turns: list[Trace] = []
+    awaited: bool = False
+
+    @property
+    def tools(self) -> list[ToolCall]:
+        """The calls of all steps."""
+        return [call for step in self.steps for call in step.tools]
 
 
-def tell(turn: Turn, notes: Iterable[Note]) -> Trace:
-    """The story of a turn from its notes, in the order in which they were written."""
+def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Trace:
+    """The story of a turn from its notes, in the order in which they were written. `interrupted`: no process works on
+    it if it has no end.
+    """
     trace = Trace(
         turn_id=turn.turn_id,
         event_id=turn.event_id,
@@ -118,21 +167,34 @@ def tell(turn: Turn, notes: Iterable[Note]) -> Trace:
         finish_reason=turn.finish_reason,
         steps=[],
         error=turn.error,
+        trace_id=turn.trace_id,
+        span_id=turn_span(turn.turn_id),
+        parent_span_id=turn.parent_span_id,
+        waits=None if turn.waited_ms is None else Waits(queue_ms=turn.waited_ms),
+        last_at=turn.ended_at or turn.started_at,
     )
     calls: dict[str, ToolCall] = {}
     for note in notes:
         _add(trace, calls, note)
+        trace.last_at = note.at
     if turn.status != "running":
-        _close(trace, calls)
+        _close(trace, calls, "lost")
+    elif interrupted:
+        trace.status = "interrupted"
+        _close(trace, calls, "interrupted")
     return trace
 
 
 def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     if note.kind == "turn.resumed":
         trace.resumed_at.append(note.at)
+        trace.lost_at.append(trace.last_at or note.at)
         model = trace.steps[-1].model if trace.steps else None
         if model is not None and model.status == "running":
             model.started_at = note.at  # it is asked again now, and the time in between was nobody's
+    elif note.kind == "turn.started":
+        begun = _read(note, TurnDetail)
+        trace.awaited = begun is not None and begun.awaited
     elif note.kind == "step.started":
         _begin_step(trace, _read(note, int), note.at)
     elif note.kind in ("model.answered", "model.failed"):
@@ -146,6 +208,7 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
                 status="running",
                 started_at=note.at,
                 direct=called.direct,
+                span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
             )
             calls[called.tool_call_id] = call
             _last_step(trace, note.at).tools.append(call)
@@ -153,9 +216,13 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         ended = _read(note, ResultDetail)
         known = None if ended is None else calls.get(ended.tool_call_id)
         if ended is not None and known is not None:
-            known.status, known.code = ended.status, ended.code
+            known.status, known.code, known.message = ended.status, ended.code, ended.message
             known.duration_ms = between_ms(known.started_at, note.at)
             known.receipt = read_receipt(ended.receipt)
+    elif note.kind in ("step.completed", "step.failed") and trace.steps:
+        step, failure = trace.steps[-1], _read(note, FailureDetail)
+        step.duration_ms = between_ms(step.started_at, note.at)
+        step.error = None if failure is None else failure.error
 
 
 def _begin_step(trace: Trace, number: int | None, at: str) -> None:
@@ -169,11 +236,15 @@ def _end_model(trace: Trace, note: Note) -> None:
     call = step.model
     if detail is None or call is None:
         return
+    asked_before = call.duration_ms is not None  # by an extension, in the same step
     call.status = "failed" if note.kind == "model.failed" else "answered"
     call.duration_ms = between_ms(call.started_at, note.at)
     call.model = detail.model or None
     call.finish_reason, call.code = detail.finish_reason, detail.code
-    call.input_tokens, call.output_tokens = detail.input_tokens, detail.output_tokens
+    call.attempts = detail.attempts + (call.attempts if asked_before else 0)
+    call.paused_ms += detail.paused_ms
+    call.input_tokens = _sum(call.input_tokens, detail.input_tokens)
+    call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
     trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
 
@@ -184,14 +255,14 @@ def _last_step(trace: Trace, at: str) -> Step:
     return trace.steps[-1]
 
 
-def _close(trace: Trace, calls: dict[str, ToolCall]) -> None:
-    """A turn that is over has nothing that runs: what has no end was lost, with the process or for want of a note."""
+def _close(trace: Trace, calls: dict[str, ToolCall], status: Literal["lost", "interrupted"]) -> None:
+    """Nothing of the turn runs: what has no end was lost, with the process or for want of a note."""
     for step in trace.steps:
         if step.model is not None and step.model.status == "running":
-            step.model.status = "lost"
+            step.model.status = status
     for call in calls.values():
         if call.status == "running":
-            call.status = "lost"
+            call.status = status
 
 
 def _read(note: Note, kind: type[_T]) -> _T | None:

@@ -1,8 +1,7 @@
-"""Finding a turn in the conversation files of a workspace, while agents write them.
+"""Reading turns out of the conversation files of a workspace, while agents write them.
 
 Files are opened read-only and for one short read each; SQLite's WAL lets agents write meanwhile, and a file that
-nobody has open is left as it was. One that is being made, has gone, or has another format is passed over, unless it
-is the only place to look.
+nobody has open is left as it was. One that is being made, or has gone, has no turns.
 
 Source: design sections 10 and 11; schemas/traces.py.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -19,68 +18,50 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from kernel.paths import is_utf8
 from kernel.trace import Note, Trace, Turn, tell
-from schemas.address import path_segment, segment_key
+from kernel.trace_tree import moment
+from schemas.address import instance_dir, path_segment, segment_key
 from schemas.codec import DECODE_ERRORS
-from schemas.errors import GoondanError, fail
+from schemas.errors import fail
 from schemas.frames import AgentEvent, Answer
-from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT
+from schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACED_FORMAT
 
 #: How long a read waits for a file that is being recovered or replaced (seconds).
 BUSY_S: Final = 2.0
-#: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
-RECENT_FILES: Final = 64
 #: Notes of one turn that are read: more than maxStepsPerTurn steps with a hundred calls each.
 MAX_NOTES: Final = 20_000
 
-_LAST: Final = (
-    "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer FROM turns "
-    "ORDER BY started_at DESC, seq DESC LIMIT 1"
-)
-_NAMED: Final = (
-    "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer FROM turns "
-    "WHERE turn_id = ?1 OR event_key = ?1 ORDER BY started_at DESC, seq DESC LIMIT 1"
-)
+_LAST: Final = "SELECT seq FROM turns ORDER BY started_at DESC, seq DESC LIMIT 1"
+_NAMED: Final = "SELECT seq FROM turns WHERE turn_id = ?1 OR event_key = ?1 ORDER BY started_at DESC, seq DESC LIMIT 1"
+_TURN: Final = "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer"
+_TRACED: Final = ", trace_id, parent_span_id, waited_ms, first_note FROM turns WHERE seq = ?"
+_UNTRACED: Final = ", NULL, NULL, NULL, NULL FROM turns WHERE seq = ?"
 _NOTES: Final = "SELECT type, at, detail FROM runtime_events WHERE turn_id = ? ORDER BY seq LIMIT ?"
+_NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
 
 
 class Place(Struct, frozen=True):
-    """One conversation file, and whose it is."""
+    """One conversation file, and whose it is. `instance_key` None: too long to stand in a path."""
 
     path: str
     agent: str
     instance_key: str | None
-    written: float
+    written: float = 0.0
 
 
-def find_trace(state_dir: str, wanted: str | None, *, agent: str | None, instance: str | None) -> Trace:
-    """The turn with this id, or of the event with this id; None: the one that began last.
-
-    `agent` and `instance` narrow the search. Raises GoondanError E_TURN_NOT_FOUND, or E_STATE when a file that may
-    hold it cannot be read.
+class Which(Struct, frozen=True, kw_only=True):
+    """The turns that are read of a file: those of these events, or with this name (a turn's id, or its event's), or of
+    this trace; of none of these the one that began last.
     """
-    if wanted is not None and not is_utf8(wanted):
-        raise fail("E_USAGE", "the id of the turn is not UTF-8")
-    places = sorted(conversation_files(state_dir, agent, instance), key=lambda place: place.written, reverse=True)
-    found: list[Trace] = []
-    problem: GoondanError | None = None
-    for place in places if wanted is not None else places[:RECENT_FILES]:
-        try:
-            trace = _read(place, wanted)
-        except GoondanError as error:
-            problem = error
-            continue
-        if trace is not None:
-            found.append(trace)
-            if trace.turn_id == wanted:
-                break  # a turn's id is made of its instance's name, so there is no other
-    if found:
-        return max(found, key=lambda trace: trace.started_at)
-    if problem is not None:
-        raise problem
-    where = "" if agent is None and instance is None else f" of {agent or 'any agent'}/{instance or 'any instance'}"
-    raise fail("E_TURN_NOT_FOUND", f"no turn {wanted}{where}" if wanted is not None else f"no turn{where} yet")
+
+    events: Sequence[str] = ()
+    name: str | None = None
+    trace: str | None = None
+
+
+def place_of(state_dir: str, agent: str, instance_key: str) -> Place:
+    """The file of an instance, which need not be there."""
+    return Place(f"{instance_dir(state_dir, agent, instance_key)}/{CONVERSATION_FILE}", agent, instance_key)
 
 
 def conversation_files(state_dir: str, agent: str | None, instance: str | None) -> Iterator[Place]:
@@ -98,32 +79,34 @@ def conversation_files(state_dir: str, agent: str | None, instance: str | None) 
             yield Place(str(path), segment_key(agent_dir.name) or agent_dir.name, segment_key(folder.name), written)
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
+def _children(folder: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
 
 
-def _read(place: Place, wanted: str | None) -> Trace | None:
-    """The turn in one file. Raises GoondanError E_STATE."""
+def read_turns(place: Place, which: Which, since: str | None) -> list[Trace]:
+    """Turns of one file. `since` is when the kernel that runs was started, None when none runs: a turn of which nothing
+    was heard since then has ended with an earlier one. Raises GoondanError E_STATE.
+    """
     before = _untouched(place.path)
     try:
         if before is None:
-            return _query(place, wanted, "mode=ro")
+            return _query(place, which, since, "mode=ro")
         # Nobody has it open. Opened in the usual way it would get a log and an index, which a reader cannot remove.
         try:
-            trace = _query(place, wanted, "mode=ro&immutable=1")
+            found = _query(place, which, since, "mode=ro&immutable=1")
         except sqlite3.Error:
             if _untouched(place.path) == before:
                 raise
         else:
             if _untouched(place.path) == before:
-                return trace
-        return _query(place, wanted, "mode=ro")  # an agent opened it meanwhile
+                return found
+        return _query(place, which, since, "mode=ro")  # an agent opened it meanwhile
     except sqlite3.Error as error:
         if not os.path.exists(place.path):
-            return None  # the instance was deleted in this moment
+            return []  # the instance was deleted, or in this moment
         raise fail("E_STATE", f"{place.path}: {error}") from None
 
 
@@ -136,20 +119,37 @@ def _untouched(path: str) -> tuple[int, int] | None:
         return None
 
 
-def _query(place: Place, wanted: str | None, options: str) -> Trace | None:
+def _query(place: Place, which: Which, since: str | None, options: str) -> list[Trace]:
     uri = f"{Path(place.path).as_uri()}?{options}"
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            return None  # it is being made
+            return []  # it is being made
         if version > CONVERSATION_FORMAT:
-            raise fail("E_STATE", f"{place.path} has format {version}, this version reads up to {CONVERSATION_FORMAT}")
-        db.execute("BEGIN")  # one moment for both reads
-        row = db.execute(_LAST).fetchone() if wanted is None else db.execute(_NAMED, (wanted,)).fetchone()
-        if row is None:
-            return None
-        turn_id, event_id, attempt, status, started_at, ended_at, answer = row
-        notes = [Note(*note) for note in db.execute(_NOTES, (turn_id, MAX_NOTES))]
+            message = f"{place.path} has format {version}, this version reads up to {CONVERSATION_FORMAT}"
+            raise fail("E_STATE", message)
+        db.execute("BEGIN")  # one moment for all reads
+        traced = version >= TRACED_FORMAT
+        return [_turn(db, place, seq, since, traced=traced) for seq in _chosen(db, which, traced=traced)]
+
+
+def _chosen(db: sqlite3.Connection, which: Which, *, traced: bool) -> list[int]:
+    """The rows of the turns that are wanted."""
+    if which.events:
+        found = [db.execute("SELECT seq FROM turns WHERE event_key = ?", (event,)).fetchone() for event in which.events]
+        return [row[0] for row in found if row is not None]
+    if which.trace is not None:
+        if not traced:
+            return []
+        return [seq for (seq,) in db.execute("SELECT seq FROM turns WHERE trace_id = ? ORDER BY seq", (which.trace,))]
+    rows = db.execute(_LAST) if which.name is None else db.execute(_NAMED, (which.name,))
+    return [seq for (seq,) in rows]
+
+
+def _turn(db: sqlite3.Connection, place: Place, seq: int, since: str | None, *, traced: bool) -> Trace:
+    row = db.execute(_TURN + (_TRACED if traced else _UNTRACED), (seq,)).fetchone()
+    turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
+    notes = _notes(db, turn_id, first_note)
     said = _answer(answer)
     turn = Turn(
         turn_id=turn_id,
@@ -162,8 +162,28 @@ def _query(place: Place, wanted: str | None, options: str) -> Trace | None:
         ended_at=ended_at,
         finish_reason=None if said is None else said.finish_reason,
         error=None if said is None else said.error,
+        trace_id=trace_id,
+        parent_span_id=parent,
+        waited_ms=waited_ms,
     )
-    return tell(turn, notes)
+    return tell(turn, notes, interrupted=_is_over(notes[-1].at if notes else started_at, since))
+
+
+def _notes(db: sqlite3.Connection, turn_id: str, first_note: int | None) -> list[Note]:
+    if first_note is None:  # of an earlier version, which all notes have to be looked through for
+        return [Note(*note) for note in db.execute(_NOTES, (turn_id, MAX_NOTES))]
+    found = []
+    for kind, at, detail, whose in db.execute(_NOTES_FROM, (first_note, MAX_NOTES)):
+        if whose != turn_id:
+            break  # an instance has one turn at a time
+        found.append(Note(kind, at, detail))
+    return found
+
+
+def _is_over(last_at: str, since: str | None) -> bool:
+    """Whether what was last heard of a turn was heard before the kernel that runs began."""
+    heard, began = moment(last_at), moment(since)
+    return since is None or (heard is not None and began is not None and heard < began)
 
 
 def _answer(data: bytes | None) -> Answer | None:

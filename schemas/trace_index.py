@@ -1,13 +1,13 @@
 """Which turns a trace has, and where: the folder `traces` of a workspace. Agents add to it, `gdn trace` reads it.
 
 Rules.
-- A turn that begins adds one line: when, trace, turn, event, agent, instance key, as a JSON array. Nothing is ever changed.
-- A file for each first digit of a trace id, so what a reader wants is in one of sixteen. A file that has grown takes the
-  place of its predecessor (`.1`), so the folder is bounded, and the oldest turns are forgotten first.
-- It is a hint. What is true stands in the conversation files, and everything here can be deleted. So nothing is synced, a
-  turn goes on when its line cannot be written, and a reader skips what it cannot read.
-- Lines of several processes never mix: each is one write at the end of the file. It begins with a line break of its own,
-  because a loss of power may have cut the line before.
+- A turn that begins adds one line: when, trace, turn, event, agent, instance key, as a JSON array. No line is changed.
+- There is a file for each first digit of a trace id, so a trace is in one of sixteen. A file that has grown takes the
+  place of its predecessor (`.1`). So the folder is bounded, and the oldest turns are forgotten first.
+- It is a hint. What is true stands in the conversation files, and everything here can be deleted. So nothing is synced,
+  a turn goes on when its line cannot be written, and a reader skips what it cannot read.
+- Lines of several processes never mix: each is one write at the end of the file. It begins with a line break of its
+  own, because a loss of power may have cut the line before.
 
 Source: docs/decisions/059.
 """
@@ -27,8 +27,8 @@ from msgspec import Struct
 from schemas.spans import is_trace_id
 
 FOLDER: Final = "traces"
-#: A file of this size takes the place of its predecessor (bytes): 32 of them hold some 400,000 turns, and all of them are
-#: read in less than 100 ms.
+#: A file of this size takes the place of its predecessor (bytes). All of them hold some 400,000 turns, and are read in
+#: less than 100 ms.
 FILE_BYTES: Final = 2 << 20
 #: The last turns of a file are looked for in this much of its end (bytes): a hundred lines.
 _TAIL_BYTES: Final = 16 << 10

@@ -80,10 +80,13 @@ NoteKind = Literal[
 
 
 class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The beginning of a turn: its trace, and how long its event had waited since it was accepted (milliseconds)."""
+    """The beginning of a turn: its trace, and how long its event had waited since it was accepted (milliseconds).
+    `awaited`: another turn waits for this one.
+    """
 
     trace_id: str
     waited_ms: int | None = None
+    awaited: bool = False
 
 
 class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

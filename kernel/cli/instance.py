@@ -57,12 +57,15 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
 @options.as_json
 def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     """Show one: its files, its process, its last turn, and what waits for it. KEY is `default` if left out."""
+    import time
+
     from kernel.cli.attach import locate
     from kernel.cli.batch import check_instance
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
     from kernel.instances import instances
-    from kernel.trace_files import find_trace
+    from kernel.supervisor_client import rfc3339
+    from kernel.trace_search import Search
     from schemas.address import instance_workdir
     from schemas.errors import GoondanError, fail
 
@@ -78,7 +81,7 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     document["events"], document["more"] = _events(place, agent, key)
     document["lastTurn"] = None
     try:
-        last = find_trace(place.state_dir, None, agent=agent, instance=key)
+        last = Search(place.state_dir, rfc3339(time.time())).last_alone(agent, key)
         document["lastTurn"] = {"turnId": last.turn_id, "status": last.status, "startedAt": last.started_at}
     except GoondanError as error:
         if error.info.code != "E_TURN_NOT_FOUND":

@@ -1,12 +1,13 @@
-"""`gdn trace [TURN]`: what a turn did and how long each part took, with or without a running kernel.
+"""`gdn trace [TURN]`: what a turn did and how long each part took, with the turns of other agents that it asked for. It
+needs no running kernel.
 
-Source: design section 11; schemas/traces.py.
+Source: design section 11; schemas/traces.py; docs/design/traces.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,12 +16,19 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
     from kernel.trace import ModelCall, Step, ToolCall, Trace
-    from schemas.receipts import JailReceipt, Receipt
+    from kernel.trace_tree import TraceTree
+    from schemas.receipts import JailReceipt
+
+#: A line: the time since the beginning, None for what stands at the left, and the text.
+Line = tuple[str | None, str]
+#: Statuses of what is not over, or whose end nobody knows.
+_OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 
 
 @click.command()
 @click.argument("turn", required=False, metavar="[TURN]")
-@click.option("--last", is_flag=True, help="The turn that began last (also without TURN).")
+@click.option("--last", is_flag=True, help="What began last (also without TURN).")
+@click.option("--search", is_flag=True, help="Look into the files of all instances for a turn that the index has not.")
 @click.option(
     "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Look only at this agent's turns."
 )
@@ -33,11 +41,19 @@ if TYPE_CHECKING:
 @options.bundle
 @options.as_json
 def command(
-    turn: str | None, last: bool, agent: str | None, instance: str | None, bundle: str | None, as_json: bool
+    turn: str | None,
+    last: bool,
+    search: bool,
+    agent: str | None,
+    instance: str | None,
+    bundle: str | None,
+    as_json: bool,
 ) -> int:
-    """Show what a turn did: steps, model calls, tool calls, times, and what was seen of each call's jail.
+    """Show what a turn did: steps, model calls, tool calls, times, what was seen of each call's jail, and the turns of
+    other agents that it asked for.
 
-    TURN is a turn's or an event's id, as `gdn send --json` prints them; without it, the turn that began last.
+    TURN is the id of a turn, of an event or of a trace, as `gdn send --json` prints them, or the correlation id of what
+    an agent has asked. Without it, what began last is shown.
     """
     import sys
 
@@ -45,49 +61,120 @@ def command(
     from kernel.cli.state import state_of
     from kernel.cli.terminal import style_of
     from kernel.paths import find_bundle
-    from kernel.trace_files import find_trace
     from schemas.errors import fail
 
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
-    trace = find_trace(state_of(find_bundle(bundle)), turn, agent=agent, instance=instance)
-    write_json(trace) if as_json else write(*render(trace, style_of(sys.stdout)))
+    found = _find(state_of(find_bundle(bundle)), turn, agent, instance, search)
+    write_json(found) if as_json else write(*render(found, style_of(sys.stdout)))
     return 0
 
 
-def render(trace: Trace, style: Style) -> list[str]:
-    """A trace for a person: a line for each thing, with the time since the turn began."""
+def _find(state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool) -> Trace | TraceTree:
+    """What is wanted: a trace, or a turn with all that hangs on it. Raises GoondanError."""
+    import time
+
+    from kernel.supervisor_client import rfc3339
+    from kernel.trace_search import Search
+    from schemas.spans import is_trace_id
+
+    looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
+    if name is None:
+        return looking.last(agent, instance)
+    if agent is None and instance is None and is_trace_id(name) and (tree := looking.trace(name)) is not None:
+        return tree
+    return looking.turn(name, agent, instance)
+
+
+def render(found: Trace | TraceTree, style: Style) -> list[str]:
+    """A turn or a trace for a person: a line for each thing, with the time since the beginning."""
+    from kernel.cli.terminal import printable
+    from kernel.trace import Trace
+
+    if isinstance(found, Trace):
+        lines = list(_turn(found, found.started_at, style))
+    else:
+        took = f" in {duration(found.duration_ms)}" if found.duration_ms is not None else ""
+        turns = "1 turn" if found.turn_count == 1 else f"{found.turn_count} turns"
+        agents = ", ".join(printable(agent) for agent in found.agents)
+        began = f"{duration(found.work_ms)} of work, began {printable(found.started_at)}"
+        lines = [
+            (None, f"{style.bold('trace ' + printable(found.trace_id))}  {_status(found.status, style)}{took}"),
+            (None, f"  {turns} of {agents}, {began}"),
+        ]
+        for turn in found.turns:
+            lines += _turn(turn, found.started_at, style)
+        if found.left_out:
+            lines.append((None, f"  {style.warning(f'{found.left_out} more turns are not shown')}"))
+    if tokens := _tokens(found.input_tokens, found.output_tokens):
+        lines.append((None, f"  in all: {tokens}"))
+    return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
+
+
+def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:
+    """The lines of one turn, and of all that hangs on it."""
     from kernel.cli.terminal import printable
 
     whose = f"{printable(trace.agent)}/{'…' if trace.instance_key is None else printable(trace.instance_key)}"
     took = f" in {duration(trace.duration_ms)}" if trace.duration_ms is not None else ""
     attempt = f", attempt {trace.attempt}" if trace.attempt > 1 else ""
-    lines = [
-        f"{style.bold('turn ' + printable(trace.turn_id))}  {_status(trace.status, style)}{took}",
-        f"  {whose}, event {printable(trace.event_id)}{attempt}, began {printable(trace.started_at)}",
-    ]
-    lines += [f"  taken up again at {printable(at)}" for at in trace.resumed_at]
+    yield None, f"{style.bold('turn ' + printable(trace.turn_id))}  {_status(trace.status, style)}{took}"
+    yield None, f"  {whose}, event {printable(trace.event_id)}{attempt}, began {printable(trace.started_at)}"
+    if where := _times(trace):
+        yield None, f"  {where}"
+    for at in trace.resumed_at:
+        yield None, f"  taken up again at {printable(at)}"
+    if trace.status == "interrupted":
+        yield None, f"  {style.warning('its kernel has ended; it goes on when the kernel starts again')}"
     for step in trace.steps:
-        lines += _step(trace, step, style)
+        yield from _step(step, start, style)
+    if trace.turns:
+        yield "", style.bold("asked by the turn itself")
+        yield from _below(trace.turns, "", start, style)
     if trace.error is not None:
-        lines.append(f"  {style.bad('error')}: {printable(trace.error.message)} [{printable(trace.error.code)}]")
-    if tokens := _tokens(trace.input_tokens, trace.output_tokens):
-        lines.append(f"  in all: {tokens}")
-    return lines
+        yield None, f"  {style.bad('error')}: {printable(trace.error.message)} [{printable(trace.error.code)}]"
 
 
-def _step(trace: Trace, step: Step, style: Style) -> Iterator[str]:
+def _times(trace: Trace) -> str:
+    """Where the time of a turn went: work, and what was waited for."""
+    waits = trace.waits
+    if waits is None:
+        return ""
+    named = (
+        ("the model", waits.model_ms),
+        ("agents", waits.agents_ms),
+        ("jails", waits.sandbox_ms),
+        ("a process", waits.lost_ms),
+    )
+    told = [f"work {duration(trace.work_ms)}"] if trace.work_ms is not None else []
+    told += [f"waited for {what} {duration(ms)}" for what, ms in named if ms]
+    if waits.queue_ms:
+        told.append(f"in the queue before {duration(waits.queue_ms)}")
+    return ", ".join(told)
+
+
+def _step(step: Step, start: str, style: Style) -> Iterator[Line]:
     title = f"step {step.step}" if step.model is not None else "operator call"
-    yield f"{_offset(trace, step.started_at)}  {style.bold(title)}"
-    parts: list[tuple[str, str, Receipt | None]] = []
+    took = f"  {duration(step.duration_ms)}" if step.duration_ms is not None else ""
+    yield _offset(start, step.started_at), f"{style.bold(title)}{took}"
     if step.model is not None:
-        parts.append((step.model.started_at, _model(step.model, style), None))
-    parts += [(call.started_at, _tool(call, style), call.receipt) for call in step.tools]
-    for index, (at, text, receipt) in enumerate(parts):
-        branch, stem = ("└─", "  ") if index == len(parts) - 1 else ("├─", "│ ")
-        yield f"{_offset(trace, at)}  {style.dim(branch)} {text}"
-        if receipt is not None:
-            yield f"{'':>10}  {style.dim(f'{stem}   {_jail(receipt.jail)}')}"
+        branch = "├─" if step.tools else "└─"
+        yield _offset(start, step.model.started_at), f"{style.dim(branch)} {_model(step.model, style)}"
+    for call in step.tools:
+        branch, stem = ("└─", "  ") if call is step.tools[-1] else ("├─", "│ ")
+        yield _offset(start, call.started_at), f"{style.dim(branch)} {_tool(call, style)}"
+        if call.receipt is not None:
+            yield "", style.dim(f"{stem}   {_jail(call.receipt.jail)}")
+        yield from _below(call.turns, stem, start, style)
+
+
+def _below(turns: list[Trace], stem: str, start: str, style: Style) -> Iterator[Line]:
+    """Turns that hang on a call or on a turn: beside the same times, further to the right."""
+    for turn in turns:
+        began = _offset(start, turn.started_at)
+        for offset, text in _turn(turn, start, style):
+            yield began if offset is None else offset, f"{style.dim(stem)}   {text}"
+            began = ""  # stands beside the first line only
 
 
 def _model(call: ModelCall, style: Style) -> str:
@@ -96,6 +183,7 @@ def _model(call: ModelCall, style: Style) -> str:
     what = [f"model {printable(call.model)}" if call.model else "model", _status(call.status, style, call.code)]
     what.append(duration(call.duration_ms) if call.duration_ms is not None else "")
     what.append(_tokens(call.input_tokens, call.output_tokens))
+    what.append(f"{call.attempts} tries, {duration(call.paused_ms)} between them" if call.attempts > 1 else "")
     what.append(style.dim(printable(call.finish_reason)) if call.finish_reason else "")
     return "  ".join(part for part in what if part)
 
@@ -105,6 +193,8 @@ def _tool(call: ToolCall, style: Style) -> str:
 
     took = duration(call.duration_ms) if call.duration_ms is not None else ""
     what = [printable(call.tool_name), _status(call.status, style, call.code), took]
+    if call.turns and call.work_ms is not None:
+        what.append(f"work {duration(call.work_ms)}")
     if call.direct:
         what.append(style.warning("not in the catalog, by policy"))
     return "  ".join(part for part in [*what, style.dim(printable(call.tool_call_id))] if part)
@@ -128,18 +218,18 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
     text = printable(status if code is None else f"{status} {code}")
     if status in ("completed", "answered", "ok"):
         return style.good(text)
-    return style.warning(text) if status in ("running", "pending", "lost", "abandoned") else style.bad(text)
+    return style.warning(text) if status in _OPEN else style.bad(text)
 
 
 def _tokens(read: int | None, written: int | None) -> str:
     return "" if read is None and written is None else f"{read or 0} tokens in, {written or 0} out"
 
 
-def _offset(trace: Trace, at: str) -> str:
+def _offset(start: str, at: str) -> str:
     from kernel.trace import between_ms
 
-    after = between_ms(trace.started_at, at)
-    return f"{'' if after is None else '+' + duration(after):>10}"
+    after = between_ms(start, at)
+    return "" if after is None else f"+{duration(after)}"
 
 
 def duration(ms: int) -> str:

@@ -38,6 +38,55 @@ def test_an_agent_asks_another_and_gets_its_answer(swarm: Swarm) -> None:
     assert result["eventId"].startswith(f"{sent['turnId']}/c1~"), "the turn that asks can be found from the question"
 
 
+@pytest.mark.requirement("AGENTS-04", "HANDOFF-04")
+def test_one_trace_goes_through_all_that_is_asked_sent_and_handed_over(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm.model, "otherwise", "heard it")  # the answer to the handoff
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    handed = ("c3", "handoff__request", {"target": "delta", "payload": "traced handoff"})
+    sends = ("c2", "agents__send", {"target": "gamma", "input": "traced news"})
+    swarm.script("trace this", [*request("beta", "traced part"), sends, handed], "done")
+    swarm.script("traced part", request("gamma", "traced deep", instanceKey="deep"), "part")
+    for said in ("traced deep", "traced news", "traced handoff"):
+        swarm.script(said, "yes")
+    words = ("alpha", "trace this", "--instance", "traced", "--trace-id", trace)
+    sent = swarm.kernel.gdn("send", *words, "--json").json
+    assert (sent["response"] in ("done", "heard it"), sent["traceId"]) == (True, trace)
+
+    def told() -> Any:
+        shown = swarm.kernel.gdn("trace", trace, "--json").json
+        return shown if shown.get("status") == "completed" and len(turns_of(shown["turns"])) >= 5 else None
+
+    tree = wait_until(told, what="the turns that nobody waited for")
+    (alpha,) = tree["turns"]
+    calls = {call["toolCallId"]: call for call in alpha["steps"][0]["tools"]}
+    (beta,) = calls["c1"]["turns"]
+    (gamma,) = beta["steps"][0]["tools"][0]["turns"]
+    (news,) = calls["c2"]["turns"]
+    assert [(turn["agent"], turn["instanceKey"]) for turn in (alpha, beta, gamma, news)] == [
+        *(("alpha", "traced"), ("beta", "traced"), ("gamma", "deep"), ("gamma", "traced"))
+    ]
+    # the answer to the handoff is in the turn that asked, or has a turn of its own below the call
+    assert [turn["agent"] for turn in calls["c3"]["turns"]] in (["delta"], ["delta", "alpha"])
+    assert {turn["traceId"] for turn in turns_of(tree["turns"])} == {trace}
+    assert beta["parentSpanId"] == calls["c1"]["spanId"]
+    assert alpha["waits"]["agentsMs"] >= gamma["durationMs"] > 0
+    assert alpha["workMs"] < alpha["durationMs"]
+    found = swarm.kernel.gdn("trace", f"corr:{beta['eventId']}", "--json").json
+    assert (found["turnId"], found["traceId"]) == (beta["turnId"], trace)
+    assert swarm.kernel.gdn("trace", trace).out.count("turn t") == len(turns_of(tree["turns"]))
+
+
+def turns_of(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All turns of a tree."""
+    found = list(turns)
+    for turn in found:
+        found += turn.get("turns", [])
+        found += [asked for step in turn["steps"] for call in step.get("tools", []) for asked in call.get("turns", [])]
+    return found
+
+
 def test_the_other_instance_of_an_agent_can_be_asked_and_the_own_cannot(swarm: Swarm) -> None:
     swarm.script("ask twin", request("alpha", "are you me", instanceKey="twin-b"), "done")
     swarm.script("are you me", "almost")

@@ -337,4 +337,6 @@ def test_a_cancelled_turn_takes_what_its_handlers_asked_for_with_it(kernel: Sand
 
     told = wait_until(ended, what="the helper's turn, which is told after its asker's")
     assert (told["status"], told["error"]["code"]) == ("failed", "E_CANCELLED")
+    (asked,) = kernel.gdn("trace", event, "--json").json["steps"][0]["tools"]
+    assert [turn["turnId"] for turn in asked["turns"]] == [told["turnId"]], "it hangs on the call whose handler asked"
     assert say(kernel, "/bash__exec command='echo free'", "cancelled", agent="helper").strip().endswith("free")

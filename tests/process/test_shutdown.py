@@ -165,6 +165,10 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         assert behind.wait(20) == 1
         assert b"the message kept-2 is kept" in behind.stderr.read()
 
+        left = kernel.gdn("trace", "kept-1", "--json")
+        (call,) = left.json["steps"][0]["tools"]
+        assert (left.json["status"], call["status"], "running" in left.out) == ("interrupted", "interrupted", False)
+
         kernel.detach()  # nobody asks again, and both turns run
 
         def is_over() -> bool:
@@ -176,6 +180,7 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         assert (answer.status, answer.json["status"]) == (0, "completed")
         first = kernel.gdn(*words, "--json")
         assert first.json["status"] == "completed", first.out
+        assert first.json["traceId"] == left.json["traceId"], "also when it was resumed, and is asked for again"
 
 
 def test_a_send_to_an_idle_agent_says_nothing_of_a_queue() -> None:

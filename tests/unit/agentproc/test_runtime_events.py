@@ -44,7 +44,7 @@ def details(folder: Path, kind: str) -> list[Any]:
 async def test_what_a_turn_does_is_stored_with_its_place_in_the_trace(make: Make, tmp_path: Path) -> None:
     link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
-    await runner.run(event_frame("e1", "go", trace_id=TRACE, parent_span_id=SPAN, waited_ms=12))
+    await runner.run(event_frame("e1", "go", trace_id=TRACE, parent_span_id=SPAN, waited_ms=12, chain=["a/k"]))
     turn, first, second = turn_span(TURN), step_span(TURN, 1), step_span(TURN, 2)
     call = call_span(f"{TURN}/a")
     assert notes(tmp_path) == [
@@ -59,7 +59,7 @@ async def test_what_a_turn_does_is_stored_with_its_place_in_the_trace(make: Make
         ("step.completed", second, turn),
         ("turn.completed", turn, SPAN),
     ]
-    assert details(tmp_path, "turn.started") == [{"traceId": TRACE, "waitedMs": 12}]
+    assert details(tmp_path, "turn.started") == [{"traceId": TRACE, "waitedMs": 12, "awaited": True}]
     columns = "turn_id, trace_id, parent_span_id, waited_ms, first_note"
     assert rows(tmp_path, f"SELECT {columns} FROM turns") == [(TURN, TRACE, SPAN, 12, 1)]
     assert the_answer(link).trace_id == TRACE

@@ -16,8 +16,8 @@ from msgspec import Raw
 from agentproc.store import ConversationStore
 from kernel.cli.terminal import Style
 from kernel.cli.trace import duration, render
-from kernel.trace import Note, Turn, between_ms, tell
-from kernel.trace_files import find_trace
+from kernel.trace import Note, Trace, Turn, between_ms, tell
+from kernel.trace_search import Search
 from schemas.address import instance_dir
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Answer
@@ -198,6 +198,12 @@ def run_turn(state: Path, agent: str, key: str, event: str, started: int, *, clo
     return store
 
 
+def find_trace(state: str, wanted: str | None, *, agent: str | None, instance: str | None) -> Trace:
+    """As `gdn trace` finds a turn."""
+    search = Search(state, at(0))
+    return search.last(agent, instance) if wanted is None else search.turn(wanted, agent, instance)
+
+
 def code(caught: pytest.ExceptionInfo[GoondanError]) -> str:
     return caught.value.info.code
 
@@ -222,7 +228,7 @@ def test_the_last_turn_and_turns_by_name_are_found(tmp_path: Path) -> None:
 
 def test_a_file_that_is_being_written_is_read_and_a_closed_one_is_left_as_it_was(tmp_path: Path) -> None:
     store = run_turn(tmp_path, "a", "k", "e1", 10, close=False)
-    assert find_trace(str(tmp_path), None, agent=None, instance=None).status == "running"
+    assert find_trace(str(tmp_path), None, agent=None, instance=None).status == "interrupted", "no kernel runs"
     with store.write():
         store.note("t-e1", "tool.called", at(11), encode_detail(CallDetail("c", "x__y")))
         # What is not committed is not shown.

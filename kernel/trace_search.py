@@ -1,0 +1,171 @@
+"""Finding turns and traces in a workspace: by the index that agents write (schemas/trace_index.py), else in the files.
+
+What is not in the index may be older than it: turns of earlier versions, and those that it has forgotten. They are
+looked for in every file of a workspace that has few; beside many instances only if that is wished, since it takes long.
+
+Source: docs/decisions/018 and 059.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+from kernel import lock
+from kernel.paths import is_utf8
+from kernel.trace import Trace
+from kernel.trace_files import Place, Which, conversation_files, place_of, read_turns
+from kernel.trace_tree import TraceTree, find, grow, tree_of
+from schemas import trace_index
+from schemas.errors import GoondanError, fail
+from schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
+from schemas.spans import is_trace_id
+from schemas.trace_index import Entry
+
+#: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
+RECENT_FILES: Final = 64
+#: Files that are looked through without being asked to: half a second of processor time.
+MAX_FILES: Final = 1000
+#: Turns of a trace that are shown; the others are counted.
+MAX_TURNS: Final = 1000
+#: Turns that began last, as the index says; a line of it may be of a turn whose beginning was not stored.
+_LATEST: Final = 8
+#: What stands before an event's id in the ids by which its answer is recognised.
+_CORRELATIONS: Final = (correlation(""), handoff_correlation(""))
+
+
+class Search:
+    """Looks into one workspace. `now`: RFC 3339. `everywhere`: look into every file for what is not in the index.
+
+    Every method raises GoondanError: E_TURN_NOT_FOUND, or E_STATE when a file that may hold it cannot be read.
+    """
+
+    def __init__(self, state_dir: str, now: str, *, everywhere: bool = False) -> None:
+        self._state_dir = state_dir
+        self._now = now
+        self._everywhere = everywhere
+        self._since = _running_since(state_dir)
+
+    def trace(self, trace_id: str) -> TraceTree | None:
+        """A whole trace; None when there is none with this id."""
+        turns, left_out = self._turns_of(trace_id)
+        if not turns:
+            return None
+        return tree_of(trace_id, grow(turns, self._now), left_out, self._now)
+
+    def turn(self, name: str, agent: str | None = None, instance: str | None = None) -> Trace:
+        """The turn with this id, or of the event with this id or correlation id, with all that hangs on it."""
+        if not is_utf8(name):
+            raise fail("E_USAGE", "the id is not UTF-8")
+        for read in (self._indexed, self._in_files):
+            for known in _names(name):
+                if found := read(known, agent, instance):
+                    exact = [turn for turn in found if turn.turn_id == known]
+                    return self._with_others(max(exact or found, key=lambda turn: turn.started_at))
+        raise fail("E_TURN_NOT_FOUND", f"no turn {name}{_of(agent, instance)}", suggestion=self._hint(agent, instance))
+
+    def last(self, agent: str | None = None, instance: str | None = None) -> Trace:
+        """The turn that began last, with all that hangs on it; of all agents it is the turn that this one hangs on."""
+        found = self.last_alone(agent, instance)
+        if agent is not None or instance is not None or found.trace_id is None:
+            return self._with_others(found)
+        roots = grow(self._turns_of(found.trace_id)[0], self._now)
+        return next((root for root in roots if find([root], found.turn_id) is not None), found)
+
+    def last_alone(self, agent: str | None = None, instance: str | None = None) -> Trace:
+        """The turn that began last, without others."""
+        if agent is None or instance is None:
+            for entry in trace_index.last(self._state_dir, _LATEST, agent, instance):
+                turns = self._read_entries([entry])
+                if turns:
+                    return turns[0]
+        places = sorted(conversation_files(self._state_dir, agent, instance), key=lambda place: -place.written)
+        found = self._read_places(places[:RECENT_FILES], Which())
+        if not found:
+            raise fail("E_TURN_NOT_FOUND", f"no turn{_of(agent, instance)} yet")
+        return max(found, key=lambda trace: trace.started_at)
+
+    # --- inside
+
+    def _with_others(self, turn: Trace) -> Trace:
+        """A turn with all that hangs on it."""
+        others = [] if turn.trace_id is None else self._turns_of(turn.trace_id)[0]
+        if not any(other.turn_id == turn.turn_id for other in others):
+            others.append(turn)
+        return find(grow(others, self._now), turn.turn_id) or turn
+
+    def _turns_of(self, trace_id: str) -> tuple[list[Trace], int]:
+        """The turns of a trace, and how many more there are."""
+        entries = trace_index.of_trace(self._state_dir, trace_id)
+        turns = [turn for turn in self._read_entries(entries[:MAX_TURNS]) if turn.trace_id == trace_id]
+        if not turns and is_trace_id(trace_id) and (places := self._places(None, None)) is not None:
+            turns = self._read_places(places, Which(trace=trace_id))[:MAX_TURNS]
+        return turns, max(0, len(entries) - MAX_TURNS)
+
+    def _indexed(self, name: str, agent: str | None, instance: str | None) -> list[Trace]:
+        entries = trace_index.named(self._state_dir, name)
+        wanted = [one for one in entries if agent in (None, one.agent) and instance in (None, one.instance_key)]
+        return self._read_entries(wanted)
+
+    def _in_files(self, name: str, agent: str | None, instance: str | None) -> list[Trace]:
+        places = self._places(agent, instance)
+        return [] if places is None else self._read_places(places, Which(name=name))
+
+    def _read_entries(self, entries: Iterable[Entry]) -> list[Trace]:
+        by_place: dict[tuple[str, str], list[str]] = {}
+        for entry in entries:
+            by_place.setdefault((entry.agent, entry.instance_key), []).append(entry.event_id)
+        found: list[Trace] = []
+        for (agent, key), events in by_place.items():
+            place = place_of(self._state_dir, agent, key)
+            with suppress(GoondanError):  # the others are shown; one that is wanted by itself is looked for once more
+                found += read_turns(place, Which(events=list(dict.fromkeys(events))), self._since)
+        return found
+
+    def _read_places(self, places: Iterable[Place], which: Which) -> list[Trace]:
+        """The turns in these files. Raises GoondanError E_STATE when there are none and a file cannot be read."""
+        found: list[Trace] = []
+        problem: GoondanError | None = None
+        for place in places:
+            try:
+                found += read_turns(place, which, self._since)
+            except GoondanError as error:
+                problem = error
+        if problem is not None and not found:
+            raise problem
+        return found
+
+    def _places(self, agent: str | None, instance: str | None) -> list[Place] | None:
+        """The files that are looked through; None when there are too many."""
+        files = conversation_files(self._state_dir, agent, instance)
+        places = list(files if self._everywhere else islice(files, MAX_FILES + 1))
+        return places if self._everywhere or len(places) <= MAX_FILES else None
+
+    def _hint(self, agent: str | None, instance: str | None) -> str | None:
+        """What to do about a turn that was not found where it was looked for."""
+        if self._places(agent, instance) is not None:
+            return None
+        return "Check the id. An old turn is found with --search, which reads the files of all instances."
+
+
+def _names(name: str) -> list[str]:
+    """What may be meant: a turn or an event; the event behind a correlation id; the one behind an answer's id."""
+    names = [name, *(name.removeprefix(prefix) for prefix in _CORRELATIONS if name.startswith(prefix))]
+    if name.endswith(ANSWER_SUFFIX):
+        names.append(names[-1].removesuffix(ANSWER_SUFFIX))
+    return names
+
+
+def _running_since(state_dir: str) -> str | None:
+    """When the kernel of a workspace was started; None when none runs."""
+    try:
+        record = lock.read_record(state_dir)
+        return record.started_at if record is not None and lock.is_held(state_dir) else None
+    except GoondanError:
+        return None  # others may have written it: it says nothing about turns
+
+
+def _of(agent: str | None, instance: str | None) -> str:
+    return "" if agent is None and instance is None else f" of {agent or 'any agent'}/{instance or 'any instance'}"

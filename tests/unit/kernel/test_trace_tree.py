@@ -1,0 +1,368 @@
+"""Turns of several agents as one tree, with work apart from waiting, found by the index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentproc.store import ConversationStore
+from kernel import trace_search
+from kernel.cli.terminal import Style
+from kernel.cli.trace import render
+from kernel.trace import Note, Trace, Turn, Waits, tell
+from kernel.trace_search import Search
+from kernel.trace_tree import MAX_DEPTH, _common, _length, _union, _without, below, find, grow, tree_of
+from schemas.address import instance_dir
+from schemas.errors import GoondanError
+from schemas.frames import ErrorPayload
+from schemas.receipts import CallReceipt, JailReceipt, Receipt
+from schemas.spans import call_span, step_span, turn_span
+from schemas.trace_index import Entry, add
+from schemas.traces import (
+    CallDetail,
+    FailureDetail,
+    ModelDetail,
+    ResultDetail,
+    TurnDetail,
+    encode_detail,
+    encode_receipt,
+)
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+NOW = "2026-01-01T00:01:00.000Z"
+
+
+def at(ms: int) -> str:
+    return f"2026-01-01T00:00:{ms // 1000:02}.{ms % 1000:03}Z"
+
+
+def turn(name: str, start: int, end: int | None, notes: list[Note], parent: str | None = None, **changes: Any) -> Trace:
+    known: dict[str, Any] = {
+        "turn_id": name,
+        "event_id": f"e-{name}",
+        "agent": name.rstrip("0123456789"),
+        "instance_key": "k",
+        "attempt": 1,
+        "status": "running" if end is None else "completed",
+        "started_at": at(start),
+        "ended_at": None if end is None else at(end),
+        "trace_id": TRACE,
+        "parent_span_id": parent,
+    }
+    interrupted = changes.pop("interrupted", False)
+    return tell(Turn(**{**known, **changes}), notes, interrupted=interrupted)
+
+
+def step(number: int, start: int, answered: int, **detail: Any) -> list[Note]:
+    told = ModelDetail(step=number, model="openai/m", **detail)
+    return [Note("step.started", at(start), str(number)), Note("model.answered", at(answered), encode_detail(told))]
+
+
+def call(name: str, start: int, end: int | None, receipt: Receipt | None = None) -> list[Note]:
+    called = [Note("tool.called", at(start), encode_detail(CallDetail(name, "agents__request")))]
+    if end is None:
+        return called
+    kept = None if receipt is None else encode_receipt(receipt)
+    return [*called, Note("tool.completed", at(end), encode_detail(ResultDetail(name, "ok", None, kept)))]
+
+
+def chain() -> list[Trace]:
+    """`lead` asks its model from 100 to 400, then `coder` until 1400. That one's turn was queued from 450, and ran from
+    600 to 1300.
+    """
+    asks = [Note("turn.started", at(100), encode_detail(TurnDetail(TRACE, 50)))]
+    asks += [*step(1, 100, 400, input_tokens=7, output_tokens=1), *call("a", 400, 1400), *step(2, 1400, 1500)]
+    works = [Note("turn.started", at(600), encode_detail(TurnDetail(TRACE, 150, True)))]
+    works += [*step(1, 600, 1000, input_tokens=5), *call("b", 1000, 1200), *step(2, 1200, 1250)]
+    return [
+        turn("coder1", 600, 1300, works, call_span("lead1/a"), waited_ms=150),
+        turn("lead1", 100, 1510, asks, None, waited_ms=50),
+    ]
+
+
+def test_a_turn_hangs_on_the_call_that_asked_for_it() -> None:
+    (lead,) = grow(chain(), NOW)
+    assert lead.turn_id == "lead1"
+    assert [asked.turn_id for asked in lead.steps[0].tools[0].turns] == ["coder1"]
+    assert find([lead], "coder1") is lead.steps[0].tools[0].turns[0]
+
+
+def test_work_is_told_from_waiting() -> None:
+    (lead,) = grow(chain(), NOW)
+    (asking,) = lead.steps[0].tools
+    (coder,) = asking.turns
+    # 1000 ms for the call: 450 to 1300 are the other agent's, with its queue
+    assert (asking.duration_ms, asking.work_ms) == (1000, 150)
+    assert coder.waits == Waits(queue_ms=150, model_ms=450)
+    assert coder.work_ms == 200 + 50  # its call, and what it did after its last answer
+    assert lead.waits == Waits(queue_ms=50, model_ms=400, agents_ms=850)
+    assert lead.work_ms == 150 + 10
+
+
+def test_what_is_done_beside_waiting_counts_as_work() -> None:
+    notes = [*step(1, 0, 100), *call("a", 100, 1100), *call("b", 100, 600)]
+    asked = turn("coder1", 100, 1100, [], call_span("lead1/a"))
+    (lead,) = grow([turn("lead1", 0, 1100, notes), asked], NOW)
+    assert (lead.work_ms, lead.waits) == (500, Waits(model_ms=100, agents_ms=500))
+
+
+def test_a_jail_that_begins_late_and_a_process_that_was_lost_are_waited_for() -> None:
+    jail = JailReceipt(tier="full", walls=[], limits={})
+    receipt = Receipt(jail=jail, call=CallReceipt(wall_ms=300.0))
+    lost = [*step(1, 0, 100), *call("a", 100, 600, receipt), Note("turn.resumed", at(900)), *step(2, 900, 950)]
+    (lead,) = grow([turn("lead1", 0, 1000, lost)], NOW)
+    assert lead.waits == Waits(model_ms=150, sandbox_ms=200, lost_ms=300)
+    assert (lead.work_ms, lead.lost_at, lead.resumed_at) == (350, [at(600)], [at(900)])
+
+
+def test_a_message_that_nobody_waits_for_is_no_waiting() -> None:
+    notes = [*step(1, 0, 100), *call("a", 100, 110), *step(2, 110, 200)]
+    sent = turn("coder1", 200, 900, [], call_span("lead1/a"))
+    by_middleware = turn("coder2", 20, 90, [], turn_span("lead1"))
+    awaited = [Note("turn.started", at(110), encode_detail(TurnDetail(TRACE, 0, True)))]
+    asked = turn("coder3", 110, 150, awaited, step_span("lead1", 2), waited_ms=0)
+    (lead,) = grow([turn("lead1", 0, 200, notes), sent, by_middleware, asked], NOW)
+    assert [other.turn_id for other in lead.turns] == ["coder2", "coder3"]
+    assert lead.waits == Waits(model_ms=190, agents_ms=40)
+
+
+def test_what_runs_has_no_end_and_what_ended_with_its_kernel_does_not_run() -> None:
+    notes = [*step(1, 0, 100), *call("a", 100, None)]
+    (running,) = grow([turn("lead1", 0, None, notes)], at(5000))
+    assert (running.status, running.tools[0].status, running.work_ms) == ("running", "running", 4900)
+    (over,) = grow([turn("lead1", 0, None, notes, interrupted=True)], at(5000))
+    assert (over.status, over.tools[0].status, over.work_ms) == ("interrupted", "interrupted", 0)
+    shown = "\n".join(render(over, Style()))
+    assert "running" not in shown
+    assert "goes on when the kernel starts again" in shown
+    (asking,) = grow([turn("lead1", 0, None, notes[:1], interrupted=True)], at(5000))
+    assert asking.steps[0].model is not None
+    assert asking.steps[0].model.status == "interrupted"
+
+
+def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
+    turns = [*chain(), turn("other1", 50, 80, [], "f" * 16)]
+    tree = tree_of(TRACE, grow(turns, NOW), 3, NOW)
+    assert [root.turn_id for root in tree.turns] == ["other1", "lead1"]
+    assert (tree.status, tree.started_at, tree.duration_ms, tree.turn_count) == ("completed", at(50), 1460, 3)
+    assert (tree.input_tokens, tree.output_tokens, tree.agents) == (12, 1, ["coder", "lead", "other"])
+    assert tree.work_ms == 160 + 250 + 30
+    lines = render(tree, Style())
+    assert lines[0] == f"trace {TRACE}  completed in 1.46 s"
+    assert "3 more turns are not shown" in "\n".join(lines)
+    for status in ("running", "interrupted", "failed"):
+        worse = [*chain(), turn("other1", 50, None, [], status=status)]
+        assert tree_of(TRACE, grow(worse, NOW), 0, NOW).status == status
+
+
+def test_the_tree_is_shown_with_times_from_one_beginning() -> None:
+    lines = render(grow(chain(), NOW)[0], Style())
+    assert [line.replace("│", " ").split() for line in lines if "turn " in line or "  step" in line] == [
+        ["turn", "lead1", "completed", "in", "1.41", "s"],
+        ["+0", "ms", "step", "1"],
+        ["+500", "ms", "turn", "coder1", "completed", "in", "700", "ms"],
+        ["+500", "ms", "step", "1"],
+        ["+1.10", "s", "step", "2"],
+        ["+1.30", "s", "step", "2"],
+    ]
+    assert "  work 160 ms, waited for the model 400 ms, waited for agents 850 ms, in the queue before 50 ms" in lines
+
+
+def test_tries_of_a_model_and_failures_are_shown() -> None:
+    error = ErrorPayload("E_MODEL_FAILED", "busy")
+    notes = [
+        *step(1, 0, 100, attempts=3, paused_ms=60),
+        Note("step.failed", at(100), encode_detail(FailureDetail(error, 1))),
+    ]
+    (lead,) = grow([turn("lead1", 0, 100, notes, status="failed", error=error)], NOW)
+    assert (lead.steps[0].error, lead.steps[0].duration_ms) == (error, 100)
+    shown = "\n".join(render(lead, Style()))
+    assert "3 tries, 60 ms between them" in shown
+    assert "error: busy [E_MODEL_FAILED]" in shown
+
+
+def test_no_data_makes_a_circle_or_a_tree_too_deep_to_print() -> None:
+    circle = [
+        turn("a1", 0, 9, call("x", 1, 2), call_span("b1/x")),
+        turn("b1", 1, 9, call("x", 1, 2), call_span("a1/x")),
+        turn("c1", 2, 9, call("x", 1, 2), call_span("c1/x")),
+        turn("d1", 2, 9, [], turn_span("d1")),
+    ]
+    roots = grow(circle, NOW)
+    assert [root.turn_id for root in roots] == ["b1", "c1", "d1"]
+    assert [asked.turn_id for asked in roots[0].tools[0].turns] == ["a1"]
+    long = [turn(f"t{n:04}", n, 9000, call("x", n, n + 1), call_span(f"t{n - 1:04}/x")) for n in range(500)]
+    (root,) = grow(long, NOW)
+    document = json.loads(msgspec.json.encode(root))
+    assert str(document).count("'turnId'") == 500
+    depth, level = 0, [root]
+    while level:
+        depth, level = depth + 1, [other for one in level for other in below(one)]
+    assert depth <= MAX_DEPTH + 2
+
+
+def test_nothing_in_a_tree_steers_the_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x9b2J\u202e\n"
+    asked = turn("coder1", 5, 9, [], call_span("lead1/a"), agent=evil, event_id=evil, instance_key=evil)
+    roots = grow([turn("lead1", 0, 10, call("a", 1, 9)), asked], NOW)
+    for found in (roots[0], tree_of(evil, roots, 0, NOW)):
+        text = "\n".join(render(found, Style()))
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert "owned" in text
+
+
+pieces = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6)
+
+
+@given(pieces, pieces)
+def test_intervals_are_sets_of_moments(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    def moments(found: list[tuple[int, int]]) -> set[int]:
+        return {moment for start, end in found for moment in range(start, end)}
+
+    assert moments(_union(one)) == moments(one)
+    assert moments(_without(one, other)) == moments(one) - moments(other)
+    assert moments(_common(one, other)) == moments(one) & moments(other)
+    assert _length(one) == len(moments(one))
+
+
+KINDS = ["step.started", "step.failed", "model.answered", "tool.called", "tool.completed", "turn.resumed"]
+notes = st.lists(
+    st.builds(
+        Note,
+        st.sampled_from(KINDS),
+        st.sampled_from([at(0), at(700), at(900), "yesterday", "2026-01-01"]),
+        st.sampled_from(["1", encode_detail(CallDetail("a", "x")), encode_detail(ResultDetail("a", "ok")), "{", None]),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(notes, st.sampled_from([None, "lead0/a", "lead1/a", "lead2/a", "lead3/a"])), max_size=4))
+def test_any_files_give_a_tree_with_every_turn_once(told: list[tuple[list[Note], str | None]]) -> None:
+    made = [
+        turn(f"lead{number}", number * 100, 1000, some, None if parent is None else call_span(parent))
+        for number, (some, parent) in enumerate(told)
+    ]
+    roots = grow(made, NOW)
+    seen = list(roots)
+    for one in seen:
+        seen.extend(below(one))
+    assert sorted(one.turn_id for one in seen) == [one.turn_id for one in made]
+    for root in roots:
+        assert all(line.isprintable() for line in render(root, Style()))
+    for one in seen:
+        assert 0 <= (one.work_ms or 0) <= (one.duration_ms or 0)
+
+
+# --- found in files
+
+
+def put(
+    state: Path, agent: str, key: str, event: str, start: int, parent: str | None = None, trace: str = TRACE
+) -> None:
+    """A turn with one call `a`, as an agent stores it."""
+    name = f"t-{event}"
+    store = ConversationStore(instance_dir(str(state), agent, key), durability="process")
+    store.adopt(1)
+    add(str(state), Entry(at(start), trace, name, event, agent, key))
+    with store.write():
+        store.begin_turn(event, name, 1, at(start), trace_id=trace, parent_span_id=parent, waited_ms=1)
+        store.note(name, "turn.started", at(start), encode_detail(TurnDetail(trace, 1)))
+        for note in call("a", start + 1, start + 9):
+            store.note(name, note.kind, note.at, note.detail)  # type: ignore[arg-type]
+        store.note(name, "turn.completed", at(start + 9))
+        store.finish_turn(event, name, "completed", at(start + 9), steps=1, answer=None)
+    store.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """`lead` asks `coder` twice, in instances of their own; another trace is beside it."""
+    put(tmp_path, "other", "k", "e0", 5, trace="a" * 32)
+    put(tmp_path, "lead", "k" * 200, "e1", 10)
+    put(tmp_path, "coder", "one", "t-e1/a~1", 12, call_span("t-e1/a"))
+    put(tmp_path, "coder", "two", "t-e1/a~2", 14, call_span("t-e1/a"))
+    put(tmp_path, "coder", "two", "later", 30, trace="b" * 32)
+    return tmp_path
+
+
+@pytest.mark.requirement("AGENTS-04", "HANDOFF-04")
+@pytest.mark.parametrize("name", ["t-e1/a~2", "corr:t-e1/a~2", "handoff:t-e1/a~2", "t-e1/a~2:answer"])
+def test_a_trace_is_followed_by_the_correlation_id(state: Path, name: str) -> None:
+    found = Search(str(state), NOW).turn(name)
+    assert (found.turn_id, found.agent, found.instance_key, found.trace_id) == ("t-t-e1/a~2", "coder", "two", TRACE)
+    tree = Search(str(state), NOW).trace(found.trace_id or "")
+    assert tree is not None
+    (lead,) = tree.turns
+    assert (lead.event_id, lead.instance_key) == ("e1", "k" * 200)
+    assert [one.event_id for one in lead.tools[0].turns] == ["t-e1/a~1", "t-e1/a~2"]
+
+
+def test_a_turn_is_shown_with_what_it_asked_for_and_the_last_one_with_who_asked(state: Path) -> None:
+    search = Search(str(state), NOW)
+    assert [one.turn_id for one in search.turn("e1").tools[0].turns] == ["t-t-e1/a~1", "t-t-e1/a~2"]
+    assert search.last().event_id == "later"
+    put(state, "coder", "one", "t-e1/a~3", 40, call_span("t-e1/a"))
+    assert search.last().event_id == "e1"
+    assert search.last("coder").event_id == "t-e1/a~3"
+    assert search.last("coder", "two").event_id == "later"
+    assert search.last(None, "two").event_id == "later"
+
+
+def test_instances_that_have_nothing_to_do_with_it_are_not_looked_at(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def walk(*_: object) -> Any:
+        raise AssertionError("the folders were walked")
+
+    monkeypatch.setattr(trace_search, "conversation_files", walk)
+    search = Search(str(state), NOW)
+    assert search.trace(TRACE) is not None
+    for name in ("e1", "t-e1", "corr:t-e1/a~1"):
+        assert search.turn(name).trace_id == TRACE
+    assert search.last().event_id == "later"
+
+
+def test_without_the_index_everything_is_found_in_the_files(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (state / "traces").iterdir():
+        path.unlink()
+    search = Search(str(state), NOW)
+    tree = search.trace(TRACE)
+    assert tree is not None
+    assert tree.turn_count == 3
+    assert (search.turn("e1").turn_id, search.last().event_id) == ("t-e1", "later")
+    monkeypatch.setattr(trace_search, "MAX_FILES", 2)
+    assert search.trace(TRACE) is None
+    with pytest.raises(GoondanError) as caught:
+        search.turn("e1")
+    assert caught.value.info.code == "E_TURN_NOT_FOUND"
+    assert "--search" in (caught.value.info.suggestion or "")
+    everywhere = Search(str(state), NOW, everywhere=True)
+    assert (everywhere.turn("e1").turn_id, everywhere.trace(TRACE) is None) == ("t-e1", False)
+
+
+def test_lines_of_the_index_that_lead_nowhere_hide_nothing(state: Path) -> None:
+    add(str(state), Entry(at(50), TRACE, "t-x", "x", "gone", "k"))  # its turn was not stored
+    add(str(state), Entry(at(5), TRACE, "t-e0", "e0", "other", "k"))  # it belongs to another trace
+    damaged = Path(instance_dir(str(state), "coder", "one"), "conversation.db")
+    damaged.write_bytes(b"garbage" * 1000)
+    tree = Search(str(state), NOW).trace(TRACE)
+    assert tree is not None
+    assert sorted(one for root in tree.turns for one in (root.event_id, *(b.event_id for b in below(root)))) == [
+        "e1",
+        "t-e1/a~2",
+    ]
+    assert Search(str(state), NOW).last().event_id == "later"
+
+
+def test_turns_beyond_the_limit_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_search, "MAX_TURNS", 2)
+    tree = Search(str(state), NOW).trace(TRACE)
+    assert tree is not None
+    assert (tree.turn_count, tree.left_out) == (2, 1)
