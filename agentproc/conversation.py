@@ -10,7 +10,8 @@ for each call, in call order, before anything else; and no result stands anywher
 Source: design section 5; requirements CONTEXT-10, CALL-15; pitfalls 4.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal

@@ -6,7 +6,8 @@ supervisor reconciles to the set. Nothing here is ever seen by an agent, a tool 
 Source: delivery.md sections 2, 3, 6 ("Spawning is level-triggered"), 8.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from msgspec import Struct
 

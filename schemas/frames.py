@@ -10,7 +10,8 @@ Rules.
 Source: design section 4; PROTOCOL.md; requirements IPC-01 to IPC-08.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 

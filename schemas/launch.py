@@ -6,7 +6,8 @@ Nothing here is read from a user's file: those structs are in resources.py.
 Source: design sections 2, 7, 8; sandbox.md section 1.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from typing import Annotated, Any, Final, Literal
 

@@ -7,7 +7,8 @@ forwards `output` as it came, and ends the jail at the first frame that breaks a
 Source: design section 6; sandbox.md section 5.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 

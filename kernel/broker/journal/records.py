@@ -6,7 +6,8 @@ older kernel can be read. A record stands alone: it refers to other things by th
 Source: docs/design/delivery.md, "The journal".
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 import hashlib
 from typing import Final, Literal
