@@ -31,6 +31,9 @@ MODULES = (
     "agent",
     "turn",
     "trace",
+    "recovery",
+    "scale",
+    "dormant",
     "start",
 )
 

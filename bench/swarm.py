@@ -1,0 +1,147 @@
+"""A whole kernel of a benchmark's own: started and stopped with `gdn`, with what its processes use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel import lock
+from kernel.cli.attach import attach, locate
+from kernel.cli.session import USER_MESSAGE, Session
+
+#: A turn that takes longer is stuck (seconds).
+PATIENCE_S = 120.0
+#: An agent with the console for a model, so that a turn is what the kernel itself takes.
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: main}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/agents, Tool/bash]
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: bench}
+spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}], policy: {maxLiveAgents: LIVE}}
+"""
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Swarm:
+    """A bundle in a folder of its own; its kernel runs between `start` and `stop`."""
+
+    bundle: Path
+
+    def start(self) -> float:
+        """`gdn run --detach`; how long it took (seconds)."""
+        begun = time.perf_counter()
+        self._gdn("run", "--detach")
+        return time.perf_counter() - begun
+
+    def stop(self) -> None:
+        """`gdn stop`."""
+        self._gdn("stop")
+
+    def _gdn(self, *arguments: str) -> None:
+        command = [sys.executable, "-I", "-m", "kernel.cli", *arguments, "--bundle", str(self.bundle)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    @property
+    def state_dir(self) -> Path:
+        """Where it keeps its state."""
+        return Path(locate(str(self.bundle)).state_dir)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A link of a client; enter it with `async with`."""
+        kernel = attach(locate(str(self.bundle)))
+        try:
+            yield Session(kernel)
+        finally:
+            kernel.finish()
+
+    def processes(self) -> dict[int, str]:
+        """Every process of it, with its name."""
+        record = lock.read_record(str(self.state_dir))
+        if record is None:
+            raise SystemExit("the kernel of the benchmark has gone")
+        children: dict[int, list[int]] = {}
+        names: dict[int, str] = {}
+        for entry in os.listdir("/proc"):
+            with suppress(OSError, ValueError):
+                stat = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
+                names[int(entry)] = stat[stat.index("(") + 1 : stat.rindex(")")]
+                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+        found, todo = {}, [record.pid]
+        while todo:
+            pid = todo.pop()
+            found[pid] = names.get(pid, "")
+            todo += children.get(pid, [])
+        return found
+
+    def pid(self, name: str) -> int:
+        """The process of this name."""
+        return next(pid for pid, known in self.processes().items() if known == name)
+
+    def cpu(self) -> float:
+        """Processor time of all that live, with that of their children that have ended (seconds)."""
+        total = 0
+        for pid in self.processes():
+            with suppress(OSError):
+                stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+                total += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
+        return total / _TICKS_S
+
+    def pss(self) -> float:
+        """Memory of all, shared pages by their part (GiB)."""
+        total = 0
+        for pid in self.processes():
+            with suppress(OSError):
+                rollup = Path("/proc", str(pid), "smaps_rollup").read_text(encoding="ascii")
+                total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        return total / (1 << 20)
+
+
+async def said(session: Session, instance: str, text: str) -> float:
+    """One turn that must succeed; how long it took (seconds)."""
+    begun = time.perf_counter()
+    answer = await session.ask("main", instance, USER_MESSAGE, text, event_id=session.new_id(), timeout_s=PATIENCE_S)
+    if answer.status != "completed":
+        raise SystemExit(f"{text[:40]}: {answer}")
+    return time.perf_counter() - begun
+
+
+async def all_said(session: Session, instances: Sequence[str], text: str) -> list[float]:
+    """The same for many at once."""
+    return await asyncio.gather(*(said(session, instance, text) for instance in instances))
+
+
+@contextmanager
+def swarm(live: int = 256) -> Iterator[Swarm]:
+    """A swarm that has not been started; stopped and removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
+        bundle = Path(folder, "goondan.yaml")
+        bundle.write_text(BUNDLE.replace("LIVE", str(live)))
+        runtime = Path(folder, "r")
+        runtime.mkdir(mode=0o700)
+        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime), GOONDAN_TRUST="1")
+        made = Swarm(bundle)
+        try:
+            yield made
+        finally:
+            made.stop()
