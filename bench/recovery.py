@@ -1,7 +1,7 @@
 """Kills: how long until a turn goes on whose agent was killed, and until a broker that was killed serves again.
 
-The agent is killed while its turn waits for a tool; what is timed is the time until its next process has begun it again.
-The broker is killed while many ask; what is timed is the longest time without an answer.
+The agent is killed while its turn waits for a tool; what is timed is how long it takes until its next process begins it
+again. The broker is killed while many ask; what is timed is the longest time without an answer.
 """
 
 from __future__ import annotations

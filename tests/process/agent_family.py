@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,8 @@ class Family:
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         if "fork" in order:
             return self.fork(order["fork"])
+        if "burst" in order:
+            return self.burst(order["burst"])
         if "raw" in order:
             self.channel.send(bytes.fromhex(order["raw"]))
             return self.reply()
@@ -62,6 +65,15 @@ class Family:
             said += chunk
         os.close(ready_r)
         return {**answer, "ms": (time.perf_counter() - began) * 1000, "said": said.decode(), "asked": self.seq}
+
+    def burst(self, requests: list[dict[str, Any]]) -> dict[str, Any]:
+        """All of them are there before the fork server looks."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+        for fields in requests:
+            self.seq += 1
+            self.channel.send(encode_packet(ForkRequest(**{"seq": self.seq, "parent_pid": os.getpid(), **fields})))
+        os.kill(self.server.pid, signal.SIGCONT)
+        return {"replies": [self.reply() for _ in requests], "last": self.seq}
 
     def reply(self) -> dict[str, Any]:
         reply: ForkReply = decode_reply(self.channel.recv(MAX_PACKET))

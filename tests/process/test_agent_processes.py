@@ -179,6 +179,28 @@ def test_many_requests_are_all_answered(broker: Broker, relatives: Family) -> No
     assert not any(is_gone(pid) for pid in pids)
 
 
+def test_requests_that_come_together_are_answered_in_their_order(broker: Broker, relatives: Family) -> None:
+    until(lambda: spares(relatives))
+    requests = [
+        {
+            "agent": "coder",
+            "instance_key": f"burst{number}",
+            "endpoint": broker.endpoint("agent"),
+            "token": broker.token("agent", agent="coder", instance_key=f"burst{number}"),
+        }
+        for number in range(11)
+    ]
+    told = relatives.ask(burst=requests)
+    seqs = [reply["seq"] for reply in told["replies"]]
+    assert seqs == [*range(told["last"] - 10, told["last"] + 1)]
+    pids = [reply["pid"] for reply in told["replies"]]
+    assert len({*pids}) == 11
+    for pid in pids:
+        until(lambda pid=pid: status(pid)["Name"] == "gdn-agent" and int(status(pid)["PPid"]) == relatives.pid)  # type: ignore[misc]
+    until(lambda: len(spares(relatives)) == 1)
+    relatives.born(broker, "after a burst")
+
+
 def test_a_broken_request_is_answered_and_the_next_one_served(broker: Broker, relatives: Family) -> None:
     for packet in (b"\xc1", b"\x80", msgspec.msgpack.encode([1]), b"\x91" * 3000):
         reply = relatives.ask(raw=packet.hex())
