@@ -272,6 +272,11 @@ class Peer:
         return None
 
     @property
+    def rests(self) -> bool:
+        """Whether nothing is due: it is welcome, and waits for no answer."""
+        return self.phase == "ready" and not self._outbox
+
+    @property
     def has_waiting(self) -> bool:
         """Whether `sendable` could give something, now or later."""
         return bool(self._waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
+from schemas.errors import GoondanError
 from schemas.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
 from schemas.link import Link, boottime_ms
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
@@ -400,3 +402,33 @@ def test_news_for_a_client_that_does_not_read_cost_nobody_anything(broker: Broke
     assert stats["live_refused"] == 2_000
     assert stats["live"] + stats["live_dropped"] >= 4_000
     assert heard <= stats["live"] < 4_000
+
+
+def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_time(broker: Broker) -> None:
+    class Counted(Link):
+        looks = 0
+
+        def _tick(self) -> None:
+            self.looks += 1
+            super()._tick()
+
+    async def live() -> None:
+        token = broker.token("agent", agent="coder", instance_key="k")
+        link = Counted(broker.endpoint("agent"), token, on_frame=print)
+        await link.start()
+        await asyncio.sleep(1.1)
+        assert link.looks <= 3, "after 0.2, then 0.4, then 0.8 s"
+        os.kill(broker.process.pid, signal.SIGSTOP)  # nobody else says that it is late
+        begun = time.monotonic()
+        asked = Frame("event", event_id="late", to="reviewer", instance_key="r", reply_to=ReplyTo("coder", "c"))
+        asked.deadline_ms, asked.payload = 100, to_raw(None)
+        try:
+            with pytest.raises(GoondanError) as late:
+                await link.ask(asked)
+        finally:
+            os.kill(broker.process.pid, signal.SIGCONT)
+        assert late.value.info.code == "E_AGENT_TIMEOUT"
+        assert time.monotonic() - begun < 3.0
+        await link.close(0)
+
+    asyncio.run(live())
