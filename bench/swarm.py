@@ -47,6 +47,11 @@ class Swarm:
 
     bundle: Path
 
+    def use(self) -> None:
+        """Commands are about this one from now on."""
+        folder = self.bundle.parent
+        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=f"{folder}/r", GOONDAN_TRUST="1")
+
     def start(self) -> float:
         """`gdn run --detach`; how long it took (seconds)."""
         begun = time.perf_counter()
@@ -137,11 +142,11 @@ def swarm(live: int = 256) -> Iterator[Swarm]:
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         bundle = Path(folder, "goondan.yaml")
         bundle.write_text(BUNDLE.replace("LIVE", str(live)))
-        runtime = Path(folder, "r")
-        runtime.mkdir(mode=0o700)
-        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=str(runtime), GOONDAN_TRUST="1")
+        Path(folder, "r").mkdir(mode=0o700)
         made = Swarm(bundle)
+        made.use()
         try:
             yield made
         finally:
+            made.use()
             made.stop()
