@@ -35,6 +35,13 @@ def failure_answer(event: Event, error: ErrorPayload) -> Raw:
     )
 
 
+def no_room_answer(event: Event, size: int) -> Raw:
+    """What takes the place of an answer of so many bytes that there is no room for."""
+    message = f"the answer of {event.instance.address} has {size:,} bytes, and there is no room for so many now"
+    suggestion = "Ask for less at a time, or let the agent write to a file."
+    return failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion))
+
+
 def deleted_answer(event: Event) -> Raw:
     """What whoever asked an instance is told when it is deleted."""
     message = f"{event.instance.address} was deleted before it had answered"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
-from kernel.broker.answers import deleted_answer, failure_answer
-from kernel.broker.blobs import Receiver
+from kernel.broker.answers import deleted_answer, failure_answer, no_room_answer
+from kernel.broker.blobs import Receiver, size_of
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.contents import Content
@@ -507,6 +507,8 @@ class Events:
         if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
             item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
             self._bus.staged.append(Staged("note", item))
+        if frame.stage == "done" and answer_id is not None and at == "toolhost":
+            self._mailbox.answer_read(answer_id)
 
     # --- out
 
@@ -589,6 +591,10 @@ class Events:
         item, follow = Item(()), None
         if not event.ending:
             self._mailbox.contents.recall(event)
+            if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
+                self._bus.counters["answers_too_large"] += 1
+                self._mailbox.blobs.discard(blob)
+                answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
             follow = late_answer(self._bus, event, answer, blob)
             item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state

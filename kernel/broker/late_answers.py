@@ -18,14 +18,13 @@ from typing import Final
 
 from msgspec import Raw
 
-from kernel.broker.answers import failure_answer
+from kernel.broker.answers import no_room_answer
 from kernel.broker.blobs import size_of
 from kernel.broker.bus import Bus
 from kernel.broker.contents import Content, Contents
 from kernel.broker.journal.records import event_digest
 from kernel.broker.mailbox import Event, Instance, size_in_memory
 from kernel.broker.presence import agent_address
-from schemas.errors import error_payload
 from schemas.frames import Blob, Frame, Source
 
 #: Answers that a turn hears of when it begins; what waits behind them has turns of its own.
@@ -47,9 +46,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
     more = size - event.size
     if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
         bus.counters["answers_too_large"] += 1
-        message = f"the answer of {event.instance.address} has {size:,} bytes, and there is no room for so many now"
-        suggestion = "Ask for less at a time, or let the agent write to a file."
-        payload, blob = failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion)), None
+        payload, blob = no_room_answer(event, size), None
     return Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),

@@ -47,6 +47,9 @@ LEASE_S: Final = 60.0
 MAX_QUEUED: Final = 10_000
 #: What a request that nobody waits for holds for its answer (bytes): the answer becomes an event, and takes its place.
 ANSWER_ROOM: Final = 64 << 10
+#: Answers that turns were given and may ask for again, in all (bytes): in memory until they were read, in files as long
+#: as the turn lasts. A quarter of the folder of large payloads, as for clients.
+MAX_TURN_ANSWERS: Final = 256 << 20
 #: Questions of one instance that it does not wait for, and answers to such that wait for it: as many as pieces of
 #: pending work may go on for it.
 MAX_LATE: Final = 256
@@ -70,6 +73,8 @@ class Work:
         "cause",
         "dead_bytes",
         "ended_ms",
+        "kept_here",
+        "kept_in_file",
         "lease_until",
         "open_calls",
         "position",
@@ -102,6 +107,8 @@ class Work:
         self.ended_ms = 0
         #: Of dead letters: what it held (bytes).
         self.dead_bytes = 0
+        #: What is kept of the answer for the turn that asked: in memory, and in a file (bytes).
+        self.kept_here = self.kept_in_file = 0
 
 
 class Event:
@@ -466,6 +473,7 @@ class Mailbox:
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
         self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
         self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
+        self.answers = Pool(MAX_TURN_ANSWERS, kept_of(MAX_TURN_ANSWERS))
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
         self.hosts = Assignments()
@@ -625,10 +633,16 @@ class Mailbox:
         else:
             event.asking.work.requests.pop(event, None)
             event.asking.work.answered[event] = None
+            work.kept_here, work.kept_in_file = len(memoryview(answer)), size_of(blob)
+            self.answers.take(event.session, event.root, work.kept_here + work.kept_in_file)
 
     def _forget(self, event: Event) -> None:
         """The journal knows all that is still needed of a finished event."""
         self.events.pop(event.id, None)
+        work = event.work
+        if kept := work.kept_here + work.kept_in_file:
+            self.answers.give(event.session, event.root, kept)
+            work.kept_here = work.kept_in_file = 0
         if event.keeps_answer:
             self.blobs.leave(event.work.answer_blob)
         else:
@@ -659,10 +673,19 @@ class Mailbox:
         return self.blobs.arrived(answer_id, at=at)
 
     def answer_read(self, answer_id: str) -> None:
-        """An agent has an answer that it may ask for again: from now on only the journal holds its bytes."""
+        """Who asked in a turn has an answer that it may ask for again: from now on only the journal holds its bytes."""
         event = self.events.get(answer_id.removesuffix(ANSWER_SUFFIX))
         if event is not None and event.finished:
-            event.work.answer = None
+            work = event.work
+            work.answer = None
+            if work.kept_here:
+                self.answers.give(event.session, event.root, work.kept_here)
+                work.kept_here = 0
+
+    def keeps(self, event: Event, answer: Raw, blob: Blob | None) -> bool:
+        """Whether there is room to keep an answer of this size for the turn that asked."""
+        size = len(memoryview(answer)) + size_of(blob)
+        return size <= ANSWER_ROOM or self.answers.may_take(event.session, event.root, size, operator=False)
 
     def forget_idle(self, instance: Instance) -> None:
         """Drop an instance that has nothing here and no process."""
