@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from agentproc.extensions.pipeline import MiddlewareError
@@ -32,9 +33,18 @@ class AskingMiddleware:
         self._open: set[asyncio.Task[dict[str, Any]]] = set()
         self._over = False
 
-    def at(self, place: str, extension: str) -> AgentsApi:
-        """What one layer has as `ctx.agents`. `place` is `turn`, or `step1` and so on."""
-        return AgentsApi(lambda op, fields: self._ask(f"@{place}.{extension}", op, fields))
+    def at(
+        self, place: str, extension: str, standing: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> AgentsApi:
+        """What one layer has as `ctx.agents`. `place` is `turn`, or `step1` and so on; within `standing` the layer's
+        clock stands still: what is asked has a limit of its own.
+        """
+
+        async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
+            with standing():
+                return await self._ask(f"@{place}.{extension}", op, fields)
+
+        return AgentsApi(ask)
 
     async def _ask(self, layer: str, op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
         if self._over:

@@ -12,6 +12,7 @@ CONTEXT-10.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Final, Literal, Protocol
 
@@ -194,7 +195,9 @@ class Agents(Protocol):
 
 
 class TurnScope:
-    """What the layers of one turn share. `agents` makes `ctx.agents` of a layer: for a place and an extension."""
+    """What the layers of one turn share. `agents` makes `ctx.agents` of a layer: for a place, an
+    extension, and what lets the layer's clock stand still.
+    """
 
     __slots__ = ("agents", "emit", "execution", "input_event", "metadata", "state")
 
@@ -204,7 +207,7 @@ class TurnScope:
         input_event: AgentEvent,
         state: ConversationState,
         emit: Callable[[str, Any], None],
-        agents: Callable[[str, str], Agents],
+        agents: Callable[[str, str, Callable[[], AbstractContextManager[None]]], Agents],
     ) -> None:
         self.execution = execution
         self.input_event = input_event
@@ -313,7 +316,7 @@ class _Messages(_Context):
     @property
     def agents(self) -> Agents:
         """Asks other agents of the swarm."""
-        return self._turn.agents(self._place, self._extension)
+        return self._turn.agents(self._place, self._extension, self._next.standing)
 
 
 class TurnContext(_Messages):

@@ -9,7 +9,8 @@ Rules.
 - Middleware takes one context and calls `await ctx.next()` exactly once. What it returns is what the layer around it
   gets from its next(), and in the end what the kernel takes.
 - A layer that raises, never calls next(), calls it twice, does not await it or returns something else has failed. What
-  is around it gets a failed result, not the exception: only the turn, step or call in question ends.
+  is around it gets a failed result, not the exception: only the turn, step or call in question ends. So has one that
+  takes longer than LAYER_S outside its next().
 - Cancellation passes through every layer.
 - One order for both spellings: what is registered with `register`, and the mutators of `turn.pre`, `step.pre` and
   `toolCall.pre`, stand in one onion in the order above. The other points lie inside of it, in the order of POINTS, each
@@ -21,12 +22,15 @@ PIPELINE-13 to PIPELINE-16, PIPELINE-25.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from inspect import isawaitable
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from msgspec import Struct
 
+from agentproc.extensions.patience import LAYER_S, Patience, Watch
 from schemas.errors import fail
 
 Kind = Literal["turn", "step", "toolCall"]
@@ -78,6 +82,11 @@ class MiddlewareError(Exception):
     """Middleware did not keep to the rules. Becomes an error with the code E_MIDDLEWARE."""
 
 
+def too_slow() -> MiddlewareError:
+    """The layer's time was over (patience.py)."""
+    return MiddlewareError(f"it took longer than {LAYER_S:g} s outside next()")
+
+
 class Layer(Struct, frozen=True):
     """One registered handler. `extension` is the name of the Extension that registered it, `point` the point that it is
     for; None: it is middleware of a kind.
@@ -90,9 +99,10 @@ class Layer(Struct, frozen=True):
 
 
 class Pipeline:
-    """The middleware of one agent."""
+    """The middleware of one agent. `watch` looks after its layers while they run."""
 
     def __init__(self) -> None:
+        self.watch = Watch()
         self._layers: dict[Kind, list[Layer]] = {kind: [] for kind in KINDS}
         self._points: dict[str, list[Layer]] = {}
         self._kinds: set[str] = set()  # those that anything is registered for
@@ -177,10 +187,11 @@ def _add(layers: list[Layer], layer: Layer, what: str) -> None:
 class Next(Generic[R]):
     """What a layer's context has as `next`: it takes no arguments and is awaited once."""
 
-    __slots__ = ("_inner", "_state")
+    __slots__ = ("_inner", "_patience", "_state")
 
-    def __init__(self, inner: Callable[[], Coroutine[Any, Any, R]]) -> None:
+    def __init__(self, inner: Callable[[], Coroutine[Any, Any, R]], patience: Patience) -> None:
         self._inner = inner
+        self._patience = patience
         self._state: Literal["unused", "called", "done", "closed"] = "unused"
 
     def __call__(self) -> Awaitable[R]:
@@ -193,10 +204,19 @@ class Next(Generic[R]):
         return self._run()
 
     async def _run(self) -> R:
-        result = await self._inner()
+        self._patience.stand()
+        try:
+            result = await self._inner()
+        finally:
+            self._patience.go_on()
         if self._state == "called":
             self._state = "done"
         return result
+
+    @property
+    def standing(self) -> Callable[[], AbstractContextManager[None]]:
+        """The layer waits for what has a limit of its own (patience.py)."""
+        return self._patience.standing
 
     def close(self) -> None:
         """The layer has ended: raises MiddlewareError unless next() was called, and awaited to its end."""
@@ -213,13 +233,14 @@ async def run_chain(
     core: Callable[[], Coroutine[Any, Any, R]],
     accept: Callable[[Any], R],
     failed: Callable[[Layer, BaseException], R],
+    watch: Watch,
     before: Callable[[Layer], Awaitable[None]] | None = None,
 ) -> R:
     """Run `core` inside `layers`.
 
     `bind` makes the context of a layer from its next(); `accept` checks what a layer returned (raises MiddlewareError);
-    `failed` makes the result of a layer that failed; `before` runs a mutator that stands among the layers (None:
-    there are none). Raises only what `core` raises, and cancellation.
+    `failed` makes the result of a layer that failed; `watch` ends one that takes too long; `before` runs a mutator that
+    stands among the layers (None: there are none). Raises only what `core` raises, and cancellation.
     """
 
     async def enter(index: int) -> R:
@@ -232,14 +253,21 @@ async def run_chain(
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 return failed(layer, error)
             return await enter(index + 1)
-        proceed: Next[R] = Next(lambda: enter(index + 1))
+        patience = watch.enter()
+        proceed: Next[R] = Next(lambda: enter(index + 1), patience)
         try:
             returned = layer.handler(bind(proceed, layer))
             if isawaitable(returned):
                 returned = await returned
             proceed.close()
             return accept(returned)
+        except asyncio.CancelledError:
+            if not patience.is_late():
+                raise
+            return failed(layer, too_slow())
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return failed(layer, error)
+        finally:
+            watch.leave(patience)
 
     return await enter(0)

@@ -46,6 +46,7 @@ class PointStages:
 
     def __init__(self, pipeline: Pipeline, tools: DynamicTools, extensions: Extensions, spec: AgentSpec) -> None:
         self._pipeline = pipeline
+        self._watch = pipeline.watch
         self._tools = tools
         self._extensions = extensions
         self._spec = spec
@@ -59,18 +60,18 @@ class PointStages:
 
     async def turn_before(self, layer: Layer, turn: TurnScope) -> None:
         """One mutator of `turn.pre`."""
-        await mutate(layer, self._turn(turn), POINTS["turn.pre"].changes)
+        await mutate(layer, self._turn(turn), POINTS["turn.pre"].changes, self._watch)
 
     async def turn_after(self, turn: TurnScope, result: TurnResult) -> None:
         """`turn.post`; it may change the result."""
         if layers := self._pipeline.at("turn.post"):
-            await run_mutators(layers, self._turn(turn, result), POINTS["turn.post"].changes)
+            await run_mutators(layers, self._turn(turn, result), POINTS["turn.post"].changes, self._watch)
 
     # --- a step
 
     async def step_before(self, layer: Layer, step: StepScope) -> None:
         """One mutator of `step.pre`."""
-        context = await mutate(layer, self._step(step), POINTS["step.pre"].changes)
+        context = await mutate(layer, self._step(step), POINTS["step.pre"].changes, self._watch)
         context.read_into(step)
 
     async def before_model(self, step: StepScope) -> None:
@@ -81,7 +82,7 @@ class PointStages:
         await self._reconcile(step)
         for point in ("step.tools", "step.blocks"):
             if layers := self._pipeline.at(point):
-                context = await run_mutators(layers, self._step(step), POINTS[point].changes)
+                context = await run_mutators(layers, self._step(step), POINTS[point].changes, self._watch)
                 context.read_into(step)
 
     async def _reconcile(self, step: StepScope) -> None:
@@ -89,7 +90,7 @@ class PointStages:
         spec, extensions = self._spec, self._spec.extensions
         known = {extension.name: extension for extension in extensions}
         for layer in self._pipeline.at("step.config"):
-            context = await mutate(layer, self._step(step), POINTS["step.config"].changes)
+            context = await mutate(layer, self._step(step), POINTS["step.config"].changes, self._watch)
             context.read_into(step)
             config = step.effective_config
             try:
@@ -105,7 +106,7 @@ class PointStages:
     async def step_after(self, step: StepScope, result: StepResult) -> None:
         """`step.post`; it may change the result."""
         if layers := self._pipeline.at("step.post"):
-            await run_mutators(layers, self._step(step, result), POINTS["step.post"].changes)
+            await run_mutators(layers, self._step(step, result), POINTS["step.post"].changes, self._watch)
 
     @property
     def wraps_model(self) -> bool:
@@ -130,7 +131,9 @@ class PointStages:
 
         async def call(given: StepPointContext) -> StepPointContext:
             wraps = self._pipeline.at("step.llmCall")
-            return await run_wraps(wraps, given, POINTS["step.llmCall"].changes, attempt, makes="llm_result")
+            return await run_wraps(
+                wraps, given, POINTS["step.llmCall"].changes, attempt, self._watch, makes="llm_result"
+            )
 
         async def again(given: StepPointContext) -> StepPointContext:
             nonlocal asked_again
@@ -147,7 +150,7 @@ class PointStages:
                     context = await call(context)
                 else:
                     context.llm_error = failure.info
-                    context = await run_wraps(rescuers, context, POINTS["step.llmError"].changes, again)
+                    context = await run_wraps(rescuers, context, POINTS["step.llmError"].changes, again, self._watch)
             except GoondanError as error:
                 wanted = failure is None or asked_again > before
                 failure = error
@@ -162,7 +165,7 @@ class PointStages:
 
     async def call_before(self, layer: Layer, step: StepScope, call: CallScope) -> None:
         """One mutator of `toolCall.pre`."""
-        await mutate(layer, self._call(step, call), POINTS["toolCall.pre"].changes)
+        await mutate(layer, self._call(step, call), POINTS["toolCall.pre"].changes, self._watch)
 
     async def call(
         self, step: StepScope, call: CallScope, core: Callable[[], Awaitable[ToolCallResult]]
@@ -176,8 +179,10 @@ class PointStages:
             return given.replace(tool_result=await core())
 
         context = self._call(step, call)
-        context = await run_wraps(wraps, context, POINTS["toolCall.exec"].changes, run, makes="tool_result")
-        context = await run_mutators(posts, context, POINTS["toolCall.post"].changes)
+        context = await run_wraps(
+            wraps, context, POINTS["toolCall.exec"].changes, run, self._watch, makes="tool_result"
+        )
+        context = await run_mutators(posts, context, POINTS["toolCall.post"].changes, self._watch)
         if context.tool_result is None:
             raise AssertionError("the wraps have made a result, and no mutator may take it away")
         return context.tool_result

@@ -13,11 +13,13 @@ Source: requirements PIPELINE-05 to PIPELINE-09, PIPELINE-13 to PIPELINE-16, PIP
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Literal, Protocol, TypeVar
 
-from agentproc.extensions.pipeline import Layer, MiddlewareError
+from agentproc.extensions.patience import Patience, Watch
+from agentproc.extensions.pipeline import Layer, MiddlewareError, too_slow
 
 
 class LayerFailed(Exception):
@@ -42,31 +44,45 @@ class Accepting(Protocol):
 C = TypeVar("C", bound=Accepting)
 
 
-async def mutate(layer: Layer, context: C, changes: Sequence[str]) -> C:
+async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch) -> C:
     """Run one mutator: the context that the next one gets. Raises LayerFailed, and cancellation."""
+    patience = watch.enter()
     try:
         returned = layer.handler(context.copied())
         if isawaitable(returned):
             returned = await returned
         accepted: C = context.accept(returned, changes)
+    except asyncio.CancelledError:
+        if not patience.is_late():
+            raise
+        raise LayerFailed(layer, too_slow()) from None
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise LayerFailed(layer, error) from error
+    finally:
+        watch.leave(patience)
     return accepted
 
 
-async def run_mutators(layers: Sequence[Layer], context: C, changes: Sequence[str]) -> C:
+async def run_mutators(layers: Sequence[Layer], context: C, changes: Sequence[str], watch: Watch) -> C:
     """Run the mutators of one point. Raises LayerFailed, and cancellation."""
     for layer in layers:
-        context = await mutate(layer, context, changes)
+        context = await mutate(layer, context, changes, watch)
     return context
 
 
 class _Inside:
     """`next` of one wrap."""
 
-    __slots__ = ("_changes", "_context", "_inner", "raised", "state")
+    __slots__ = ("_changes", "_context", "_inner", "_patience", "raised", "state")
 
-    def __init__(self, inner: Callable[[Any], Awaitable[Any]], context: Accepting, changes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        inner: Callable[[Any], Awaitable[Any]],
+        context: Accepting,
+        changes: Sequence[str],
+        patience: Patience,
+    ) -> None:
+        self._patience = patience
         self._inner = inner
         self._context = context
         self._changes = changes
@@ -84,14 +100,15 @@ class _Inside:
         return self._run(given)
 
     async def _run(self, context: Any) -> Any:
+        self._patience.stand()
         try:
-            result = await self._inner(context)
+            return await self._inner(context)
         except BaseException as error:
             self.raised = error
-            self._finish()
             raise
-        self._finish()
-        return result
+        finally:
+            self._patience.go_on()
+            self._finish()
 
     def _finish(self) -> None:
         if self.state == "called":
@@ -111,6 +128,7 @@ async def run_wraps(
     context: C,
     changes: Sequence[str],
     core: Callable[[C], Awaitable[C]],
+    watch: Watch,
     *,
     makes: str = "",
 ) -> C:
@@ -125,7 +143,8 @@ async def run_wraps(
         if index == len(layers):
             return await core(given)
         layer = layers[index]
-        inside = _Inside(lambda changed: enter(index + 1, changed), given, changes)
+        patience = watch.enter()
+        inside = _Inside(lambda changed: enter(index + 1, changed), given, changes, patience)
         try:
             returned = layer.handler(given.copied(), inside)
             if isawaitable(returned):
@@ -134,11 +153,18 @@ async def run_wraps(
             accepted: C = given.accept(returned, changes)
             if makes and getattr(accepted, makes) is None:
                 raise MiddlewareError(f"it returned a context without {makes}")
+        except asyncio.CancelledError:
+            if not patience.is_late():
+                raise
+            late = too_slow()
+            blamed[:] = [LayerFailed(layer, late)]
+            raise late from None
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if error is not inside.raised:
                 blamed[:] = [LayerFailed(layer, error)]
             raise
         finally:
+            watch.leave(patience)
             inside.state = "closed"
         return accepted
 

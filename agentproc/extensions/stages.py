@@ -133,6 +133,7 @@ class Stages:
             core,
             _accept(TurnResult),
             failed,
+            self._pipeline.watch,
             lambda layer: self._points.turn_before(layer, self._turn),
         )
         self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
@@ -189,6 +190,7 @@ class Stages:
             core,
             _accept(StepResult),
             failed,
+            self._pipeline.watch,
             lambda layer: self._points.step_before(layer, scope),
         )
         goes_on = bool(result.should_continue)
@@ -288,6 +290,7 @@ class Stages:
                 core,
                 _accept(ToolCallResult),
                 failed,
+                self._pipeline.watch,
                 before,
             )
             if open_call is not None and not open_call.done():

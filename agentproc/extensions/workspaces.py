@@ -41,7 +41,7 @@ class Workspaces:
         context = WorkspacePointContext(repository.path, "repo", dict(repository.metadata) or None)
         try:
             mutators = self._pipeline.at(REPO_AVAILABLE)
-            context = await run_mutators(mutators, context, POINTS[REPO_AVAILABLE].changes)
+            context = await run_mutators(mutators, context, POINTS[REPO_AVAILABLE].changes, self._pipeline.watch)
         except LayerFailed as fault:
             lines = "".join(traceback.format_exception(fault.error)).rstrip()
             log.warning("the %s handler of extension %s failed\n%s", REPO_AVAILABLE, fault.layer.extension, lines)

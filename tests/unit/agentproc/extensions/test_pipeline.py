@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
 from schemas.errors import GoondanError
 
@@ -31,6 +32,7 @@ def chain(*handlers: Any, core: Any = None) -> str:
             core or default,
             accept,
             lambda layer, error: f"!{layer.extension}:{error}",
+            Watch(),
         )
     )
     return result
@@ -135,7 +137,7 @@ def test_cancellation_passes_through_every_layer() -> None:
 
     async def main() -> None:
         task = asyncio.ensure_future(
-            run_chain([Layer("a", cleans), Layer("b", cleans)], lambda p, _: p, core, str, lambda *_: "failed")
+            run_chain([Layer("a", cleans), Layer("b", cleans)], lambda p, _: p, core, str, lambda *_: "failed", Watch())
         )
         await asyncio.sleep(0)
         task.cancel()

@@ -1,0 +1,115 @@
+"""How long one layer may take outside its next(), however often it waits.
+
+A layer's clock runs while its own code runs or waits. It stands still inside next(), and while the layer waits for
+another agent (`ctx.agents`): both have limits of their own. One timer looks at all layers of the process now and then:
+a timer for each layer would cost more than most layers do.
+
+Source: docs/extensions.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Final
+
+#: How long a layer may take outside next() (seconds). A person waits behind it; what takes longer belongs into a tool
+#: or another agent, which can be seen and cancelled.
+LAYER_S: Final = 60.0
+#: How often the layers are looked at while any runs (seconds); a layer may have as much more than its time.
+LOOK_S: Final = 1.0
+
+
+class Patience:
+    """The clock of one layer, from `Watch.enter` to `Watch.leave`. `expired`: its time was over before it was."""
+
+    __slots__ = ("_cancelling", "_left", "_since", "_standing", "_task", "_watch", "expired")
+
+    def __init__(self, watch: Watch, task: asyncio.Task[Any]) -> None:
+        self._watch = watch
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._left = LAYER_S
+        self._since = monotonic()
+        self._standing = 0
+        self.expired = False
+
+    def stand(self) -> None:
+        """The clock stands still until as many calls of `go_on`."""
+        if self._standing == 0:
+            self._left -= monotonic() - self._since
+            self._watch.running.pop(self, None)
+        self._standing += 1
+
+    def go_on(self) -> None:
+        """See `stand`."""
+        self._standing -= 1
+        if self._standing == 0:
+            self._since = monotonic()
+            self._watch.look_at(self)
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """The clock stands still meanwhile; may be entered from several tasks at once, and within itself."""
+        self.stand()
+        try:
+            yield
+        finally:
+            self.go_on()
+
+    def look(self, now: float) -> None:
+        """Cancel the layer if its time is over."""
+        if not self.expired and now - self._since > self._left:
+            self.expired = True
+            self._task.cancel()
+
+    def is_late(self) -> bool:
+        """Asked by who has caught the layer's CancelledError: whether it came from `look`, and only from there."""
+        return self.expired and self._task.uncancel() <= self._cancelling
+
+
+class Watch:
+    """The layers of one process that are outside their next()."""
+
+    def __init__(self) -> None:
+        self.running: dict[Patience, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self) -> Patience:
+        """A layer begins, in the task that runs now."""
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("layers run in tasks")
+        patience = Patience(self, task)
+        self.look_at(patience)
+        return patience
+
+    def look_at(self, patience: Patience) -> None:
+        """A layer's clock runs."""
+        self.running[patience] = None
+        if self._timer is None:
+            self._look_later()
+
+    def leave(self, patience: Patience) -> None:
+        """The layer has ended."""
+        self.running.pop(patience, None)
+
+    def close(self) -> None:
+        """Nobody is looked at any more."""
+        self.running.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(min(LOOK_S, LAYER_S / 4), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = monotonic()
+        for patience in list(self.running):
+            patience.look(now)
+        if self.running:
+            self._look_later()
