@@ -25,6 +25,7 @@ from agentproc.completions import Ended, read_answer, read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.loaded import Extensions, Place, give_state
+from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.workspaces import Workspaces
 from agentproc.providers.base import Provider, redactor_of
@@ -93,7 +94,8 @@ class TurnRunner:
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         self.place = Place(spec.name, instance_key, files, spec.state_dir)
         self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place)
-        self.workspaces = Workspaces(self.pipeline, self.events)
+        self.watch = Watch()
+        self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
         self._provider = provider
@@ -192,6 +194,7 @@ class TurnRunner:
     async def close(self) -> None:
         """Let the extensions clean up, stop timers, give back the file and the model's connections."""
         await self.extensions.close()
+        self.watch.close()
         self.acks.close()
         self.caller.abandon()
         self.store.close()

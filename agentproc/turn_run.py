@@ -130,7 +130,8 @@ class TurnRun:
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
                 runner.pipeline,
-                PointStages(runner.pipeline, runner.tools, runner.extensions, runner.spec),
+                PointStages(runner.pipeline, runner.tools, runner.extensions, runner.spec, runner.watch),
+                runner.watch,
                 runner.catalog,
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),

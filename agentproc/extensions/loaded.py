@@ -100,7 +100,6 @@ class Extensions:
         names, self._loaded = list(self._loaded), {}
         await asyncio.gather(*(self._events.clean_up(name) for name in names))
         self._events.close()
-        self._pipeline.watch.close()
 
     # --- inside
 

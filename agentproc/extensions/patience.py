@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
-#: How long a layer may take outside next() (seconds). A person waits behind it; what takes longer belongs into a tool
-#: or another agent, which can be seen and cancelled.
-LAYER_S: Final = 60.0
+from agentproc.extensions.pipeline import LAYER_S
+
 #: How often the layers are looked at while any runs (seconds); a layer may have as much more than its time.
 LOOK_S: Final = 1.0
 

@@ -22,15 +22,13 @@ PIPELINE-13 to PIPELINE-16, PIPELINE-25.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import isawaitable
-from typing import Any, Final, Generic, Literal, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from msgspec import Struct
 
-from agentproc.extensions.patience import LAYER_S, Patience, Watch
 from schemas.errors import fail
 
 Kind = Literal["turn", "step", "toolCall"]
@@ -78,6 +76,37 @@ Middleware = Callable[..., Any]
 R = TypeVar("R")
 
 
+#: How long a layer may take outside next() (seconds). A person waits behind it; what takes longer belongs into a tool
+#: or another agent, which can be seen and cancelled.
+LAYER_S: Final = 60.0
+
+
+class Patience(Protocol):
+    """The clock of one layer (patience.py)."""
+
+    def stand(self) -> None:
+        """It stands still."""
+
+    def go_on(self) -> None:
+        """It runs again."""
+
+    def standing(self) -> AbstractContextManager[None]:
+        """It stands still meanwhile."""
+
+    def is_late(self) -> bool:
+        """Whether it was the clock that cancelled the layer."""
+
+
+class Watch(Protocol):
+    """Looks after layers while they run (patience.py)."""
+
+    def enter(self) -> Patience:
+        """A layer begins, in the task that runs now."""
+
+    def leave(self, patience: Any) -> None:
+        """It has ended."""
+
+
 class MiddlewareError(Exception):
     """Middleware did not keep to the rules. Becomes an error with the code E_MIDDLEWARE."""
 
@@ -99,10 +128,9 @@ class Layer(Struct, frozen=True):
 
 
 class Pipeline:
-    """The middleware of one agent. `watch` looks after its layers while they run."""
+    """The middleware of one agent."""
 
     def __init__(self) -> None:
-        self.watch = Watch()
         self._layers: dict[Kind, list[Layer]] = {kind: [] for kind in KINDS}
         self._points: dict[str, list[Layer]] = {}
         self._kinds: set[str] = set()  # those that anything is registered for
@@ -261,12 +289,12 @@ async def run_chain(
                 returned = await returned
             proceed.close()
             return accept(returned)
-        except asyncio.CancelledError:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return failed(layer, error)
+        except BaseException:  # cancellation
             if not patience.is_late():
                 raise
             return failed(layer, too_slow())
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return failed(layer, error)
         finally:
             watch.leave(patience)
 

@@ -16,7 +16,7 @@ from agentproc.extensions.contexts import CallScope, StepResult, StepScope, Tool
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.effective import effective_config, wanted_extensions, wanted_system, wanted_tools
 from agentproc.extensions.loaded import Extensions
-from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline
+from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
 from agentproc.extensions.point_contexts import (
     StepPointContext,
     StepView,
@@ -44,9 +44,11 @@ Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]
 class PointStages:
     """The points of one turn. `spec` is what the agent runs with."""
 
-    def __init__(self, pipeline: Pipeline, tools: DynamicTools, extensions: Extensions, spec: AgentSpec) -> None:
+    def __init__(
+        self, pipeline: Pipeline, tools: DynamicTools, extensions: Extensions, spec: AgentSpec, watch: Watch
+    ) -> None:
         self._pipeline = pipeline
-        self._watch = pipeline.watch
+        self._watch = watch
         self._tools = tools
         self._extensions = extensions
         self._spec = spec

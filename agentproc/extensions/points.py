@@ -13,13 +13,11 @@ Source: requirements PIPELINE-05 to PIPELINE-09, PIPELINE-13 to PIPELINE-16, PIP
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, Literal, Protocol, TypeVar
 
-from agentproc.extensions.patience import Patience, Watch
-from agentproc.extensions.pipeline import Layer, MiddlewareError, too_slow
+from agentproc.extensions.pipeline import Layer, MiddlewareError, Patience, Watch, too_slow
 
 
 class LayerFailed(Exception):
@@ -52,12 +50,12 @@ async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch)
         if isawaitable(returned):
             returned = await returned
         accepted: C = context.accept(returned, changes)
-    except asyncio.CancelledError:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise LayerFailed(layer, error) from error
+    except BaseException:  # cancellation
         if not patience.is_late():
             raise
         raise LayerFailed(layer, too_slow()) from None
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise LayerFailed(layer, error) from error
     finally:
         watch.leave(patience)
     return accepted
@@ -153,16 +151,16 @@ async def run_wraps(
             accepted: C = given.accept(returned, changes)
             if makes and getattr(accepted, makes) is None:
                 raise MiddlewareError(f"it returned a context without {makes}")
-        except asyncio.CancelledError:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if error is not inside.raised:
+                blamed[:] = [LayerFailed(layer, error)]
+            raise
+        except BaseException:  # cancellation
             if not patience.is_late():
                 raise
             late = too_slow()
             blamed[:] = [LayerFailed(layer, late)]
             raise late from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            if error is not inside.raised:
-                blamed[:] = [LayerFailed(layer, error)]
-            raise
         finally:
             watch.leave(patience)
             inside.state = "closed"

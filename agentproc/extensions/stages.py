@@ -32,7 +32,7 @@ from agentproc.extensions.contexts import (
     TurnResult,
     TurnScope,
 )
-from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
+from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
 from agentproc.extensions.point_contexts import read_items
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
@@ -63,6 +63,7 @@ class Stages:
         self,
         pipeline: Pipeline,
         points: PointStages,
+        watch: Watch,
         catalog: Catalog,
         transcript: Transcript,
         execution: Execution,
@@ -75,6 +76,7 @@ class Stages:
     ) -> None:
         self._pipeline = pipeline
         self._points = points
+        self._watch = watch
         self._catalog = catalog
         self._transcript = transcript
         self._push = push
@@ -133,7 +135,7 @@ class Stages:
             core,
             _accept(TurnResult),
             failed,
-            self._pipeline.watch,
+            self._watch,
             lambda layer: self._points.turn_before(layer, self._turn),
         )
         self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
@@ -190,7 +192,7 @@ class Stages:
             core,
             _accept(StepResult),
             failed,
-            self._pipeline.watch,
+            self._watch,
             lambda layer: self._points.step_before(layer, scope),
         )
         goes_on = bool(result.should_continue)
@@ -290,7 +292,7 @@ class Stages:
                 core,
                 _accept(ToolCallResult),
                 failed,
-                self._pipeline.watch,
+                self._watch,
                 before,
             )
             if open_call is not None and not open_call.done():

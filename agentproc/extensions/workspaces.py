@@ -10,7 +10,7 @@ import traceback
 from typing import Any
 
 from agentproc.extensions.events import EventBus
-from agentproc.extensions.pipeline import POINTS, Pipeline
+from agentproc.extensions.pipeline import POINTS, Pipeline, Watch
 from agentproc.extensions.point_contexts import WorkspacePointContext
 from agentproc.extensions.points import LayerFailed, run_mutators
 from agentproc.extensions.repositories import repository_at
@@ -23,7 +23,8 @@ log = logging.getLogger("agentproc")
 class Workspaces:
     """Which workdir the extensions of an instance have been told of."""
 
-    def __init__(self, pipeline: Pipeline, events: EventBus) -> None:
+    def __init__(self, pipeline: Pipeline, events: EventBus, watch: Watch) -> None:
+        self._watch = watch
         self._pipeline = pipeline
         self._events = events
         self._told = ""
@@ -41,7 +42,7 @@ class Workspaces:
         context = WorkspacePointContext(repository.path, "repo", dict(repository.metadata) or None)
         try:
             mutators = self._pipeline.at(REPO_AVAILABLE)
-            context = await run_mutators(mutators, context, POINTS[REPO_AVAILABLE].changes, self._pipeline.watch)
+            context = await run_mutators(mutators, context, POINTS[REPO_AVAILABLE].changes, self._watch)
         except LayerFailed as fault:
             lines = "".join(traceback.format_exception(fault.error)).rstrip()
             log.warning("the %s handler of extension %s failed\n%s", REPO_AVAILABLE, fault.layer.extension, lines)
