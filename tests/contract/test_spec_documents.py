@@ -93,8 +93,8 @@ def test_details_of_the_parameters(tmp_path: Path) -> None:
 
 @pytest.mark.requirement("BASE-03", "CATALOG-08")
 def test_the_agent(tmp_path: Path) -> None:
-    tools = "".join(TOOL.format(name) for name in ("file-system", "http-fetch", "agents"))
-    inspected = load(tmp_path, document("agent") + MODEL + tools, {"ANTHROPIC_API_KEY": "k"})
+    """As it is printed, with a Model beside it: its tools are those that come along."""
+    inspected = load(tmp_path, document("agent") + MODEL, {"ANTHROPIC_API_KEY": "k"})
     assert inspected.errors == []
     agent = inspected.checked.agents["my-agent"]
     assert agent.tools == ["bash", "file-system", "http-fetch", "agents"]

@@ -51,12 +51,18 @@ spec:
 ASKS = """\
 def register(api):
     async def turn(ctx):
+        if ctx.input_event.metadata:  # it says what it was given, and asks nobody
+            result = await ctx.next()
+            result.response = f"{ctx.input_event.type}: {ctx.input_event.metadata}"
+            return result
         asked = await ctx.agents.request("beta", "middleware asks", instance_key=ctx.instance_key + "-mw")
         ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": asked["response"]}}})
         return await ctx.next()
 
     async def step(ctx):
         result = await ctx.next()
+        if ctx.turn.input_event.metadata:
+            return result
         await ctx.agents.send("gamma", f"step {ctx.step_index} ended", instance_key=ctx.instance_key + "-mw")
         return result
 
@@ -86,11 +92,13 @@ spec:
 
 
 def bundle(endpoint: str) -> str:
-    """Five agents that can do the same, one that cannot start, and one whose middleware asks."""
+    """Five agents that can do the same, one that cannot start, one whose middleware asks, and one that has no tools."""
     agents = [AGENT.replace("NAME", name).replace("EXTRA", "") for name in AGENTS]
     agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", "Extension/broken"))
     agents.append(AGENT.replace("NAME", "wrapped").replace("EXTRA", "Extension/asks"))
-    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped"))
+    agents.append("".join(line for line in AGENT.replace("NAME", "simple").splitlines(True) if "EXTRA" not in line))
+    agents[-1] = agents[-1].replace("  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker]\n", "")
+    listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped", "simple"))
     return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
 
 

@@ -21,6 +21,7 @@ def swarm() -> Iterator[Swarm]:
         yield made
 
 
+@pytest.mark.requirement("AGENTS-01", "AGENTS-08", "AGENTS-14", "IPC-06")
 def test_an_agent_asks_another_and_gets_its_answer(swarm: Swarm) -> None:
     swarm.script("ask beta", request("beta", "what is it"), "beta says it")
     swarm.script("what is it", "a thing")
@@ -97,6 +98,7 @@ def test_the_other_instance_of_an_agent_can_be_asked_and_the_own_cannot(swarm: S
     assert "E_AGENT_CYCLE" in code_of(swarm.result("ask myself"))
 
 
+@pytest.mark.requirement("AGENTS-05")
 def test_an_unknown_agent_is_one_clear_error(swarm: Swarm) -> None:
     swarm.script("ask nobody", request("nobody", "x"), "done")
     assert swarm.send("ask nobody", "unknown")["response"] == "done"
@@ -105,6 +107,7 @@ def test_an_unknown_agent_is_one_clear_error(swarm: Swarm) -> None:
     assert "there are: alpha, beta" in said
 
 
+@pytest.mark.requirement("AGENTS-05")
 def test_an_agent_that_cannot_start_is_one_clear_error(swarm: Swarm) -> None:
     swarm.script("ask unfit", request("unfit", "x"), "done")
     assert swarm.send("ask unfit", "unfit")["response"] == "done"
@@ -124,6 +127,7 @@ def test_a_cycle_ends_at_the_one_who_would_close_it(swarm: Swarm, count: int) ->
     assert swarm.result(words[0])["response"] == f"end of {ring[1]}", "every other one is answered"
 
 
+@pytest.mark.requirement("AGENTS-05", "AGENTS-17")
 def test_the_time_of_a_request_ends_both_sides(swarm: Swarm) -> None:
     swarm.script("be slow", *([("b1", "bash__exec", {"command": "sleep 0.3"})] for _ in range(20)), "late")
     swarm.script("ask slow", request("beta", "be slow", timeoutMs=1000), "went on")
@@ -196,6 +200,7 @@ def test_a_caller_that_is_killed_gets_the_stored_answer(swarm: Swarm) -> None:
     assert len(swarm.model.requests["take your time"]) == 2, "the agent that was asked worked once, in two steps"
 
 
+@pytest.mark.requirement("AGENTS-23", "AGENTS-24", "AGENTS-26", "AGENTS-27")
 def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
     spawned = [
         ("s1", "agents__spawn", {"target": "beta", "instanceKey": "mine"}),
@@ -214,16 +219,25 @@ def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
     assert results["l2"]["count"] == len(results["l2"]["agents"]) >= 2
 
 
+@pytest.mark.requirement("AGENTS-18")
+def test_metadata_travels_with_the_event_and_the_receiving_agent_reads_it(swarm: Swarm) -> None:
+    swarm.script("tell more", request("wrapped", "read it", metadata={"ticket": 7}, eventType="ticket.new"), "done")
+    swarm.script("read it", "ok")
+    swarm.send("tell more", "metadata")
+    assert swarm.result("tell more")["response"] == "ticket.new: {'ticket': 7}"
+
+
+@pytest.mark.requirement("AGENTS-28", "AGENTS-29", "AGENTS-30")
 def test_the_catalog_lists_the_agents(swarm: Swarm) -> None:
     swarm.script("who", [("c1", "agents__catalog", {})], "done")
     swarm.send("who", "catalog")
-    everybody = sorted((*AGENTS, "unfit", "wrapped"))
+    everybody = sorted((*AGENTS, "unfit", "wrapped", "simple"))
     assert swarm.result("who") == {
         "swarmName": "five",
         "entryAgent": "alpha",
         "selfAgent": "alpha",
-        "availableCount": 7,
-        "callableCount": 6,
+        "availableCount": 8,
+        "callableCount": 7,
         "availableAgents": everybody,
         "callableAgents": [name for name in everybody if name != "alpha"],
     }
@@ -270,6 +284,7 @@ def test_a_cancelled_caller_takes_its_request_with_it(swarm: Swarm) -> None:
 # --- without waiting
 
 
+@pytest.mark.requirement("AGENTS-15", "AGENTS-16")
 def test_an_answer_that_comes_during_the_turn_is_in_its_next_model_call(swarm: Swarm) -> None:
     gate = "while [ ! -e go ]; do sleep 0.02; done; sleep 0.5"
     asks = [
@@ -333,12 +348,16 @@ def test_a_failure_is_told_as_well(swarm: Swarm) -> None:
     wait_until(lambda: any("did not answer your request" in json.dumps(r) for r in all_requests(swarm)), what="it")
 
 
+@pytest.mark.requirement(
+    "HANDOFF-01", "HANDOFF-02", "HANDOFF-03", "HANDOFF-04", "HANDOFF-05", "HANDOFF-07", "HANDOFF-08", "COMPAT-04"
+)
 def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
     swarm.model.otherwise = "noted"
     handed = [
-        ("h1", "handoff__request", {"target": "beta", "payload": {"do": "this"}}),
+        ("h1", "handoff__request", {"target": "simple", "payload": {"do": "this"}}),
         ("h2", "handoff__request", {"target": "nobody", "payload": "x"}),
-        ("h3", "handoff__request", {"target": "beta"}),
+        ("h3", "handoff__request", {"target": "simple"}),
+        ("h4", "handoff__request", {"payload": "x"}),
     ]
     swarm.script('{"do": "this"}', "done with it")
     swarm.script("hand over", handed, "handed", "and heard")
@@ -348,6 +367,7 @@ def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
     assert (results["h1"]["status"], handle.startswith("handoff:t")) == ("pending", True)
     assert "E_AGENT_NOT_FOUND" in code_of(results["h2"])
     assert "E_TOOL_INVALID_ARGS" in code_of(results["h3"])
+    assert "E_TOOL_INVALID_ARGS" in code_of(results["h4"])
     ended = f"The pending result {handle} of handoff__request (call h1) is here:"
     found = wait_until(
         lambda: [m for r in all_requests(swarm) for m in r["messages"] if ended in str(m["content"])], what=ended
@@ -355,3 +375,4 @@ def test_work_is_handed_over_and_its_end_arrives(swarm: Swarm) -> None:
     shown = json.loads(found[0]["content"].splitlines()[-1])
     assert (shown["status"], shown["output"]["response"]) == ("ok", "done with it")
     assert shown["output"]["correlationId"] == handle
+    assert "tools" not in swarm.model.requests['{"do": "this"}'][0], "who gets the work knows nothing of handoffs"

@@ -34,7 +34,7 @@ spec:
 apiVersion: goondan.ai/v1
 kind: Tool
 metadata: {name: plain}
-spec: {entry: tools/ask.py, exports: [{name: has}]}
+spec: {entry: tools/ask.py, exports: [{name: has}, {name: it}]}
 ---
 apiVersion: goondan.ai/v1
 kind: Tool
@@ -189,13 +189,15 @@ def test_an_agent_that_is_asked_asks_on(kernel: Sandbox) -> None:
     assert json.loads(given["response"])["response"] == "deep"
 
 
-@pytest.mark.requirement("CONTEXT-09")
+@pytest.mark.requirement("CONTEXT-09", "AGENTS-11")
 def test_only_a_tool_that_was_granted_the_permission_has_it(kernel: Sandbox) -> None:
     shown = say(kernel, "/ask__has\n/plain__has\n/ask-too__has", "grants")
     own, without, packaged = (part.splitlines()[1] for part in shown.split("\n\n"))
     assert own == "has it"
     assert without == "has none", "it did not ask for the permission"
     assert packaged == "has none", "nobody has accepted what the package asks for"
+    refused = say(kernel, '/plain__it {"target": "helper", "input": "x"}', "grants")
+    assert "'NoneType' object has no attribute 'request'" in refused, "what asks all the same is an error result"
     assert say(kernel, "/ask__has", "grants", agent="narrow") == "has none\n", "the agent has narrowed it away"
 
 

@@ -46,3 +46,40 @@ def test_the_bundled_tools_and_their_exports() -> None:
         "slack": ["send", "read", "edit", "delete", "react", "downloadFile"],
     }
     assert {name: exports[name] for name in specified} == specified
+
+
+#: What the specification says of each export: its parameters with their types, and which of them must be given.
+ASKS = {"target": "string", "input": "string", "instanceKey": "string", "eventType": "string", "metadata": "object"}
+PARAMETERS: dict[str, dict[str, tuple[dict[str, object], list[str]]]] = {
+    "agents": {
+        "request": ({**ASKS, "timeoutMs": "number", "async": "boolean"}, ["target", "input"]),
+        "send": (dict(ASKS), ["target", "input"]),
+        "spawn": ({"target": "string", "instanceKey": "string", "cwd": "string"}, ["target"]),
+        "list": ({"includeAll": "boolean"}, []),
+        "catalog": ({}, []),
+    },
+    "handoff": {
+        "request": (
+            {
+                "target": "string",
+                "payload": ["string", "number", "boolean", "object", "array", "null"],
+                "instanceKey": "string",
+                "metadata": "object",
+            },
+            ["target", "payload"],
+        )
+    },
+}
+
+
+@pytest.mark.requirement(
+    "AGENTS-06", "AGENTS-12", "AGENTS-19", "AGENTS-22", "AGENTS-25", "AGENTS-28", "HANDOFF-02", "HANDOFF-06"
+)
+@pytest.mark.parametrize("tool", PARAMETERS)
+def test_the_parameters_are_those_of_the_specification(tool: str) -> None:
+    found = {}
+    for export in base_tools()[tool].body.exports:
+        schema = export.parameters or {}
+        types = {name: part["type"] for name, part in schema.get("properties", {}).items()}
+        found[export.name] = (types, schema.get("required", []))
+    assert found == PARAMETERS[tool]
