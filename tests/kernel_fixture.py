@@ -26,6 +26,9 @@ from kernel import lock
 from kernel.cli.attach import end_of
 from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
+from tests.ready_gdn import ReadyGdn
+
+_READY = ReadyGdn()
 
 ROOT = Path(__file__).resolve().parent.parent
 #: How long anything may take that takes well under a second on an idle machine (seconds).
@@ -100,6 +103,9 @@ class Sandbox:
     def gdn(self, *arguments: str, input: str | bytes | None = None, timeout: float = PATIENCE_S) -> Result:
         """Run `gdn` to its end."""
         data = input.encode() if isinstance(input, str) else input
+        if _READY.fits(self.env):
+            status, out, err = _READY.run(arguments, self.env, self.here or self.home, data, timeout)
+            return Result(status, out.decode(), err.decode())
         process = self.popen(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
         out, err = process.communicate(data, timeout=timeout)
         return Result(process.returncode, out.decode(), err.decode())

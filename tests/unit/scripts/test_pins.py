@@ -12,7 +12,7 @@ from scripts.pinned import KINDS, Malformed, Pin, machines, normal, parse, rende
 from toolhost.seccomp.numbers import NUMBERS
 
 NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,10}[A-Za-z0-9])?", fullmatch=True)
-HASHES = st.lists(st.from_regex(r"[0-9a-f]{64}", fullmatch=True), min_size=1, max_size=4, unique=True).map(sorted)
+HASHES = st.lists(st.binary(min_size=32, max_size=32).map(bytes.hex), min_size=1, max_size=4, unique=True).map(sorted)
 VERSIONS = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}", fullmatch=True)
 LACKING = st.lists(st.sampled_from(machines()), max_size=3, unique=True)
 PINS = st.lists(

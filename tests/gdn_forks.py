@@ -1,0 +1,84 @@
+"""`gdn`, forked from a process that has imported it: `python -I tests/gdn_forks.py SOCKET`.
+
+To start an interpreter and to import the commands takes a tenth of a second of processor time, and the tests run `gdn`
+many hundred times. Each run is a process of its own all the same, with the streams, the folder and the environment that
+it is given. Who starts `gdn` as a person's shell does is `Sandbox.popen`; it is what tests use that look at the start.
+
+A request over the socket: its length (4 bytes, little-endian), with the descriptors of stdin, stdout, stderr and the
+pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "umask": …}`. The answer is two lines: the
+number of the process, and its exit status once it has ended; a negative one is the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NoReturn
+
+from kernel import cli
+
+#: What commands import when they need it.
+LATER = ("kernel.bundle.opening", "kernel.cli.attach", "kernel.cli.output", "kernel.cli.session", "kernel.cli.terminal")
+
+
+def main() -> None:
+    """Until nobody asks any more."""
+    for name in (*LATER, *(f"kernel.cli.{command}" for command in cli.COMMANDS)):
+        import_module(name)
+    gc.freeze()
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        head, given, _, _ = socket.recv_fds(asked, 4, 4)
+        if not head:
+            return
+        body = asked.makefile("rb", buffering=0)
+        request = b""
+        while len(request) < int.from_bytes(head, "little"):
+            request += body.read(int.from_bytes(head, "little") - len(request))
+        if not os.fork():
+            _attend(json.loads(request), *given)
+        for fd in given:
+            os.close(fd)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _attend(request: Any, stdin: int, stdout: int, stderr: int, answer: int) -> NoReturn:
+    """Run one command, and say how it ended."""
+    pid = os.fork()
+    if not pid:
+        _become(request, stdin, stdout, stderr)
+    for fd in (stdin, stdout, stderr):
+        os.close(fd)
+    os.write(answer, f"{pid}\n".encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):  # nobody waits for it any more
+        os.write(answer, f"{status}\n".encode())
+    os._exit(0)
+
+
+def _become(request: Any, *streams: int) -> NoReturn:
+    """Be `gdn`."""
+    try:
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+        os.closerange(3, 1024)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.umask(request["umask"])
+        os.chdir(request["folder"])
+        sys.argv = ["gdn", *request["arguments"]]
+        cli.main()
+    finally:  # it ends the process by itself, unless the above has failed
+        sys.excepthook(*sys.exc_info())
+        os._exit(os.EX_SOFTWARE)
+
+
+if __name__ == "__main__":
+    main()
