@@ -5,8 +5,8 @@ many hundred times. Each run is a process of its own all the same, with the stre
 it is given. Who starts `gdn` as a person's shell does is `Sandbox.popen`; it is what tests use that look at the start.
 
 A request over the socket: its length (4 bytes, little-endian), with the descriptors of stdin, stdout, stderr and the
-pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "umask": …}`. The answer is two lines: the
-number of the process, and its exit status once it has ended; a negative one is the signal that ended it.
+pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "umask": …}`. The answer has two
+lines: the number of the process, and its exit status once it has ended; a negative one is the signal that ended it.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_send_prints_only_the_answer(running: Sandbox) -> None:
     plain = running.gdn("send", "main", "/bash__exec command='echo $((6*7))'")
     assert (plain.status, plain.out, plain.err) == (0, "42\n", "")
     document = running.gdn("send", "hello", "--json").json
-    assert document.keys() == {"eventId", "turnId", "status", "response", "finishReason"}
+    assert document.keys() == {"eventId", "traceId", "turnId", "status", "response", "finishReason"}
     unknown = running.gdn("send", "nobody", "hello", "--json")
     assert (unknown.status, unknown.json["error"]["code"]) == (1, "E_AGENT_NOT_FOUND")
 
@@ -126,7 +126,8 @@ def test_an_event_id_is_answered_once(running: Sandbox) -> None:
 
 def test_send_without_waiting(running: Sandbox) -> None:
     result = running.gdn("send", exec_line("sleep 1"), "--no-wait", "--event-id", "slow", "--instance", "n", "--json")
-    assert (result.status, result.json) == (0, {"eventId": "slow", "status": "accepted"})
+    told = {"eventId": "slow", "status": "accepted", "traceId": result.json["traceId"]}
+    assert (result.status, result.json) == (0, told)
     assert running.gdn("send", exec_line("sleep 1"), "--event-id", "slow", "--instance", "n").status == 0
 
 
