@@ -197,4 +197,5 @@ def check(world: World) -> None:
     assert set(bus.mailbox.events) <= set(bus.mailbox.dead), "the broker holds what is over"
     places = bus.mailbox.places
     assert (bus.mailbox.open.held, bus.mailbox.held.held, bus.calls.large.held) == (0, 0, 0), "counted for ever"
+    assert (bus.mailbox.answers.held, bus.mailbox._late, bus.mailbox._roots) == (0, {}, {}), "counted for ever"
     assert (places.pool.held, places.lent, places.waiting) == (0, 0, 0), "a place was left behind"
