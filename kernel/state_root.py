@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, NoReturn
 from msgspec import Struct
 
 from kernel import paths
-from schemas.directories import Directory, DirectoryRefused, is_group_of, open_directory
+from schemas.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
 from schemas.errors import GoondanError, fail
 from schemas.own_users import TOOLHOST_UID
 from schemas.shell import quoted
@@ -243,11 +243,13 @@ class _Mending:
     def note(self, path: str, mode: int, gid: int | None = None) -> None:
         """A level was too open. The walk does not tell the group: it is looked at, and nobody else changes it now."""
         self.mended.append(f"{path} was open to others (mode {mode:04o}); it is closed now")
-        if others_could_write(mode, lambda: self.is_ours(os.stat(path).st_gid if gid is None else gid)):
+        if others_could_write(mode, lambda: self.is_ours(path, os.stat(path).st_gid if gid is None else gid)):
             self.exposed.append(f"others could write to {path} (mode {mode:04o})")
 
-    def is_ours(self, gid: int) -> bool:
-        """Whether a group holds nobody but this user."""
+    def is_ours(self, path: str, gid: int) -> bool:
+        """Whether what the group may do with `path` is for nobody but this user: a list can name others."""
+        if has_list(path):
+            return False
         if gid not in self._groups:
             self._groups[gid] = is_group_of(gid, (0, os.geteuid()))
         return self._groups[gid]
@@ -306,7 +308,7 @@ def _close(folder: int, name: str, path: str, root: str, mending: _Mending, *, k
         if stat.S_ISLNK(state.st_mode) or not mode & 0o777 & ~keep or _has_other_names(state):
             return
         os.chmod(f"/proc/self/fd/{fd}", mode & ~(0o777 & ~keep))
-        if others_could_write(mode, lambda: mending.is_ours(state.st_gid)):
+        if others_could_write(mode, lambda: mending.is_ours(path, state.st_gid)):
             mending.exposed.append(f"others could write to {path} (mode {mode:04o})")
     finally:
         os.close(fd)

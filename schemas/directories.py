@@ -179,7 +179,8 @@ class _Walk:
                 state = os.fstat(fd)
                 if not state.st_mode & 0o077:
                     self._mend(path, mode)
-            self._open = check(path, state, self._owners, private=private, listed=lambda: _has_list(fd))
+            here = f"/proc/self/fd/{fd}"
+            self._open = check(path, state, self._owners, private=private, listed=lambda: has_list(here, follow=True))
         except BaseException:
             os.close(fd)
             raise
@@ -272,9 +273,12 @@ def _names(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
-def _has_list(fd: int) -> bool:
+def has_list(path: str, *, follow: bool = False) -> bool:
+    """Whether a file or folder has an access control list, whose entries can name anybody: the group's bits of the mode
+    are its mask then. What cannot be told counts.
+    """
     try:
-        return bool(os.getxattr(f"/proc/self/fd/{fd}", _ACL))
+        return bool(os.getxattr(path, _ACL, follow_symlinks=follow))
     except OSError as error:
         return error.errno not in (errno.ENODATA, errno.ENOTSUP)
 

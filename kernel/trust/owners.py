@@ -6,7 +6,6 @@ something else in the place of the file. The system and the user count as one; s
 
 from __future__ import annotations
 
-import errno
 import grp
 import os
 import pwd
@@ -16,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from kernel.trust.powers import Owner, Writers
-from schemas.directories import is_group_of
+from schemas.directories import has_list, is_group_of
 
 #: Files and folders of one tool that are looked at; a folder with more holds something else as well.
 MAX_BELOW: Final = 5_000
@@ -75,7 +74,7 @@ def _look(path: str, owners: set[int], groups: set[int | None], seen: set[str]) 
         return  # a link has no mode; in a sticky folder each file is its owner's
     if state.st_mode & stat.S_IWOTH:
         groups.add(None)
-    elif state.st_mode & stat.S_IWGRP and (_has_list(path) or not is_own_group(state.st_gid, os.geteuid())):
+    elif state.st_mode & stat.S_IWGRP and (has_list(path) or not is_own_group(state.st_gid, os.geteuid())):
         groups.add(state.st_gid)
 
 
@@ -83,14 +82,6 @@ def _look(path: str, owners: set[int], groups: set[int | None], seen: set[str]) 
 def is_own_group(gid: int, uid: int) -> bool:
     """Whether a group holds nobody but the user and root."""
     return is_group_of(gid, (0, uid))
-
-
-def _has_list(path: str) -> bool:
-    """Whether it has an access control list, whose entries can name anybody; the group's bits are its mask then."""
-    try:
-        return bool(os.getxattr(path, "system.posix_acl_access", follow_symlinks=False))
-    except OSError as error:
-        return error.errno not in (errno.ENODATA, errno.ENOTSUP)
 
 
 def owner_name(uid: int) -> str:
