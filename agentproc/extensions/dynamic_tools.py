@@ -28,7 +28,7 @@ from agentproc.conversation import Message, error_result
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
-from schemas.address import SEPARATOR
+from schemas.address import SEPARATOR, parse_tool_name
 from schemas.arguments import compile_arguments
 from schemas.errors import fail, tool_error
 from schemas.frames import ToolResult
@@ -194,9 +194,13 @@ def _shown_name(name: Any, extension: str) -> str:
     shown = name.replace(".", SEPARATOR, 1) if isinstance(name, str) else ""
     if _NAME.fullmatch(shown) is None:
         message = f"extension {extension}: {str(name)[:80]!r} cannot be a tool's name"
-        raise fail(
-            "E_USAGE", message, suggestion="Use 1 to 64 letters, digits, - and _, with __ or one dot in between."
-        )
+        hint = "Use 1 to 64 letters, digits, - and _, with __ or one dot in between."
+        raise fail("E_USAGE", message, suggestion=hint)
+    halves = parse_tool_name(shown)
+    if halves is None or not all(halves):
+        message = f"extension {extension}: the tool name {name!r} does not say whose it is"
+        bare = shown.strip("_") or "tool"
+        raise fail("E_USAGE", message, suggestion=f"Name it {extension}.{bare}, or with __ in between.")
     return shown
 
 

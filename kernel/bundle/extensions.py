@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.extension_members import unknown_members
 from kernel.bundle.extension_modules import modules_of
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.problems import Path, Report
@@ -29,6 +30,9 @@ from schemas.resources import API_V1, BASE_PACKAGE
 _BASE_ENTRY: Final = BASE_PACKAGE + "/"
 #: A v0.9 Extension with this annotation has its tools in the catalog by themselves (DYNAMIC-09).
 EXPOSE_TOOLS: Final = "goondan.ai/expose-tools"
+#: Members of `api` that are told of one extension; the rest is seldom another mistake.
+MAX_UNKNOWN: Final = 10
+_NO_REGISTER: Final = "it has no function register"
 
 
 class CheckedExtension(Struct):
@@ -90,11 +94,15 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report) -
     if not entry.endswith(".py"):
         extension.missing = f"the entry {text} cannot run yet"
         return
-    fault = _module_fault(found.path, files)
-    if fault is not None:
+    module = _read_module(found.path, files)
+    fault = module if isinstance(module, str) else None if "register" in _names(module.body) else _NO_REGISTER
+    if isinstance(module, str) or fault is not None:
         message = f"the entry {text} cannot be used: {fault}"
         report.error("E_CONFIG_ENTRY", message, place, "Give the module a function register(api).")
         return
+    for unknown in unknown_members(module)[:MAX_UNKNOWN]:
+        message = f"{unknown.name[:100]} does not exist ({text}, line {unknown.line})"
+        report.warn("W_CONFIG_API", message, place, unknown.suggestion)
     try:
         extension.modules, extension.beside = modules_of(found.path, files)
     except Unreadable as error:
@@ -102,17 +110,16 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report) -
         report.error("E_CONFIG_ENTRY", message, place, "Give the extension a folder of its own.")
 
 
-def _module_fault(path: str, files: Files) -> str | None:
-    """Why a module is no extension, or None."""
+def _read_module(path: str, files: Files) -> ast.Module | str:
+    """The syntax tree of a module, or why it has none."""
     try:
-        tree = ast.parse(files.read_text(path))
+        return ast.parse(files.read_text(path))
     except Unreadable as error:
         return str(error)
     except SyntaxError as error:
         return f"{error.msg} (line {error.lineno})"
     except (ValueError, RecursionError, MemoryError) as error:
         return f"it cannot be read as Python: {str(error)[:100] or type(error).__name__}"
-    return None if "register" in _names(tree.body) else "it has no function register"
 
 
 def _names(body: list[ast.stmt]) -> set[str]:

@@ -23,6 +23,7 @@ MAX_SHOWN: Final = 80
 WARNINGS: Final[dict[str, str]] = {
     "W_CONFIG_IGNORED": "Remove the field; it has no effect.",
     "W_CONFIG_NOT_GRANTED": "Look at the tool's code, then accept its request with `gdn grant accept`.",
+    "W_CONFIG_API": "docs/extensions.md lists what `api` has.",
     "W_CONFIG_DEPENDENCY": "Change the order in the agent's spec.extensions, or take a dependency out.",
     "W_CONFIG_NOT_STARTED": "Remove the resource, or leave it until the kernel supports it.",
     "W_CONFIG_OPEN_KEY": "Use https, or a tunnel to this machine.",

@@ -310,6 +310,16 @@ async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make) -> None:
     assert code_of(stored.data.content[0].result) == "E_TOOL_TIMEOUT"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["plain", "__x", "x__", ".x", "x.", "a.b.c", "a b.c", "", 5])
+async def test_a_name_says_whose_the_tool_is(make: Make, name: Any) -> None:
+    runner = make(FakeLink(), FakeModel())
+    with pytest.raises(GoondanError) as caught:
+        api_of(runner).tools.register({"name": name, "description": "x", "handler": print})
+    assert caught.value.info.code == "E_USAGE"
+    if name == "plain":
+        assert "weather-ext.plain" in (caught.value.info.suggestion or "")
+
+
 @pytest.mark.requirement("EXT-03", "EXT-10")
 def test_a_resource_reads_by_key_and_by_attribute() -> None:
     resource = Resource({"kind": "Extension", "metadata": {"name": "x"}, "spec": {"entry": "a.py", "config": {"k": 1}}})
