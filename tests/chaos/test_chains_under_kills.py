@@ -15,6 +15,7 @@ What is counted, and where.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import random
@@ -64,12 +65,14 @@ DRAIN_S: Final = 90.0
 #: Runs of a call that may be repeated: the first, and one for each tool host that was lost with it.
 MAX_RUNS: Final = 1 + MAX_REPEATS
 TOOL: Final = f"""\
+import fcntl
 import os
 import time
 
 
 def run(ctx, input):
     log = os.open(os.path.join(ctx.workdir, "runs.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fcntl.flock(log, fcntl.LOCK_EX)
     os.write(log, f"begin {{input['word']}}\\n".encode())
     time.sleep({RUN_S})
     os.write(log, f"end {{input['word']}}\\n".encode())
@@ -186,15 +189,21 @@ def assert_run_as_often_as_allowed(tally: Tally, begun: Counter[str]) -> None:
 
 
 def runs(kernel: Sandbox) -> tuple[Counter[str], set[tuple[str, str]]]:
-    """What the tool has written: word -> how often it began; and the instances (agent, key) in which one runs now."""
+    """What the tool has written: word -> how often it began; and the instances (agent, key) in which one runs now.
+
+    A run holds a lock, which ends with its process: one that was killed in its run does not run any more.
+    """
     begun: Counter[str] = Counter()
     running: set[tuple[str, str]] = set()
     for path in kernel.home.glob("state/workspaces/*/instances/*/*/workspace/runs.log"):
-        lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+        with open(path, "rb") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                key = path.parent.parent
+                running.add((key.parent.name, key.name))
+            lines = [line.split() for line in log.read().decode("ascii").splitlines()]
         begun.update(word for what, word in lines if what == "begin")
-        if lines and lines[-1][0] == "begin":
-            key = path.parent.parent
-            running.add((key.parent.name, key.name))
     return begun, running
 
 

@@ -7,6 +7,7 @@ at any step. The supervisor is reduced to its contract: it starts what is wanted
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Raw
@@ -17,6 +18,7 @@ from kernel.broker.folders import Moved
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.records import EPOCHS, event_subject
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
+from kernel.broker.mailbox import Staged
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
 from schemas.blobs import REFERENCES, check_reference, describe
@@ -28,6 +30,7 @@ from schemas.frames import (
 )
 from tests.unit.kernel.broker.actors import SECRET, Actor, Agent, Client, Host, Store, Supervisor, Wire
 from tests.unit.kernel.broker.journals import BothJournals
+from tests.unit.kernel.broker.survival import assert_survived, on_the_way
 from tests.unit.kernel.broker.swarm import plan
 
 
@@ -196,7 +199,7 @@ class World:
             if dies != "before":
                 self.journal.append([decision.item for at, decision in enumerate(staged) if at not in refused])
             if dies is not None:
-                self.kill_broker()
+                self.kill_broker(staged)
                 return
             self.router.settle(staged, self.now, refused)
 
@@ -250,12 +253,15 @@ class World:
         self.launches += 1
         self.host = Host(self, self.launches)
 
-    def kill_broker(self) -> None:
+    def kill_broker(self, staged: Sequence[Staged] = ()) -> None:
+        """It dies, with decisions (`staged`) on their way into the journal; the next one must know what it knew."""
         self.brokers_killed += 1
+        old, unwritten = self.router.bus, on_the_way([*staged, *self.router.bus.staged])
         self.now += 0.05
         if isinstance(self.journal, BothJournals):
             self.journal.broker_killed()
         self.router = self._new_router()
+        assert_survived(old, self.router.bus, self.journal, unwritten)
         self.wires.clear()
         for actor in self.actors():
             actor.wire.cut(reconnect=True)
