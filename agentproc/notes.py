@@ -97,9 +97,9 @@ class TurnNotes:
 
     # --- the turn
 
-    def begun(self, at: str, waited_ms: int | None, *, awaited: bool) -> None:
+    def begun(self, at: str, waited_ms: int | None, place_ms: int, *, awaited: bool) -> None:
         """The turn begins; its event has waited, and another turn waits for it, or not."""
-        self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms, awaited)))
+        self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms, awaited, place_ms)))
 
     def resumed(self, at: str) -> None:
         """Another process goes on with it."""

@@ -76,6 +76,8 @@ RESERVE_BYTES: Final = 4 << 20
 LARGE_LOG_BYTES: Final = 4 << 20
 #: A stored event takes this much beside its message (bytes).
 _EVENT_BYTES: Final = 256
+#: A runtime event takes this much beside its detail (bytes).
+_NOTE_BYTES: Final = 160
 #: What a transaction may add beside what it was given (bytes): pages of tables and indexes that are written whole.
 _WRITE_BYTES: Final = 64 << 10
 #: How often the limits above are applied: in finished turns, and in bytes that were stored.
@@ -91,6 +93,8 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 """
 
+#: A row of runtime_events: turn, kind, time, detail, span, parent.
+_Note = tuple[str, str, str, str | None, str | None, str | None]
 _PAGES: Final = ("page_size", "page_count", "freelist_count")
 #: How SQLite names that a file could not be made or made larger.
 _NO_ROOM: Final = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
@@ -145,6 +149,7 @@ class ConversationStore:
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
         self._finished = 0
+        self._notes: list[_Note] = []  # of the transaction that is open
         self._stored = 0  # bytes since the last trim
 
     # --- transactions
@@ -184,7 +189,9 @@ class ConversationStore:
             stored = self._stored_epoch(db)
             if stored != self._epoch:
                 raise _stale(stored, self._epoch)
+            self._notes.clear()
             yield
+            self._write_notes()
             self._room -= _WRITE_BYTES
             self._check_room(db)
             db.execute("COMMIT")
@@ -320,10 +327,7 @@ class ConversationStore:
         parent_span_id: str | None = None,
     ) -> None:
         """Store a runtime event, for traces only (inside `write`). `detail` is of schemas/traces.py."""
-        self._execute(
-            "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)",
-            (turn_id, kind, at, detail, span_id, parent_span_id),
-        )
+        self._notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
 
     def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
         """Kind and detail of the last note about a step of a turn."""
@@ -341,9 +345,23 @@ class ConversationStore:
 
     # --- inside
 
+    def _write_notes(self) -> None:
+        """The runtime events of a transaction, together: one statement costs less than several."""
+        notes = self._notes
+        if not notes:
+            return
+        if self._db is None:
+            raise _closed()
+        self._room -= 4 * sum(_NOTE_BYTES + len(note[3] or "") for note in notes)
+        self._db.executemany(
+            "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)",
+            notes,
+        )
+        notes.clear()
+
     def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
         if self._db is None:
-            raise fail("E_STATE", "the conversation file was closed by an earlier error")
+            raise _closed()
         size = sum(len(value) for value in values if isinstance(value, bytes | str))
         self._room -= 4 * size
         if size > _WRITE_BYTES:
@@ -530,6 +548,10 @@ def _is_full(folder: Path) -> bool:
     except OSError:
         return False
     return left.f_bavail * left.f_frsize < _WRITE_BYTES
+
+
+def _closed() -> GoondanError:
+    return fail("E_STATE", "the conversation file was closed by an earlier error")
 
 
 def _stale(stored: int, epoch: int) -> GoondanError:

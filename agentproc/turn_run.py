@@ -118,6 +118,7 @@ class TurnRun:
         self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
         self._parent_span = frame.parent_span_id
         self._waited_ms = frame.waited_ms
+        self._place_ms = frame.place_ms or 0
         self._awaited = bool(frame.chain)
         self._notes = TurnNotes(runner.store, name, self._trace_id, frame.parent_span_id, runner.redact)
         workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
@@ -261,7 +262,7 @@ class TurnRun:
                 parent_span_id=self._parent_span,
                 waited_ms=self._waited_ms,
             )
-            self._notes.begun(at, self._waited_ms, awaited=self._awaited)
+            self._notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
             actions = self.turn.handle(self._first, at)
             # The first messages go into the transaction that begins the turn.
             for action in actions:

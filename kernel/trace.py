@@ -52,11 +52,13 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What a turn has waited for while nothing of it was at work (milliseconds): before it began for its place in the
-    queue, then for its model, for other agents, for a jail to begin with its call, and for a process that resumes it.
+    """What a turn has waited for while nothing of it was at work (milliseconds). Before it began: for the messages
+    before it and the start of its process (`queue_ms`), and for a place for its turn. Then: for its model, for other
+    agents, for a jail to begin with its call, and for a process that resumes it.
     """
 
     queue_ms: int = 0
+    place_ms: int = 0
     model_ms: int = 0
     agents_ms: int = 0
     sandbox_ms: int = 0
@@ -195,6 +197,9 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     elif note.kind == "turn.started":
         begun = _read(note, TurnDetail)
         trace.awaited = begun is not None and begun.awaited
+        if begun is not None and begun.waited_ms is not None:
+            place_ms = min(begun.place_ms, begun.waited_ms)
+            trace.waits = Waits(queue_ms=begun.waited_ms - place_ms, place_ms=place_ms)
     elif note.kind == "step.started":
         _begin_step(trace, _read(note, int), note.at)
     elif note.kind in ("model.answered", "model.failed"):

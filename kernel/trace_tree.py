@@ -188,10 +188,11 @@ def _measure(turn: Trace, now: str) -> None:
     asked += [piece for other in turn.turns if other.awaited for piece in _with_queue(other, now)]  # by middleware
     own = _without([span], models + calls + lost + asked)
     work = _union(own + _common([span], working))
-    queue_ms = 0 if turn.waits is None else turn.waits.queue_ms
+    before = turn.waits or Waits()
     turn.work_ms = _length(work)
     turn.waits = Waits(
-        queue_ms=queue_ms,
+        queue_ms=before.queue_ms,
+        place_ms=before.place_ms,
         model_ms=_length(_without(_common([span], models), work)),
         agents_ms=_length(_without(_common([span], asked), work)),
         sandbox_ms=_length(_without(_common([span], starting), work)),
@@ -204,7 +205,7 @@ def _with_queue(turn: Trace, now: str) -> Intervals:
     span = _span_of(turn, now)
     if span is None:
         return []
-    waited = 0 if turn.waits is None else turn.waits.queue_ms
+    waited = 0 if turn.waits is None else turn.waits.queue_ms + turn.waits.place_ms
     return [(span[0] - waited, span[1])]
 
 

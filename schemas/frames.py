@@ -108,7 +108,8 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     epoch that the instance's file holds. `asynchronous` (`event` with `reply_to`): its sender does not wait; the answer
     comes as an event of its own, which says the same and names the request in `in_reply_to`. `trace_id` names
     everything that one message set going, `span_id` what the frame is about, `parent_span_id` what that is a part of
-    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it. `workdir_base`
+    (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it, and `place_ms`
+    for how much of that its turn waited for a place. `workdir_base`
     (`tool.call` only): the folder that `workdir` is or lies in; beneath it no link may be followed on the way there.
     """
 
@@ -145,6 +146,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     asynchronous: bool = field(default=False, name="async")
     waited_ms: int | None = field(default=None, name="waitedMs")
     workdir_base: str | None = field(default=None, name="workdirBase")
+    place_ms: int | None = field(default=None, name="placeMs")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 _TRACE: Final = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
+#: A turn needs the same few spans again and again; each takes some 200 bytes.
+_REMEMBERED: Final = 64
 _SPAN: Final = re.compile(r"(?!0{16})[0-9a-f]{16}\Z")
 
 
@@ -39,6 +42,7 @@ def turn_span(turn_id: str) -> str:
     return _digest(turn_id)[:16]
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def step_span(turn_id: str, step: int) -> str:
     """The span of a step, counted from 1; 0 stands for the turn of an operator call, which has no steps."""
     return turn_span(turn_id) if step < 1 else _digest(f"{turn_id}#{step}")[:16]
@@ -49,6 +53,7 @@ def model_span(turn_id: str, step: int) -> str:
     return _digest(f"{turn_id}#{step}/model")[:16]
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def call_span(call_id: str) -> str:
     """A tool call's span, by its callId (`{turnId}/{toolCallId}`)."""
     return _digest(call_id)[:16]

@@ -81,12 +81,13 @@ NoteKind = Literal[
 
 class TurnDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The beginning of a turn: its trace, and how long its event had waited since it was accepted (milliseconds).
-    `awaited`: another turn waits for this one.
+    `awaited`: another turn waits for this one. `place_ms`: for how much of the time it waited for a place for its turn.
     """
 
     trace_id: str
     waited_ms: int | None = None
     awaited: bool = False
+    place_ms: int = 0
 
 
 class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -405,6 +405,7 @@ class Events:
             trace_id=content.trace_id,
             parent_span_id=content.parent_span_id,
             waited_ms=max(0, int((now - event.since) * 1000)),
+            place_ms=int(instance.place_s * 1000) or None,
             deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
             source=event.source,
             auth=content.auth,
@@ -416,6 +417,7 @@ class Events:
             in_reply_to=event.in_reply_to,
             asynchronous=event.in_reply_to is not None,
         )
+        instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
         for told in waiting_news(instance, self._mailbox.contents):

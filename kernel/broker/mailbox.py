@@ -328,10 +328,12 @@ class Instance:
         "deleting",
         "epoch",
         "host",
+        "in_line_since",
         "key",
         "leased",
         "leaving",
         "open",
+        "place_s",
         "queue",
         "requested",
         "since",
@@ -363,6 +365,9 @@ class Instance:
         self.spawns: dict[tuple[str, str], PendingSpawn] = {}
         #: Its process is on its way out: nothing more is handed to it.
         self.leaving = False
+        #: When it began to wait for a place, and how long it waited for the one that its next turn has (seconds).
+        self.in_line_since = 0.0
+        self.place_s = 0.0
         #: Somebody has it deleted: nothing new is taken for it (deletions.py).
         self.deleting = False
 

@@ -91,14 +91,14 @@ class Processes:
         """An instance has work and no process: a place for it, and then a process."""
         if instance.requested or instance.leaving or instance.conn is not None or self._bus.control is None:
             return  # without a supervisor nobody starts it; one that comes is told
-        self._stand_in_line(instance)
+        self._stand_in_line(instance, now)
         self.serve(now)
 
     def has_place(self, instance: Instance, now: float) -> bool:
         """Whether the next event of a connected instance may be handed to it now; if not, it is, as soon as it may."""
         if not self._places.holds(instance) and not self._places.take(instance, instance.queue[0].claim):
             self._idle.setdefault(instance)
-            self._stand_in_line(instance)
+            self._stand_in_line(instance, now)
             self.serve(now)
             return False
         self._idle.pop(instance, None)
@@ -115,9 +115,10 @@ class Processes:
             self._gone(instance, now)
         self.serve(now)
 
-    def _stand_in_line(self, instance: Instance) -> None:
+    def _stand_in_line(self, instance: Instance, now: float) -> None:
         """Whoever waits for this instance may pay for its place."""
         if not self._places.waits(instance):
+            instance.in_line_since = now
             self._places.wait(instance, self._claims(instance))
             return
         if 0 < len(instance.queue) <= LOOKED_AT:
@@ -149,11 +150,13 @@ class Processes:
                     if len(self._starting) >= MAX_STARTING:
                         break
                     self._places.grant(grant)
+                    instance.place_s = now - instance.in_line_since
                     self._start(instance, now)
                 elif instance.leased is not None or not instance.queue or self._bus.closing:
                     self._places.withdraw(instance)
                 else:
                     self._places.grant(grant)
+                    instance.place_s = now - instance.in_line_since
                     self._events.dispatch(instance, now)
         finally:
             self._serving = False

@@ -150,6 +150,8 @@ def _times(trace: Trace) -> str:
     told += [f"waited for {what} {duration(ms)}" for what, ms in named if ms]
     if waits.queue_ms:
         told.append(f"in the queue before {duration(waits.queue_ms)}")
+    if waits.place_ms:
+        told.append(f"for a place {duration(waits.place_ms)}")
     return ", ".join(told)
 
 

@@ -255,6 +255,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 trace_id="4bf92f3577b34da6a3ce929d0e0e4736",
                 parent_span_id="00f067aa0ba902b7",
                 waited_ms=12,
+                place_ms=5,
                 deadline_ms=59990,
                 source=Source("client", "operator"),
                 auth=to_raw({"user": "u"}),

@@ -18,6 +18,7 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import RuntimeEvent, ToolResult
 from schemas.launch import ModelSpec
 from schemas.spans import call_span, model_span, step_span, turn_span
+from schemas.trace_index import of_trace
 from schemas.traces import CONVERSATION_FORMAT, MAX_NOTED_MESSAGE
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
@@ -44,7 +45,9 @@ def details(folder: Path, kind: str) -> list[Any]:
 async def test_what_a_turn_does_is_stored_with_its_place_in_the_trace(make: Make, tmp_path: Path) -> None:
     link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
-    await runner.run(event_frame("e1", "go", trace_id=TRACE, parent_span_id=SPAN, waited_ms=12, chain=["a/k"]))
+    await runner.run(
+        event_frame("e1", "go", trace_id=TRACE, parent_span_id=SPAN, waited_ms=12, place_ms=5, chain=["a/k"])
+    )
     turn, first, second = turn_span(TURN), step_span(TURN, 1), step_span(TURN, 2)
     call = call_span(f"{TURN}/a")
     assert notes(tmp_path) == [
@@ -59,7 +62,7 @@ async def test_what_a_turn_does_is_stored_with_its_place_in_the_trace(make: Make
         ("step.completed", second, turn),
         ("turn.completed", turn, SPAN),
     ]
-    assert details(tmp_path, "turn.started") == [{"traceId": TRACE, "waitedMs": 12, "awaited": True}]
+    assert details(tmp_path, "turn.started") == [{"traceId": TRACE, "waitedMs": 12, "awaited": True, "placeMs": 5}]
     columns = "turn_id, trace_id, parent_span_id, waited_ms, first_note"
     assert rows(tmp_path, f"SELECT {columns} FROM turns") == [(TURN, TRACE, SPAN, 12, 1)]
     assert the_answer(link).trace_id == TRACE
@@ -165,6 +168,18 @@ async def test_a_bug_does_not_leave_a_turn_running(make: Make, tmp_path: Path, m
     ((status,),) = rows(tmp_path, "SELECT status FROM turns")
     (failed,) = details(tmp_path, "turn.failed")
     assert (status, failed["error"]["code"], the_answer(link).status) == ("failed", "E_INTERNAL", "failed")
+
+
+async def test_a_turn_is_in_the_index_and_goes_on_without_one(make: Make, tmp_path: Path) -> None:
+    link = FakeLink()
+    await make(link, FakeModel(says("one"))).run(event_frame("e1", "go", trace_id=TRACE))
+    ((found,),) = [of_trace(str(tmp_path), TRACE)]
+    assert (found.turn_id, found.event_id, found.agent, found.instance_key) == (TURN, "e1", "coder", "k")
+    (path,) = (tmp_path / "traces").iterdir()
+    path.unlink()
+    path.mkdir()
+    await make(link, FakeModel(says("two"))).run(event_frame("e2", "go", trace_id=TRACE))
+    assert [answer.response for answer in link.answers()] == ["one", "two"]
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -146,6 +146,13 @@ def test_what_runs_has_no_end_and_what_ended_with_its_kernel_does_not_run() -> N
     assert asking.steps[0].model.status == "interrupted"
 
 
+def test_the_wait_for_a_place_is_told_from_the_queue() -> None:
+    begun = [Note("turn.started", at(0), encode_detail(TurnDetail(TRACE, 50, False, 20)))]
+    (lead,) = grow([turn("lead1", 0, 100, begun)], NOW)
+    assert lead.waits == Waits(queue_ms=30, place_ms=20)
+    assert "  work 100 ms, in the queue before 30 ms, for a place 20 ms" in render(lead, Style())
+
+
 def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
     turns = [*chain(), turn("other1", 50, 80, [], "f" * 16)]
     tree = tree_of(TRACE, grow(turns, NOW), 3, NOW)

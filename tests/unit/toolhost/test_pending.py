@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from schemas.frames import Frame
 from schemas.launch import ExportSpec, ToolSpec
+from schemas.spans import call_span
 from toolhost.calls.completions import Completions
 from toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingBook, Promise, Work
 from toolhost.calls.promises import PromiseFile
@@ -146,7 +147,7 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
     tool = ToolSpec(name="t", entry="/t.py", root="/t.py", exports=[export])
     call = Call(
         id="t1/a", agent="coder", instance_key="k", tool=tool, export=export, args=Raw(b"\x80"), turn_id="t1",
-        tool_call_id="a", message_id=None, workdir=None, deadline=None, root_event="e-0",
+        tool_call_id="a", message_id=None, workdir=None, deadline=None, root_event="e-0", trace_id="a" * 32,
     )  # fmt: skip
     first = completions()
     work = first.begin(call, "h")
@@ -155,3 +156,4 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
     first.end(work, Raw(b"\x80"))
     completions().give_up(promises)
     assert [(event.event_id, event.root_event) for event in sent] == [("t1/a~completed", "e-0")] * 2
+    assert [(event.trace_id, event.parent_span_id) for event in sent] == [("a" * 32, call_span("t1/a"))] * 2

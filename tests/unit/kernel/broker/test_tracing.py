@@ -134,6 +134,25 @@ def test_an_agent_hears_how_long_its_event_has_waited(monkeypatch: pytest.Monkey
     assert (event.trace_id, event.parent_span_id, event.waited_ms) == (TRACE, SPAN, 1500)
 
 
+def test_an_agent_hears_how_long_its_turn_has_waited_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(max_live_agents=1)
+    run(world)
+    handed: list[Frame] = []
+    send = world.router.bus.send
+    monkeypatch.setattr(world.router.bus, "send", lambda to, frame: (handed.append(frame), send(to, frame)))
+    message(world, "e1")
+    run(world)
+    world.now += 1
+    message(world, "e2", instance_key="other")
+    run(world)
+    world.now += 2
+    for _ in range(3):
+        world.host.work()
+        run(world)
+    waits = {frame.event_id: (frame.waited_ms, frame.place_ms) for frame in handed if frame.epoch is not None}
+    assert waits == {"e1": (0, None), "e2": (2000, 2000)}
+
+
 @pytest.mark.parametrize("answered", [False, True])
 def test_it_survives_the_broker(answered: bool) -> None:
     world = connected()
