@@ -139,7 +139,12 @@ def test_an_agent_hears_how_long_its_turn_has_waited_for_a_place(monkeypatch: py
     run(world)
     handed: list[Frame] = []
     send = world.router.bus.send
-    monkeypatch.setattr(world.router.bus, "send", lambda to, frame: (handed.append(frame), send(to, frame)))
+
+    def heard(to: Connection, frame: Frame) -> None:
+        handed.append(frame)
+        send(to, frame)
+
+    monkeypatch.setattr(world.router.bus, "send", heard)
     message(world, "e1")
     run(world)
     world.now += 1
