@@ -32,6 +32,7 @@ MODULES = (
     "turn",
     "trace",
     "recovery",
+    "history",
     "scale",
     "dormant",
     "start",

@@ -137,11 +137,13 @@ async def all_said(session: Session, instances: Sequence[str], text: str) -> lis
 
 
 @contextmanager
-def swarm(live: int = 256) -> Iterator[Swarm]:
-    """A swarm that has not been started; stopped and removed at the end."""
+def swarm(live: int = 256, model: str | None = None) -> Iterator[Swarm]:
+    """A swarm that has not been started; stopped and removed at the end. `model` is a Model's `spec` in YAML."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         bundle = Path(folder, "goondan.yaml")
-        bundle.write_text(BUNDLE.replace("LIVE", str(live)))
+        bundle.write_text(
+            BUNDLE.replace("LIVE", str(live)).replace("{provider: embedded}", model or "{provider: embedded}")
+        )
         Path(folder, "r").mkdir(mode=0o700)
         made = Swarm(bundle)
         made.use()
