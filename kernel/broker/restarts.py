@@ -8,13 +8,15 @@ Rules.
   held any more: the tool's result is stored then, and the turn's step has ended.
 - Every start of a kernel fulfils what was wished before: it reads the bundle, as a restart does. So no wish is carried
   out twice, and none keeps a kernel from starting.
-- At most MAX_WISHES in WINDOW_S. Several that come together are one restart.
+- At most MAX_WISHES in WINDOW_S. Several that come together are one restart. The bundle is looked at MAX_LOOKS times in
+  that time at most, whatever comes of it.
 
 Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -31,6 +33,11 @@ from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
 #: So many wishes are granted in so many seconds: a model that restarts in a loop must leave time for work.
 MAX_WISHES: Final = 3
 WINDOW_S: Final = 60.0
+#: Wishes for which the bundle is read, in as many seconds: a wish that is refused is not counted above, and reading a
+#: bundle takes a processor for up to a second. A model that corrects the bundle step by step needs fewer.
+MAX_LOOKS: Final = 10
+#: Frames that may wait for what becomes of one wish; more are refused with E_OVERLOADED.
+MAX_ASKERS: Final = 64
 #: Of a reason so much is kept (characters): it is for the log.
 MAX_REASON: Final = 500
 #: The tool that wishes; whoever may not call it may not wish.
@@ -60,6 +67,8 @@ class Restarts:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._wishes = bus.wishes
+        #: When the bundle was looked at for a wish (milliseconds since 1970), the oldest first.
+        self._looks: deque[int] = deque(maxlen=MAX_LOOKS)
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`restart` from an agent, in the name of a tool call of its turn."""
@@ -75,7 +84,7 @@ class Restarts:
         subject = restart_subject(instance.agent, instance.key, call_id)
         known = self._wishes.get(subject)
         if known is not None and known.state in ("checking", "staged"):
-            known.askers.append((connection, frame.id))
+            _join(known, connection, frame.id)
             return
         if known is not None or bus.archive.find_ended(subject) is not None:
             self._granted(connection, frame.id, comes=known is not None and known.state != "done")
@@ -92,6 +101,7 @@ class Restarts:
         wish = Wish(subject, request.reason[:MAX_REASON], instance.leased.id, self._wall_ms(now), "checking")
         wish.askers = [(connection, frame.id)]
         self._wishes[subject] = wish
+        self._looks.append(wish.at_ms)
         bus.tell_supervisor(RestartAsked(subject))
 
     # --- the supervisor's word
@@ -161,7 +171,7 @@ class Restarts:
             event = self._bus.mailbox.events.get(wish.event_id)
             if wish.state == "wished" and settled_in and (event is None or event.state != "leased"):
                 self._carry_out(wish)
-            elif wish.state == "done" and not self._is_recent(wish, now):
+            elif wish.state == "done" and not self._is_recent(wish.at_ms, now):
                 del self._wishes[wish.subject]
                 self._bus.staged.append(Staged("note", self._bus.ledger.restart_over(wish.subject)))
 
@@ -174,15 +184,17 @@ class Restarts:
         self._bus.tell_supervisor(RestartDue(wish.reason))
 
     def _check_limit(self, now: float) -> None:
-        recent = [wish for wish in self._wishes.values() if self._is_recent(wish, now)]
-        if len(recent) < MAX_WISHES:
+        recent = [wish.at_ms for wish in self._wishes.values() if self._is_recent(wish.at_ms, now)]
+        looks = [at_ms for at_ms in self._looks if self._is_recent(at_ms, now)]
+        if len(recent) < MAX_WISHES and len(looks) < MAX_LOOKS:
             return
-        wait_s = max(1, round(WINDOW_S - (self._wall_ms(now) - min(wish.at_ms for wish in recent)) / 1000))
-        message = f"{len(recent)} restarts were asked for within {WINDOW_S:g} s, and no more may be"
+        counted = recent if len(recent) >= MAX_WISHES else looks
+        wait_s = max(1, round(WINDOW_S - (self._wall_ms(now) - min(counted)) / 1000))
+        message = f"{len(counted)} restarts were asked for within {WINDOW_S:g} s, and no more may be"
         raise fail("E_RESTART_REFUSED", message, suggestion=f"Ask again in {wait_s} s.")
 
-    def _is_recent(self, wish: Wish, now: float) -> bool:
-        return 0 <= self._wall_ms(now) - wish.at_ms < WINDOW_S * 1000  # a clock that was set back forgets it
+    def _is_recent(self, at_ms: int, now: float) -> bool:
+        return 0 <= self._wall_ms(now) - at_ms < WINDOW_S * 1000  # a clock that was set back forgets it
 
     def _granted(self, connection: Connection, frame_id: str, *, comes: bool) -> None:
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(RestartAnswer(comes))))
@@ -194,3 +206,15 @@ class Restarts:
 
     def _wall_ms(self, now: float) -> int:
         return int((self._bus.booted_at + now) * 1000)
+
+
+def _join(wish: Wish, connection: Connection, frame_id: str) -> None:
+    """One more frame waits for what becomes of a wish; the same one again, perhaps over another connection."""
+    for at, (_, known) in enumerate(wish.askers):
+        if known == frame_id:
+            wish.askers[at] = connection, frame_id
+            return
+    if len(wish.askers) >= MAX_ASKERS:
+        message = "too many ask for this restart"
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+    wish.askers.append((connection, frame_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.broker.bus import RETURN_S
-from kernel.broker.restarts import MAX_WISHES, TOOL, WINDOW_S
+from kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
 from schemas.codec import encode, from_raw, to_raw
 from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
 from schemas.errors import error_payload
@@ -95,7 +95,7 @@ def test_asked_again_under_the_same_call_it_is_the_same_wish() -> None:
     world = working()
     assert ask(world) == ask(world) == []
     frames = checked(world)
-    assert [frame.in_reply_to for frame in frames] == ["f-t1/c1", "f-t1/c1"]
+    assert [frame.in_reply_to for frame in frames] == ["f-t1/c1"], "the same frame, sent again"
     assert granted(ask(world))
     assert sum(isinstance(message, RestartAsked) for message in world.supervisor.restarts) == 1
     release(world)
@@ -132,6 +132,29 @@ def test_at_most_three_a_minute() -> None:
     world.now += WINDOW_S
     assert ask(world, "t1/more") == []
     assert granted(checked(world))
+
+
+def test_a_bundle_that_may_not_run_is_not_read_without_end() -> None:
+    """A wish that was refused was forgotten, so a model in a loop kept a processor busy with reading the bundle."""
+    world = working()
+    for number in range(MAX_LOOKS):
+        assert ask(world, f"t1/c{number}") == []
+        assert code(checked(world, error_payload("E_CONFIG_SYNTAX", "no YAML"))) == "E_CONFIG_SYNTAX"
+    assert code(ask(world, "t1/more")) == "E_RESTART_REFUSED"
+    world.now += WINDOW_S + 1
+    assert ask(world, "t1/later") == []
+
+
+def test_frames_that_wait_for_one_wish_have_a_bound() -> None:
+    world = working()
+    conn = world.router.bus.mailbox.instances["coder", "k"].conn
+    assert conn is not None
+    ask(world)
+    for number in range(2 * MAX_ASKERS):
+        frame = Frame("restart", id=f"again{number % MAX_ASKERS}", call_id="t1/c1", payload=to_raw(RestartRequest("y")))
+        told = tell(world, frame, conn)
+        assert [code([one]) for one in told] == (["E_OVERLOADED"] if number % MAX_ASKERS == MAX_ASKERS - 1 else [])
+    assert len(world.router.bus.wishes.popitem()[1].askers) == MAX_ASKERS
 
 
 def test_who_may_not_call_the_tool_may_not_wish() -> None:
