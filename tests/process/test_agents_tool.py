@@ -207,6 +207,8 @@ def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
         ("s2", "agents__spawn", {"target": "nobody"}),
     ]
     listed = [("l1", "agents__list", {}), ("l2", "agents__list", {"includeAll": True})]
+    swarm.script("spawn too", [("s1", "agents__spawn", {"target": "beta", "instanceKey": "theirs"})], "done")
+    swarm.send("spawn too", "another")
     swarm.script("spawn", spawned, listed, "done")
     assert swarm.send("spawn", "parent")["response"] == "done"
     results = swarm.model.results("spawn")
