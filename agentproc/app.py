@@ -228,6 +228,7 @@ class AgentApp:
             durability=spec.durability,
             kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
             max_bytes=spec.conversation_mb << 20,
+            generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
         return TurnRunner(spec, instance_key, self.link, store)
 

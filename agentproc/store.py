@@ -95,6 +95,14 @@ CREATE TABLE events (
 
 #: A row of runtime_events: turn, kind, time, detail, span, parent.
 _Note = tuple[str, str, str, str | None, str | None, str | None]
+#: Beside the conversation: what was said before it began anew, with the generation that followed.
+EARLIER_FILE: Final = "earlier.db"
+_EARLIER_SCHEMA: Final = """\
+CREATE TABLE IF NOT EXISTS earlier.messages (
+    generation INTEGER, seq INTEGER, id TEXT NOT NULL, message BLOB NOT NULL, PRIMARY KEY (generation, seq)
+) WITHOUT ROWID
+"""
+
 _PAGES: Final = ("page_size", "page_count", "freelist_count")
 #: How SQLite names that a file could not be made or made larger.
 _NO_ROOM: Final = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
@@ -128,7 +136,8 @@ class ConversationStore:
     """The conversation file in `directory`. Not for use by several threads.
 
     `kept_messages` bounds the base (None: everything is kept); for an instance whose messages no model reads.
-    `max_bytes` bounds the file and its log together (None: the disk does).
+    `max_bytes` bounds the file and its log together (None: the disk does). A file of an earlier `generation` begins
+    anew: its history goes into another one, EARLIER_FILE, which nobody here reads.
     """
 
     def __init__(
@@ -138,6 +147,7 @@ class ConversationStore:
         durability: Durability = "power",
         kept_messages: int | None = None,
         max_bytes: int | None = None,
+        generation: int = 0,
     ) -> None:
         self.path = Path(directory) / CONVERSATION_FILE
         self._log = Path(directory) / f"{CONVERSATION_FILE}-wal"
@@ -145,6 +155,7 @@ class ConversationStore:
         self._writing: Literal["usual", "final", "reserve"] = "usual"
         self._room = 0  # bytes that can be written before the sizes have to be looked at again
         self._kept_messages = kept_messages
+        self._generation = generation
         self._durability = durability
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
@@ -514,6 +525,28 @@ class ConversationStore:
             db.execute("UPDATE events SET stored_ms = 0")
             db.execute("UPDATE meta SET value = ? WHERE name = 'boot'", (boot,))
             db.execute("COMMIT")
+
+        self._begin_anew(db)
+
+    def _begin_anew(self, db: sqlite3.Connection) -> None:
+        """Put aside what earlier turns left, if it is of an earlier generation. A turn that was begun goes on."""
+        row = db.execute("SELECT value FROM meta WHERE name = 'generation'").fetchone()
+        if (0 if row is None else int(row[0])) >= self._generation:
+            return
+        if db.execute("SELECT 1 FROM base LIMIT 1").fetchone() is not None:
+            # First there, then gone from here: one transaction over two files would not be one after a loss of power.
+            _create_file(self.path.parent / EARLIER_FILE)
+            db.execute("ATTACH DATABASE ? AS earlier", (str(self.path.parent / EARLIER_FILE),))
+            db.execute("PRAGMA earlier.synchronous = FULL")
+            db.execute(_EARLIER_SCHEMA)
+            db.execute(
+                "INSERT OR REPLACE INTO earlier.messages SELECT ?, seq, id, message FROM base", (self._generation,)
+            )
+            db.execute("DETACH DATABASE earlier")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("DELETE FROM base")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('generation', ?)", (self._generation,))
+        db.execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

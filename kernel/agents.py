@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from kernel.reaping import Child, Exit, Readiness, Reaper
@@ -248,6 +248,10 @@ class Agents:
     def alive(self) -> bool:
         """Whether any agent process lives, or may."""
         return bool(self.roster.live)
+
+    def launches(self, agents: Collection[str]) -> set[int]:
+        """The launches of these agents whose processes live, or may."""
+        return {one.launch for one in self.roster.live.values() if one.principal.name in agents}
 
     def processes(self, offset: float) -> list[ProcessInfo]:
         """For `ps`; `offset` is what makes the loop's time a wall-clock time."""

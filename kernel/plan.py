@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
 from schemas.address import build_tool_name
@@ -40,8 +42,10 @@ def build_plan(
     documents: Iterable[str],
     sized_workdirs: bool = False,
     spawn_workdirs: Iterable[str] = (),
+    digests: Mapping[str, str] | None = None,
 ) -> KernelPlan:
-    """The plan of a bundle without errors. `documents` are its files; every path is absolute. `sized_workdirs`: see
+    """The plan of a bundle without errors. `documents` are its files; `digests` those of the tools' folders, by their
+    roots. Every path is absolute. `sized_workdirs`: see
     ToolHostSpec; `spawn_workdirs`: see KernelPlan.
 
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
@@ -71,7 +75,11 @@ def build_plan(
         entry_agent=checked.entry_agent,
         agents=agents,
         toolhost=ToolHostSpec(
-            tools=[tool_spec(tool) for tool in tools if not tool.in_agent],
+            tools=[
+                replace(tool_spec(tool), digest=(digests or {}).get(tool.root, ""))
+                for tool in tools
+                if not tool.in_agent
+            ],
             state_dir=state_dir,
             revision=revision,
             protected=protected,

@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 
 from kernel.import_path import folders
-from schemas.errors import error_payload
+from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
 from schemas.users import VARIABLE
+from schemas.visible import visible_line
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.
@@ -130,6 +131,20 @@ def parse_report(data: bytes) -> ErrorPayload | None:
         return msgspec.json.decode(data, type=_Report).error
     except msgspec.DecodeError:
         return None
+
+
+def report_start_failure(fd: int | None, error: GoondanError) -> None:
+    """Say why a kernel does not start, with every problem of its bundle, on the ready descriptor, or to the person."""
+    if fd is None:
+        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
+        return
+    report = {
+        "error": error.info,
+        "problems": getattr(error, "problems", []),
+        "dropped": getattr(error, "dropped", 0),
+    }
+    with suppress(OSError), open(fd, "wb") as out:
+        out.write(msgspec.json.encode(report) + b"\n")
 
 
 def start_failure(role: str, cause: str, log_path: str) -> ErrorPayload:

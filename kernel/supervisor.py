@@ -16,7 +16,6 @@ Source: delivery.md section 8; design section 2.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -38,28 +37,29 @@ from kernel.reaping import Reaper
 from kernel.restarting.held import SIGNALS
 from kernel.roster import MAX_START_FAILURES
 from kernel.services import Launch, Services
-from kernel.spawn import close_unknown_descriptors
+from kernel.spawn import close_unknown_descriptors, report_start_failure
 from kernel.state_root import open_state_root
 from kernel.supervisor_client import ProcessInfo, rfc3339
-from kernel.supervisor_options import Options, load_bundle, parse, resuming
+from kernel.supervisor_options import Options, load_bundle, parse, resuming, watched_besides
 from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
 from schemas.control import (
+    BegunAnew,
     Exited,
     Inventory,
     Kill,
     Principal,
     RestartAsked,
-    RestartChecked,
     RestartDue,
-    RestartUndone,
     Retire,
+    Revised,
     SpawnFailed,
+    ToBroker,
     ToSupervisor,
     Wanted,
 )
-from schemas.errors import GoondanError, error_payload, fail
+from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
@@ -211,13 +211,7 @@ class Supervisor:
         if plan.private_copy:
             self.private_copy = plan.private_copy
             _log.warning("others can write to %s: its code runs from a copy, %s", plan.bundle, plan.private_copy)
-        self.entry_agent = plan.entry_agent
-        if plan.entry_agent in plan.agents:
-            from kernel.bundle.models import model_text
-
-            self.model = model_text(plan.agents[plan.entry_agent].model)
-            _log.info("%s talks to %s", plan.entry_agent, self.model)
-        premises.describe(plan.entry_agent, plan.revision)
+        self._describe(plan)
         self._write_client_token(premises)
         self._reaper.start()
         self._start_processes(premises, launches, opened)
@@ -235,7 +229,20 @@ class Supervisor:
             gc.freeze()
             gc.enable()  # kernel/start.py turned it off
             self._backstop()
+            if options.watch:
+                self.conducting.watch()
             self._look_for_run_dir()
+
+    def _describe(self, plan: KernelPlan) -> None:
+        """Say in the record, and to commands, what runs."""
+        self.entry_agent = plan.entry_agent
+        if plan.entry_agent in plan.agents:
+            from kernel.bundle.models import model_text
+
+            self.model = model_text(plan.agents[plan.entry_agent].model)
+            _log.info("%s talks to %s", plan.entry_agent, self.model)
+        if self._premises is not None:
+            self._premises.describe(plan.entry_agent, plan.revision)
 
     async def _take_over(self, premises: Premises) -> None:
         """Answer on the socket, and wait until nobody of a killed kernel is left."""
@@ -272,7 +279,7 @@ class Supervisor:
                 return self._load(options, resumed.powers)
             except GoondanError as error:
                 _log.error("the bundle has changed again and may not run; what was checked before runs: %s", error)
-        return Opened(msgspec.msgpack.decode(resumed.plan, type=KernelPlan), resumed.powers)
+        return resumed.checked()
 
     def _listen(self, premises: Premises) -> None:
         try:
@@ -309,7 +316,9 @@ class Supervisor:
         from kernel.restarting.looks import Looks
 
         looks = Looks(self._loop, self._reaper, self._options, self._log_path("supervisor"))
-        self._conductor = Conductor(self, looks, opened)
+        bundle, policy = self._options.bundle, self._options.policy
+        root = paths.root_of(self._options.state_dir)
+        self._conductor = Conductor(self, looks, self._agents, opened, bundle, watched_besides(root, bundle, policy))
         self._control = ControlLink(
             launches.endpoint("control"),
             launches.token(Claims("control")),
@@ -336,8 +345,8 @@ class Supervisor:
         while self._reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
             await asyncio.sleep(lock.LEFTOVERS_POLL_S)
         self._reaper.stop()
-        if self._next is not None and not self.ending:
-            await self._hand_over(premises, self._next)
+        if self._next is not None and self._opened is not None and not self.ending:
+            await self._hand_over(premises, self._next, self._opened)
             return
         if not self._ended.done():
             self._ended.set_result(None)
@@ -349,7 +358,7 @@ class Supervisor:
         premises.leave()
         _log.info("stopped")
 
-    async def _hand_over(self, premises: Premises, revision: Revision) -> None:
+    async def _hand_over(self, premises: Premises, revision: Revision, opened: Opened) -> None:
         """Everything but this process has ended: what the next program needs."""
         from kernel.restarting.handover import Handover
 
@@ -360,6 +369,8 @@ class Supervisor:
             waiting=waiting,
             plan=revision.plan,
             powers=revision.powers,
+            plan_before=msgspec.msgpack.encode(opened.plan),
+            powers_before=opened.powers,
             reason=self._stop.result(),
             umask=self._options.umask,
             started_at=self._started_at,
@@ -367,17 +378,6 @@ class Supervisor:
             held_once=self._held_once,
             parent_gone=self._parent_gone,
         )
-
-    def stay(self, handover: Handover, refused: OSError) -> Handover:
-        """The system refused the next program: what a supervisor in this one goes on with, the revision that ran."""
-        opened = self._opened
-        if opened is None:
-            raise AssertionError("only a kernel that ran restarts")
-        message = f"the kernel could not be replaced and goes on as it was: {refused.strerror}"
-        _log.error("%s", message)
-        error = error_payload("E_RESTART_FAILED", message)
-        plan = msgspec.msgpack.encode(opened.plan)
-        return msgspec.structs.replace(handover, plan=plan, powers=opened.powers, error=error)
 
     # --- services
 
@@ -459,19 +459,14 @@ class Supervisor:
         return self._premises.is_ours(pid)
 
     def _broker_said(self, message: ToSupervisor) -> None:
-        if self._conductor is not None and isinstance(message, RestartAsked | RestartDue):
-            if isinstance(message, RestartAsked):
-                self._conductor.asked(message)
-            else:
-                self._conductor.due(message)
+        if isinstance(message, RestartAsked | RestartDue | BegunAnew | Revised):
+            self.conducting.heard(message)
             return
         agents, services, now = self._agents, self._services, self._loop.time()
         if agents is None or services is None:
             return
         if isinstance(message, Wanted):
             agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
-        elif isinstance(message, RestartAsked | RestartDue):
-            pass  # they are answered when the kernel is there
         elif message.principal.role == "toolhost":
             if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
                 _log.warning("the tool host is killed: %s", message.reason)
@@ -555,15 +550,25 @@ class Supervisor:
         self._ready.result()
         self._held_once = True
 
-    async def restart(self, reason: str) -> None:
+    async def restart(self, reason: str, *, fresh: bool) -> None:
         """Restart in place, if the bundle may run. Returns only in the program that comes after; raises GoondanError:
         E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and what is wrong with the bundle.
         """
-        if self._conductor is None:
-            raise fail("E_RESTART_REFUSED", "the kernel is still starting")
-        await self._conductor.restart(reason)
+        await self.conducting.restart(reason, fresh=fresh)
         await asyncio.shield(self._ended)
         raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+
+    @property
+    def conducting(self) -> Conductor:
+        """What restarts it. Raises GoondanError E_RESTART_REFUSED before there is such a thing."""
+        if self._conductor is None:
+            raise fail("E_RESTART_REFUSED", "the kernel is still starting")
+        return self._conductor
+
+    def revise(self, opened: Opened) -> None:
+        """Another revision is the one that runs: processes that start from now on are of it."""
+        self._opened, self._launching.plan = opened, opened.plan
+        self._describe(opened.plan)
 
     @property
     def is_ready(self) -> bool:
@@ -575,7 +580,7 @@ class Supervisor:
         self._ending.begun, self._next = True, revision
         self._stop.set_result(reason)
 
-    def answer(self, message: RestartChecked | RestartUndone) -> None:
+    def answer(self, message: ToBroker) -> None:
         """Tell the broker."""
         if self._control is not None:
             self._control.tell(message)
@@ -640,16 +645,7 @@ class Supervisor:
     def _report(self, error: GoondanError) -> None:
         """Say why the start failed, to whoever waits."""
         fd, self._options.ready_fd = self._options.ready_fd, None
-        if fd is None:
-            print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
-            return
-        report = {
-            "error": error.info,
-            "problems": getattr(error, "problems", []),
-            "dropped": getattr(error, "dropped", 0),
-        }
-        with contextlib.suppress(OSError), open(fd, "wb") as out:
-            out.write(msgspec.json.encode(report) + b"\n")
+        report_start_failure(fd, error)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
@@ -661,7 +657,11 @@ def main(arguments: list[str] | None = None) -> int:
     callers_umask = close_to_others()
     try:
         options = parse(arguments)
-        resumed = None if options.resume_fd is None else _handed_over(options.resume_fd)
+        resumed = None
+        if options.resume_fd is not None:
+            from kernel.restarting.handover import read
+
+            resumed = read(options.resume_fd)
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
         return 2
@@ -677,12 +677,6 @@ def main(arguments: list[str] | None = None) -> int:
     return asyncio.run(_live(options, resumed))
 
 
-def _handed_over(fd: int) -> Handover:
-    from kernel.restarting.handover import read
-
-    return read(fd)
-
-
 async def _live(options: Options, resumed: Handover | None) -> int:
     while True:
         supervisor = Supervisor(options, load_bundle, resumed)
@@ -690,10 +684,10 @@ async def _live(options: Options, resumed: Handover | None) -> int:
         if supervisor.handover is None:
             return status
         inherited = [] if options.parent_fd is None else [options.parent_fd]
-        from kernel.restarting.handover import execute
+        from kernel.restarting.handover import execute, stay
 
         refused = execute(supervisor.handover, resuming(options), inherited)
-        resumed = supervisor.stay(supervisor.handover, refused)
+        resumed = stay(supervisor.handover, refused)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 - `{"op":"release"}` -> `{"ok":true,"stopping":…}`. Closing the connection releases, too.
 - `{"op":"abandon"}`: the same, and if the kernel ends by it, it does not wait for what still runs.
 - `{"op":"restart"}` -> as `hold`, when the kernel has restarted in place and is ready; or `{"error":…}`. The bundle is
-  read anew first; when it may not run, nothing stops.
+  read anew first; when it may not run, nothing stops. `"fresh":true`: all conversations begin anew.
+- `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
+  the end of its step. What has work is started again. The bundle is not read.
+- `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: what was said about a watched bundle after the first N
+  lines, as soon as there is any.
 
 Connections outlive a restart in place, and what they hold stays held.
 
@@ -63,10 +67,15 @@ def rfc3339(seconds: float) -> str:
 
 
 class Request(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What a command asks. `reason`: of a restart, for the log."""
+    """What a command asks. Of a restart: `reason`, for the log; `agent`, whose processes alone restart; `fresh`,
+    conversations begin anew. `after`: see the operation `news`.
+    """
 
     op: str
     reason: str = ""
+    agent: str | None = None
+    fresh: bool = False
+    after: int = 0
 
 
 class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -80,6 +89,11 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     model: str | None = None
     shared: bool = False
     stopping: bool = False
+    #: How many processes of an agent were restarted.
+    restarted: int | None = None
+    #: What has happened to a bundle that is watched, and how many such lines there were in all.
+    news: list[str] | None = None
+    told: int = 0
     #: Where the bundle's code runs, if others can write to its own folder.
     private_copy: str | None = None
 
@@ -134,8 +148,8 @@ class SupervisorClient:
         connection.close()
         return None
 
-    def ask(self, op: str, timeout_s: float = ANSWER_S, **more: Any) -> Reply:
-        """One question; `more` are further fields of Request.
+    def ask(self, op: str, timeout_s: float | None = ANSWER_S, **more: Any) -> Reply:
+        """One question; `more` are further fields of Request. `timeout_s` None: wait for as long as it takes.
 
         Raises GoondanError: the answer's error, or E_KERNEL_LOST when none comes.
         """

@@ -38,6 +38,7 @@ class Options(msgspec.Struct, kw_only=True):
     umask: int = 0o022
     accept_loss: bool = False
     resume_fd: int | None = None
+    watch: bool = False
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -56,6 +57,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
     parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
     parser.add_argument("--resume-fd", type=int, help="descriptor of what a restart in place hands over")
+    parser.add_argument("--watch", action="store_true", help="follow changes of the bundle")
     given = parser.parse_args(arguments)
     bundle = paths.find_bundle(given.bundle)
     return Options(
@@ -71,6 +73,7 @@ def parse(arguments: list[str] | None) -> Options:
         agreed_fd=given.agreed_fd,
         accept_loss=given.accept_loss,
         resume_fd=given.resume_fd,
+        watch=given.watch,
     )
 
 
@@ -85,11 +88,21 @@ def resuming(options: Options) -> list[str]:
         given += ["--parent-fd", str(options.parent_fd)]
     if options.shared:
         given.append("--shared")
+    if options.watch:
+        given.append("--watch")
     for grant in options.allow_net:
         given += ["--allow-net", grant]
     if options.policy is not None:
         given += ["--policy", options.policy]
     return given
+
+
+def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
+    """Files that count for a bundle besides its own: what was agreed to and what is granted. `root`: the state root."""
+    from kernel.grants.policy_file import POLICY_FILE
+    from kernel.trust.records import record_path
+
+    return [record_path(root, bundle), os.path.join(root, POLICY_FILE), *([policy] if policy is not None else [])]
 
 
 def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Opened:

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -22,6 +22,9 @@ from kernel import rundir
 from kernel.restarting.held import Waiting
 from kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
 from schemas.errors import GoondanError, error_payload
+
+if TYPE_CHECKING:
+    from kernel.restarting.conductor import Conductor
 
 #: Requests are a few bytes, an answer to `ps` some hundred a process.
 MAX_REQUEST: Final = 4096
@@ -58,8 +61,12 @@ class Kernel(Protocol):
     async def when_ready(self) -> None:
         """Wait for the start to succeed; raises GoondanError when it has not."""
 
-    async def restart(self, reason: str) -> None:
+    async def restart(self, reason: str, *, fresh: bool) -> None:
         """Restart in place. Returns only in the program that comes after; raises GoondanError when there is none."""
+
+    @property
+    def conducting(self) -> Conductor:
+        """What restarts one agent, and follows the bundle. Raises GoondanError E_RESTART_REFUSED during a start."""
 
     async def restarted(self) -> None:
         """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
@@ -227,8 +234,14 @@ class SupervisorSocket:
                 kernel.holders.discard(command)
                 kernel.released(hurry=request.op == "abandon")
                 return Reply(ok=True, stopping=kernel.ending)
+            if request.op == "news":
+                lines, told = await kernel.conducting.news.after(request.after)
+                return Reply(ok=True, news=lines, told=told)
+            if request.op == "restart" and request.agent is not None:
+                many = await kernel.conducting.restart_agent(request.agent, fresh=request.fresh)
+                return Reply(ok=True, restarted=many)
             if request.op == "restart":
-                await (kernel.restarted() if resumed else kernel.restart(request.reason))
+                await (kernel.restarted() if resumed else kernel.restart(request.reason, fresh=request.fresh))
                 return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model)
         except GoondanError as error:
             return Reply(error=error.info, stopping=kernel.ending)

@@ -66,6 +66,18 @@ class RestartDue(Struct, frozen=True, tag="restart_due", tag_field="kind", renam
     reason: str
 
 
+class BegunAnew(Struct, frozen=True, tag="begun_anew", tag_field="kind", rename="camel"):
+    """The answer to BeginAnew: the journal has it."""
+
+    agent: str
+
+
+class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="camel"):
+    """The answer to the last Revise: this revision is what the broker serves now."""
+
+    revision: str
+
+
 # --- supervisor to broker -------------------------------------------------------------------------------------------
 
 
@@ -112,5 +124,30 @@ class RestartUndone(Struct, frozen=True, tag="restart_undone", tag_field="kind",
     error: ErrorPayload
 
 
-ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue
-ToBroker = Inventory | Exited | SpawnFailed | Drain | RestartChecked | RestartUndone
+class BeginAnew(Struct, frozen=True, tag="begin_anew", tag_field="kind", rename="camel"):
+    """Conversations of this agent, or of all ("" for the name), begin anew with their next process."""
+
+    agent: str
+
+
+class RestartAgents(Struct, frozen=True, tag="restart_agents", tag_field="kind", rename="camel"):
+    """Every process of these agents is to come to a step boundary and to leave; what has work is wanted again."""
+
+    agents: list[str]
+    grace_period_ms: int
+
+
+class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"):
+    """A piece of the plan (msgpack of KernelPlan) that takes the place of the one that the broker has. Pieces count
+    from 0 and come in order.
+    """
+
+    piece: int
+    pieces: int
+    data: bytes
+
+
+ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue | BegunAnew | Revised
+ToBroker = (
+    Inventory | Exited | SpawnFailed | Drain | RestartChecked | RestartUndone | BeginAnew | RestartAgents | Revise
+)

@@ -184,7 +184,8 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     frames may be unanswered at once, `max_frame` the size limit in bytes, `spec` the launch specification
     (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients. `blobs` is the folder of large
     payloads, an absolute path on the broker's machine. `durability` is what `accepted` promises: that an event
-    survives a loss of power, or only the end of a process.
+    survives a loss of power, or only the end of a process. `generation` of an agent's conversations: one that was begun
+    under a lower number begins anew.
     """
 
     version: int
@@ -199,6 +200,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     spec: Raw = NO_PAYLOAD
     blobs: str | None = None
     durability: Literal["power", "process"] = "power"
+    generation: int = 0
 
 
 class Credit(Struct, frozen=True):

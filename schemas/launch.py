@@ -187,7 +187,8 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
 
     `root` is the tool's own folder: the only part of the bundle that its jail sees. It is the entry file itself when
     that lies directly in the bundle's root. `sandbox` is what was granted; `narrowed` is what agents that narrow it
-    leave of that, by the agent's name.
+    leave of that, by the agent's name. `digest` names the content of `root` (SHA-256, hexadecimal), "" when nobody has
+    looked: jails of a tool are not used any more when it changes.
     """
 
     name: str
@@ -199,6 +200,7 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     bundled: bool = False
     narrowed: dict[str, SandboxSpec] = {}
     cut_from: Filesystem | None = None
+    digest: str = ""
 
 
 class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -22,7 +22,7 @@ from kernel.broker.presence import TOOLS, Connection, agent_address
 from schemas.address import build_tool_name
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Source
-from schemas.launch import ToolSpec
+from schemas.launch import KernelPlan, ToolSpec
 
 #: One object for all their events, of which there may be many.
 _OPERATOR: Final = Source("client", "operator")
@@ -53,8 +53,13 @@ class Actors:
     def __init__(self, bus: Bus) -> None:
         self._calls = bus.calls
         self._mailbox = bus.mailbox
+        self._tools: dict[str, ToolSpec] = {}
+        self.revise(bus.plan)
+
+    def revise(self, plan: KernelPlan) -> None:
+        """The tools are those of `plan` from now on."""
         self._tools = {
-            build_tool_name(tool.name, export.name): tool for tool in bus.plan.toolhost.tools for export in tool.exports
+            build_tool_name(tool.name, export.name): tool for tool in plan.toolhost.tools for export in tool.exports
         }
 
     def of(self, connection: Connection, frame: Frame) -> Actor:

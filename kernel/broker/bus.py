@@ -86,6 +86,8 @@ class Bus:
         self.presence = Presence(secret)
         #: Wishes for a restart that are not over, or were so lately, by their subjects in the journal.
         self.wishes: dict[str, Wish] = {}
+        #: Of the conversations of agents, "" for all: see fresh.py.
+        self.generations: dict[str, int] = {}
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)

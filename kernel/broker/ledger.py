@@ -140,6 +140,11 @@ class Ledger:
         record = RestartWished(reason, event_id, at_ms)
         return Item((Put(subject, records.encode(record)),), refusable=True)
 
+    def fresh(self, agent: str, generation: int) -> Item:
+        """Conversations begin anew."""
+        subject = records.fresh_subject(agent)
+        return Item((Retire(subject), Put(subject, records.encode(records.FreshStart(agent, generation)))))
+
     def restart_over(self, subject: str) -> Item:
         """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""
         return Item((Retire(subject, b"", "restarted"),))

@@ -432,10 +432,10 @@ class Staged(Struct, frozen=True):
 
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
     `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
-    wish may be granted. `note`: nothing waits for it.
+    wish may be granted. `fresh`: conversations begin anew. `note`: nothing waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "note"]
     item: Item
     #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
@@ -449,7 +449,7 @@ class Staged(Struct, frozen=True):
     state: State = "done"
     #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
     follow: Event | None = None
-    #: The subject of the wish that a `restart` is about.
+    #: The subject of the wish that a `restart` is about, or the agent of a `fresh`.
     wish: str = ""
 
 

@@ -18,32 +18,26 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-import msgspec
-
 from kernel.broker.bus import Bus, principal_of
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
-from kernel.broker.restarts import Restarts
 from kernel.broker.tool_calls import ToolCalls
-from schemas.codec import DECODE_ERRORS, check_depth
 from schemas.control import (
     Drain,
     Exited,
     Inventory,
     Kill,
     Principal,
-    RestartChecked,
+    RestartAgents,
     RestartUndone,
     Retire,
     SpawnFailed,
     ToBroker,
     Wanted,
 )
-from schemas.errors import GoondanError, error_payload
-from schemas.frames import Frame
 
 #: A turn may run this much longer than its event's deadline before its process is taken for hung (seconds).
 DEADLINE_GRACE_S: Final = 10.0
@@ -57,16 +51,11 @@ MAX_STARTING: Final = 8
 #: A start that takes longer than this waits for something else than a processor, and is not counted any more (seconds).
 STARTING_S: Final = 1.0
 
-_decode_control = msgspec.msgpack.Decoder(ToBroker).decode
-
 
 class Processes:
     """The process side of the broker."""
 
-    def __init__(
-        self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory, restarts: Restarts
-    ) -> None:
-        self._restarts = restarts
+    def __init__(self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory) -> None:
         self._bus = bus
         self._events = events
         self._directory = directory
@@ -237,13 +226,8 @@ class Processes:
 
     # --- the supervisor's word
 
-    def control_event(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`runtime.event` from the supervisor."""
-        try:
-            check_depth(bytes(frame.payload))
-            message = _decode_control(frame.payload)
-        except DECODE_ERRORS as error:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
+    def control_event(self, message: ToBroker, now: float) -> None:
+        """A word of the supervisor about processes."""
         if isinstance(message, Inventory):
             self._inventory(message, now)
         elif isinstance(message, Exited):
@@ -252,11 +236,10 @@ class Processes:
             self._spawn_failed(message, now)
         elif isinstance(message, Drain):
             self._drain(message, now)
-        elif isinstance(message, RestartChecked):
-            self._restarts.checked(message)
         elif isinstance(message, RestartUndone):
-            self._restarts.undone(message)
             self._reopen(now)
+        elif isinstance(message, RestartAgents):
+            self._restart_agents(message, now)
 
     def _drain(self, message: Drain, now: float) -> None:
         """The kernel ends: tell every agent and client, and agents that come back later when they say hello."""
@@ -265,6 +248,21 @@ class Processes:
         for cls in (AGENTS, CLIENTS):  # clients hear why their answers do not come
             for connection in self._bus.presence.connections[cls].values():
                 self._bus.shutdown(connection, message.grace_period_ms, message.reason)
+
+    def _restart_agents(self, message: RestartAgents, now: float) -> None:
+        """Processes of these agents leave, at once or at a step boundary; one with work is wanted when it is gone."""
+        for instance in list(self._instances.values()):
+            connection = instance.conn
+            if connection is None or instance.leaving or instance.agent not in message.agents:
+                continue
+            self._bus.shutdown(connection, message.grace_period_ms, "restart")
+            if instance.leased is None and not instance.answers:
+                self.leave(instance, connection, now)
+            elif connection.claims.launch:
+                # It goes on to speak until it has given back what it holds; the supervisor sees it gone.
+                instance.leaving = True
+                self._leaving.add(instance)
+                self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
 
     def _reopen(self, now: float) -> None:
         """The kernel goes on: what was held back is handed out."""

@@ -28,6 +28,7 @@ from kernel.broker.journal.records import (
     CancelWish,
     EpochsReserved,
     Finished,
+    FreshStart,
     InstanceDeleted,
     InstanceSpawned,
     RestartWished,
@@ -110,6 +111,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
         return
     if isinstance(record, RestartWished):
         bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
+        return
+    if isinstance(record, FreshStart):
+        bus.generations[record.agent] = record.generation
         return
     event_id = records.event_of(row.subject)
     if event_id is None:

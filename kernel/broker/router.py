@@ -13,6 +13,8 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+import msgspec
+
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
@@ -21,6 +23,7 @@ from kernel.broker.deletions import Deletions
 from kernel.broker.directory import Directory
 from kernel.broker.events import Events
 from kernel.broker.folders import Folders
+from kernel.broker.fresh import FreshStarts
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.mailbox import Staged
@@ -29,12 +32,14 @@ from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored
 from kernel.broker.restarts import Restarts
+from kernel.broker.revising import Pieces
 from kernel.broker.tool_calls import ToolCalls
 from kernel.broker.waits import Waits
 from schemas.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
     FrameError,
+    check_depth,
     decode,
     decode_frame,
     describe_decode_error,
@@ -42,10 +47,12 @@ from schemas.codec import (
     from_raw,
     to_raw,
 )
+from schemas.control import BeginAnew, RestartChecked, RestartUndone, Revise, Revised, ToBroker
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
-from schemas.launch import AgentSpec
+from schemas.launch import AgentSpec, KernelPlan
 
+_decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: Peers of one class that one answer lists: it has to fit one frame.
 MAX_PEERS: Final = 4096
 
@@ -60,9 +67,11 @@ class Router:
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
+        self._fresh = FreshStarts(bus)
+        self._pieces = Pieces()
         self._events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
         self._directory = directory = Directory(bus, actors)
-        self._processes = Processes(bus, self._events, self._tool_calls, directory, restarts)
+        self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
         directory.restore(restored.spawned)
         self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
@@ -76,9 +85,8 @@ class Router:
             "dead.drop": dead.drop,
         }
         self._connections = bus.presence.connections
-        self._specs = {name: to_raw(spec) for name, spec in bus.plan.agents.items()}
-        self._host_spec = to_raw(bus.plan.toolhost)
-        self._allowed = {name: _allowed_tools(spec) for name, spec in bus.plan.agents.items()}
+        self._actors = actors
+        self._prepare(bus.plan)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, events = self._tool_calls, self._events
         asking: dict[str, Handler] = {
@@ -181,6 +189,8 @@ class Router:
                 self._restarts.refused(item.wish)
             elif item.kind == "restart":
                 self._restarts.settled(item.wish)
+            elif item.kind == "fresh":
+                self._fresh.settled(item.wish)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
             elif item.instance is not None:
@@ -218,6 +228,54 @@ class Router:
         for cls in (AGENTS, TOOLS):
             for connection in self._connections[cls].values():
                 self.bus.shutdown(connection, grace_ms, "orchestrator_shutdown")
+
+    # --- the supervisor's word
+
+    def _control_event(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`runtime.event` from the supervisor."""
+        try:
+            check_depth(bytes(frame.payload))
+            message = _decode_control(frame.payload)
+            if isinstance(message, Revise):
+                plan = self._pieces.take(message)
+                if plan is not None:
+                    self._revise(plan)
+                return
+        except DECODE_ERRORS as error:
+            raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
+        if isinstance(message, BeginAnew):
+            self._fresh.begin(message, now)
+        elif isinstance(message, RestartChecked):
+            self._restarts.checked(message)
+        else:
+            if isinstance(message, RestartUndone):
+                self._restarts.undone(message)
+            self._processes.control_event(message, now)
+            if self._deletions.active:  # a deletion may have waited for this news
+                self._deletions.advance(now)
+
+    def _prepare(self, plan: KernelPlan) -> None:
+        """What is told to agents and tool hosts, and what agents may call."""
+        self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
+        self._host_spec = to_raw(plan.toolhost)
+        self._allowed = {name: _allowed_tools(spec) for name, spec in plan.agents.items()}
+
+    def _revise(self, plan: KernelPlan) -> None:
+        """Another revision takes the place of the one that runs. Agents that it changes are restarted by another word;
+        what they may call is in force now. Tool hosts say hello again, and get their new specification.
+        """
+        bus = self.bus
+        bus.plan = plan
+        self._prepare(plan)
+        self._actors.revise(plan)
+        for connection in self._connections[AGENTS].values():
+            connection.allowed = self._allowed.get(connection.claims.agent or "", frozenset())
+        for connection in list(self._connections[TOOLS].values()):
+            self._tool_calls.host_unreachable(connection)
+            info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
+            bus.error(connection.cls, connection.ident, info, None)
+        self._events.end_without_agent()
+        bus.tell_supervisor(Revised(plan.revision))
 
     # --- hello
 
@@ -268,6 +326,7 @@ class Router:
             workdir=instance.workdir.path,
             epoch=instance.epoch,
             spec=self._specs[agent],
+            generation=self._fresh.of(agent),
         )
         if self.bus.draining is not None:
             reason, until = self.bus.draining
@@ -308,12 +367,6 @@ class Router:
             self.bus.error(connection.cls, connection.ident, info, frame)
 
     # --- the rest
-
-    def _control_event(self, connection: Connection, frame: Frame, now: float) -> None:
-        """News of processes; a deletion may have waited for it."""
-        self._processes.control_event(connection, frame, now)
-        if self._deletions.active:
-            self._deletions.advance(now)
 
     def _bye(self, connection: Connection, frame: Frame, now: float) -> None:
         """A peer asks to leave: granted when nothing would be left behind."""

@@ -179,10 +179,14 @@ def may_declare_tools(source: bytes) -> bool:
 
 
 class Opened(Struct, frozen=True):
-    """A bundle that may run: its plan, and what it asks for beyond its jails, all of which was agreed to."""
+    """A bundle that may run: its plan, and what it asks for beyond its jails, all of which was agreed to. `files` are
+    those that it was read from, `trees` the folders of its tools' code; changes of others cannot concern it.
+    """
 
     plan: KernelPlan
     powers: list[Power]
+    files: list[str] = []
+    trees: list[str] = []
 
 
 def load_plan(
@@ -231,11 +235,12 @@ def open_bundle(
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
+    digests = {tool.root: tree_digest(tool.root)[0] for tool in checked.tools.values()}
     plan = build_plan(
         checked,
         bundle=path,
         state_dir=state_dir,
-        revision=revision(loaded, checked),
+        revision=revision(loaded, checked, digests),
         documents=[
             *(source.path for source in loaded.sources),
             *(document for package in inspected.packages for document in package.documents),
@@ -243,6 +248,7 @@ def open_bundle(
         ],
         sized_workdirs=inspected.terms.sized_workdirs,
         spawn_workdirs=[opened.path for opened in inspected.terms.opened],
+        digests=digests,
     )
     from kernel.trust.powers import others
 
@@ -251,11 +257,22 @@ def open_bundle(
         from kernel.trust.private_copy import with_private_copy
 
         plan = with_private_copy(plan, loaded.root)
-    return Opened(plan, powers)
+    modules = (
+        os.path.join(os.path.dirname(extension.entry), name)
+        for agent in checked.agents.values()
+        for extension in agent.extensions
+        for name in extension.modules or ()
+    )
+    documents = (document for package in inspected.packages for document in package.documents)
+    files = [*(source.path for source in loaded.sources), *checked.files, *modules, *documents]
+    if policy is not None:
+        files.append(policy)
+    return Opened(plan, powers, files, [tool.root for tool in checked.tools.values() if not tool.bundled])
 
 
-def revision(loaded: Loaded, checked: Checked) -> str:
+def revision(loaded: Loaded, checked: Checked, digests: Mapping[str, str]) -> str:
     """Names the content of a bundle: its documents, the files they point at, and the code of tools and extensions.
+    `digests` are those of the tools' folders.
 
     Made from what stands in the files, so it says nothing about the environment's values.
     """
@@ -274,5 +291,5 @@ def revision(loaded: Loaded, checked: Checked) -> str:
             data = b""  # a connector's entry can be larger; none is run yet
         add(os.path.relpath(path, loaded.root), data)
     for root in sorted({*(tool.root for tool in checked.tools.values()), *checked.extension_roots}):
-        add(root, tree_digest(root)[0].encode())
+        add(root, (digests.get(root) or tree_digest(root)[0]).encode())
     return total.hexdigest()[:REVISION_CHARS]

@@ -50,7 +50,7 @@ READY_S: Final = 40.0
 class Place(msgspec.Struct, frozen=True):
     """A bundle and the state of its workspace, by whose record its kernel is found. `policy` is a file of grants that
     a kernel is started with, `trust` whether it is trusted for this time, `accept_loss` whether a damaged journal is
-    given up.
+    given up, `watch` whether it follows changes of the bundle.
     """
 
     bundle: str
@@ -58,16 +58,24 @@ class Place(msgspec.Struct, frozen=True):
     policy: str | None = None
     trust: bool = False
     accept_loss: bool = False
+    watch: bool = False
 
 
-def locate(bundle: str | None, policy: str | None = None, *, trust: bool = False, accept_loss: bool = False) -> Place:
+def locate(
+    bundle: str | None,
+    policy: str | None = None,
+    *,
+    trust: bool = False,
+    accept_loss: bool = False,
+    watch: bool = False,
+) -> Place:
     """The bundle that a command means, and the state of its workspace.
 
     Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, state_of(path), grants, trust, accept_loss)
+    return Place(path, state_of(path), grants, trust, accept_loss, watch)
 
 
 class InvalidBundle(GoondanError):
@@ -121,6 +129,8 @@ class Started:
             arguments.append("--trust")
         if place.accept_loss:
             arguments.append("--accept-loss")
+        if place.watch:
+            arguments.append("--watch")
         agreed_fd = memory_file("agreed", msgspec.json.encode(list(agreed))) if agreed else None
         if agreed_fd is not None:
             arguments += ["--agreed-fd", str(agreed_fd)]

@@ -15,8 +15,15 @@ RESTART_S: Final = 120.0
 
 @click.command()
 @options.bundle
+@click.option(
+    "--agent",
+    metavar="AGENT",
+    shell_complete=options.completed("agents"),
+    help="Only the processes of this agent; the bundle is not read.",
+)
+@click.option("--fresh", is_flag=True, help="Conversations begin anew; what was said is kept in earlier.db.")
 @options.as_json
-def command(bundle: str | None, as_json: bool) -> int:
+def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -> int:
     """Restart a running swarm in place, with its bundle as it is now.
 
     Nothing is lost: conversations and messages stay, turns that run go on behind their next step, and commands that
@@ -24,6 +31,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     """
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
+    from kernel.cli.plain import one_line
     from kernel.supervisor_client import SupervisorClient
     from schemas.errors import fail
 
@@ -32,12 +40,18 @@ def command(bundle: str | None, as_json: bool) -> int:
     if client is None:
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
     try:
-        client.ask("restart", RESTART_S, reason="gdn restart")
+        reply = client.ask("restart", RESTART_S, reason="gdn restart", agent=agent, fresh=fresh)
         pid = client.pid
     finally:
         client.close()
-    if as_json:
-        write_json({"restarted": "kernel", "pid": pid})
+    if agent is not None:
+        many = reply.restarted or 0
+        if as_json:
+            write_json({"restarted": "agent", "agent": agent, "processes": many, "fresh": fresh})
+        else:
+            write(f"restarted {many} process{'' if many == 1 else 'es'} of {one_line(agent, 100)}")
+    elif as_json:
+        write_json({"restarted": "kernel", "pid": pid, "fresh": fresh})
     else:
         write(f"restarted, pid {pid}")
     return 0

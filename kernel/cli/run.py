@@ -39,7 +39,7 @@ MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 @options.policy
 @options.trust
 @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
-@click.option("--watch", is_flag=True, help="Follow changes of the bundle (not supported yet).")
+@click.option("--watch", is_flag=True, help="Follow changes of the bundle: what they affect restarts.")
 @click.option(
     "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
 )
@@ -60,10 +60,7 @@ def command(
     from kernel.cli.workdir import absolute_workdir
     from schemas.errors import fail
 
-    if watch:
-        message = "--watch is not supported yet"
-        raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Stop the swarm and run it again after a change.")
-    place = locate(bundle, policy, trust=trust, accept_loss=accept_loss)
+    place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     if workdir is not None:
         if detach:
             raise fail("E_USAGE", "--workdir belongs to messages", suggestion="Give it to gdn send.")
@@ -105,6 +102,10 @@ def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
 
     from kernel.cli.output import write_json
 
+    if kernel.place.watch:
+        from kernel.cli.watching import tell_news
+
+        tell_news(kernel.place.state_dir)
     talk = _Talk(kernel, as_json, workdir)
     try:
         asyncio.run(talk.run())

@@ -1,21 +1,53 @@
-"""The restart of a kernel from the first word to the moment in which its processes are ended.
+"""Restarts of a kernel, from the first word to the moment in which processes are ended: of the whole kernel, of one
+agent's processes, or of what a change of a watched bundle affects.
 
-Whoever asks (a person, or an agent by way of the broker), the bundle is read first; what may not run stops nothing.
+Whoever asks (a person, an agent by way of the broker, a file that has changed), the bundle is read first; what may not
+run stops nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import msgspec
+
+from kernel.agents import Agents
 from kernel.bundle.opening import Opened
+from kernel.ending import RESTART_GRACE_S
+from kernel.restarting.difference import Difference, difference
 from kernel.restarting.looks import Looks
+from kernel.restarting.marks import Watched
+from kernel.restarting.news import News
 from kernel.restarting.revision import Revision
-from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from kernel.restarting.watcher import Watcher
+from kernel.roster import LEAVE_LIMIT_S
+from schemas.control import (
+    BeginAnew,
+    BegunAnew,
+    RestartAgents,
+    RestartAsked,
+    RestartChecked,
+    RestartDue,
+    RestartUndone,
+    Revise,
+    Revised,
+    ToBroker,
+)
 from schemas.errors import GoondanError, fail
+from schemas.frames import OPERATOR_AGENT
+from schemas.launch import KernelPlan
 from schemas.visible import visible_line
+
+#: How long the broker may take to say that it has what it was told (seconds): a journal waits for the disk.
+ANSWER_S: Final = 5.0
+#: How often it is looked whether processes are gone (seconds).
+GONE_POLL_S: Final = 0.02
+#: A piece of a plan (bytes): well below a frame.
+PIECE_BYTES: Final = 512 << 10
 
 _log = logging.getLogger("supervisor")
 
@@ -38,25 +70,78 @@ class Restartable(Protocol):
     def begin_restart(self, revision: Revision, reason: str) -> None:
         """End every process, then go on as the program that comes after, with `revision` if it cannot read another."""
 
-    def answer(self, message: RestartChecked | RestartUndone) -> None:
+    def answer(self, message: ToBroker) -> None:
         """Tell the broker."""
+
+    def revise(self, opened: Opened) -> None:
+        """Another revision is the one that runs: processes that start from now on are of it."""
 
 
 class Conductor:
-    """`opened` is the bundle that runs."""
+    """`opened` is the bundle that runs; `bundle` its path, `extra` files that count for it besides its own."""
 
-    def __init__(self, kernel: Restartable, looks: Looks, opened: Opened) -> None:
+    def __init__(
+        self, kernel: Restartable, looks: Looks, agents: Agents, opened: Opened, bundle: str, extra: list[str]
+    ) -> None:
+        self.news = News()
         self._kernel = kernel
         self._looks = looks
+        self._agents = agents
         self._opened = opened
+        self._bundle = bundle
+        self._extra = extra
         self._checked: Revision | None = None  # for the wish that is due next
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: dict[str, asyncio.Future[None]] = {}  # what the broker is to say
+        self._watcher: Watcher | None = None
+        self._refused = ""  # what was said last about a bundle that does not run
 
-    async def restart(self, reason: str) -> None:
+    async def restart(self, reason: str, *, fresh: bool) -> None:
         """Begin to restart, if the bundle may run. Raises GoondanError: E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and
         what is wrong with the bundle.
         """
-        self._begin(await self._look(), reason)
+        revision = await self._look()
+        if fresh:
+            await self._begin_anew("")
+        self._begin(revision, reason)
+
+    async def restart_agent(self, agent: str, *, fresh: bool) -> int:
+        """Restart the processes of an agent, each at the end of its step; how many there were, when they are gone.
+
+        Raises GoondanError: E_AGENT_NOT_FOUND, E_RESTART_REFUSED, E_RESTART_FAILED, E_KERNEL_NOT_RUNNING.
+        """
+        self._may_restart()
+        agents = self._opened.plan.agents.keys() - {OPERATOR_AGENT}
+        if agent not in agents:
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {', '.join(sorted(agents))[:500]}")
+        if fresh:
+            await self._begin_anew(agent)
+        before = self._agents.launches([agent])
+        self._tell_agents([agent])
+        loop = asyncio.get_running_loop()
+        until = loop.time() + RESTART_GRACE_S + LEAVE_LIMIT_S
+        while left := before & self._agents.launches([agent]):
+            if loop.time() >= until:
+                raise fail("E_RESTART_FAILED", f"{len(left)} processes of {agent!r} do not end")
+            await asyncio.sleep(GONE_POLL_S)
+        _log.info("restarted %d processes of %s%s", len(before), agent, ", fresh" if fresh else "")
+        return len(before)
+
+    def watch(self) -> None:
+        """Follow the bundle's files from now on."""
+        self._watcher = Watcher(self._watched(self._opened.files, self._opened.trees), self._follow)
+        self._soon(self._watcher.run())
+
+    def heard(self, message: RestartAsked | RestartDue | BegunAnew | Revised) -> None:
+        """A word of the broker."""
+        if isinstance(message, RestartAsked):
+            self.asked(message)
+        elif isinstance(message, RestartDue):
+            self.due(message)
+        else:
+            waiting = self._answers.get("" if isinstance(message, Revised) else f"anew {message.agent}")
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
 
     def asked(self, message: RestartAsked) -> None:
         """An agent wishes a restart: look at the bundle, and say what is to be said against it."""
@@ -91,6 +176,76 @@ class Conductor:
         except GoondanError as error:
             _log.error("the restart that an agent wished is not done: %s", visible_line(str(error)))
             self._kernel.answer(RestartUndone(error.info))
+
+    # --- a bundle that is watched
+
+    async def _follow(self) -> None:
+        """Files of the bundle have changed and come to rest."""
+        watcher = self._watcher
+        if watcher is None or self._kernel.stopping:
+            return
+        try:
+            revision = await self._look()
+        except GoondanError as error:
+            line = f"the changed bundle does not run: {error.info.message}; what runs goes on. {error.info.suggestion}"
+            if line != self._refused:
+                self.news.say(line)
+            self._refused = line
+            # What it lacks may come as a new file, in a place that nobody knows yet.
+            root = self._bundle if os.path.isdir(self._bundle) else os.path.dirname(self._bundle)
+            files, trees = watcher.watched.files, watcher.watched.trees
+            watcher.watched = self._watched(files, [*trees, root])
+            return
+        self._refused = ""
+        watcher.watched = self._watched(revision.files, revision.trees)
+        plan = msgspec.msgpack.decode(revision.plan, type=KernelPlan)
+        change = difference(self._opened.plan, plan)
+        if change.nothing:
+            return
+        try:
+            if change.whole is not None:
+                self.news.say(f"the bundle has changed ({change.whole}): the kernel restarts in place")
+                self._begin(revision, f"{change.whole} has changed")
+            else:
+                await self._apply(plan, revision, change)
+        except GoondanError as error:
+            self.news.say(f"the changed bundle was not taken over: {error}")
+
+    async def _apply(self, plan: KernelPlan, revision: Revision, change: Difference) -> None:
+        """What the change affects restarts, and nothing else."""
+        self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
+        self._kernel.revise(self._opened)
+        pieces = [revision.plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(revision.plan)), PIECE_BYTES)]
+        await self._told("", [Revise(number, len(pieces), piece) for number, piece in enumerate(pieces)])
+        # The agent behind `gdn call` has every tool.
+        self._tell_agents([*change.agents, *([OPERATOR_AGENT] if change.tools or change.agents else [])])
+        what = [f"Agent/{name}" for name in change.agents] + [f"Tool/{name}" for name in change.tools]
+        self.news.say(f"the bundle has changed: {', '.join(what) or 'nothing that runs'}; revision {plan.revision[:8]}")
+
+    def _watched(self, files: list[str], trees: list[str]) -> Watched:
+        # The bundle's own place in any case: it may have been empty, or gone.
+        return Watched(sorted({*files, *self._extra, self._bundle}), self._bundle, sorted(set(trees)))
+
+    # --- inside
+
+    async def _begin_anew(self, agent: str) -> None:
+        await self._told(f"anew {agent}", [BeginAnew(agent)])
+
+    async def _told(self, name: str, messages: list[BeginAnew] | list[Revise]) -> None:
+        """Tell the broker, and wait until it says that it has it. Raises GoondanError E_RESTART_REFUSED."""
+        answer = self._answers[name] = asyncio.get_running_loop().create_future()
+        try:
+            for message in messages:
+                self._kernel.answer(message)
+            await asyncio.wait_for(answer, ANSWER_S)
+        except TimeoutError:
+            raise fail("E_RESTART_REFUSED", f"the broker did not answer within {ANSWER_S:g} s") from None
+        finally:
+            del self._answers[name]
+
+    def _tell_agents(self, agents: list[str]) -> None:
+        if agents:
+            self._kernel.answer(RestartAgents(agents, round(RESTART_GRACE_S * 1000)))
 
     async def _look(self) -> Revision:
         """The bundle as it is now, if it may run in the place of what does."""

@@ -9,6 +9,7 @@ The values pass in a memory file, because a plan holds keys.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -17,11 +18,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.opening import Opened
 from kernel.restarting.held import SIGNALS, Held, Waiting
 from kernel.spawn import command, memory_file
 from kernel.trust.powers import Power
-from schemas.errors import fail
+from schemas.errors import error_payload, fail
 from schemas.frames import ErrorPayload
+from schemas.launch import KernelPlan
+
+_log = logging.getLogger("supervisor")
 
 
 class Handover(Struct, kw_only=True):
@@ -33,6 +38,9 @@ class Handover(Struct, kw_only=True):
     #: What runs if the bundle cannot be read any more (msgpack of KernelPlan), and what it asks for.
     plan: bytes
     powers: list[Power]
+    #: The same of the revision that ran, for when there is no new program.
+    plan_before: bytes
+    powers_before: list[Power]
     reason: str
     #: The umask of whoever started the kernel.
     umask: int
@@ -51,6 +59,10 @@ class Handover(Struct, kw_only=True):
         kept = [held.folder_fd, held.lock_fd, held.alive_fd, held.run_dir_fd, self.listener_fd]
         return kept + [waiting.fd for waiting in self.waiting]
 
+    def checked(self) -> Opened:
+        """What runs if the bundle cannot be read any more."""
+        return Opened(msgspec.msgpack.decode(self.plan, type=KernelPlan), self.powers)
+
 
 def read(fd: int) -> Handover:
     """What was handed over; the descriptor is closed. Raises GoondanError E_USAGE."""
@@ -59,6 +71,14 @@ def read(fd: int) -> Handover:
             return msgspec.msgpack.decode(source.read(), type=Handover)
     except (OSError, msgspec.DecodeError) as error:
         raise fail("E_USAGE", f"what was handed over cannot be read: {error}") from None
+
+
+def stay(handover: Handover, refused: OSError) -> Handover:
+    """The system refused the next program: what a supervisor in this one goes on with, the revision that ran."""
+    message = f"the kernel could not be replaced and goes on as it was: {refused.strerror}"
+    _log.error("%s", message)
+    error = error_payload("E_RESTART_FAILED", message)
+    return msgspec.structs.replace(handover, plan=handover.plan_before, powers=handover.powers_before, error=error)
 
 
 def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[int]) -> OSError:

@@ -35,7 +35,13 @@ def read(task: Task) -> Found:
         problems = msgspec.to_builtins(getattr(error, "problems", []))
         return Refused(error=error.info, problems=problems, dropped=getattr(error, "dropped", 0))
     plan = opened.plan
-    return Revision(revision=plan.revision, plan=msgspec.msgpack.encode(plan), powers=opened.powers)
+    return Revision(
+        revision=plan.revision,
+        plan=msgspec.msgpack.encode(plan),
+        powers=opened.powers,
+        files=opened.files,
+        trees=opened.trees,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,12 +14,14 @@ from schemas.frames import ErrorPayload
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):
     """A bundle that may run. `revision` names its content, `plan` is the msgpack of its KernelPlan, `powers` are what
-    it asks for beyond its jails.
+    it asks for beyond its jails. `files`, `trees`: see kernel.bundle.opening.Opened.
     """
 
     revision: str
     plan: bytes
     powers: list[Power]
+    files: list[str] = []
+    trees: list[str] = []
 
 
 class Refused(Struct, frozen=True, tag="refused", kw_only=True):

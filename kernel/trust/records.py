@@ -55,7 +55,7 @@ def read(state_root: str, bundle: str) -> Record | None:
     """What was agreed to for the bundle at `bundle`; None when nothing was, or when the record is not believed."""
     if why_not_believed(state_root, bundle) is not None:
         return None
-    found = _read(_path(state_root, bundle))
+    found = _read(record_path(state_root, bundle))
     return found if found is not None and found.bundle == identity(bundle) else None
 
 
@@ -70,7 +70,7 @@ def write(state_root: str, bundle: str, powers: Iterable[Power], *, own: bool = 
             f"nothing can be kept in {state_root}: {reason}",
             suggestion="Set GOONDAN_STATE_ROOT to a folder of your own, or trust for one command with --trust.",
         )
-    path = _path(state_root, bundle)
+    path = record_path(state_root, bundle)
     open_state_root(state_root, make=True)
     try:
         with open_directory(os.path.dirname(path), make=True, private_from=state_root) as folder:
@@ -86,11 +86,11 @@ def write(state_root: str, bundle: str, powers: Iterable[Power], *, own: bool = 
 def forget(state_root: str, bundle: str) -> bool:
     """Take back what was agreed to; whether there was something. Raises GoondanError E_STATE."""
     try:
-        os.unlink(_path(state_root, bundle))
+        os.unlink(record_path(state_root, bundle))
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise fail("E_STATE", f"{_path(state_root, bundle)}: {error.strerror}") from None
+        raise fail("E_STATE", f"{record_path(state_root, bundle)}: {error.strerror}") from None
     return True
 
 
@@ -143,7 +143,8 @@ def _read(path: str) -> Record | None:
     return record if record.format == FORMAT else None
 
 
-def _path(state_root: str, bundle: str) -> str:
+def record_path(state_root: str, bundle: str) -> str:
+    """Where the record of a bundle is, if there is one."""
     return os.path.join(state_root, FOLDER, f"{digest(bundle)}.json")
 
 

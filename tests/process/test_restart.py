@@ -84,7 +84,7 @@ def test_a_restart_keeps_the_pid_the_conversation_and_everyone_who_waits(talk: T
     wait_until(lambda: sum(row["role"] == "worker" for row in kernel.ps()) == 2)
     done = talk.restart()
     after = talk.pids()
-    assert done == {"restarted": "kernel", "pid": before["supervisor"]}
+    assert done == {"restarted": "kernel", "pid": before["supervisor"], "fresh": False}
     assert after["supervisor"] == before["supervisor"]
     assert not {after[role] for role in ("broker", "toolhost", "forkserver")} & set(before.values())
     assert talk.hear() == "42"

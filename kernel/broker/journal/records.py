@@ -145,6 +145,13 @@ class RestartWished(Struct, frozen=True, array_like=True, tag="restart"):
     at_ms: int
 
 
+class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
+    """Conversations of this agent, or of all ("" for the name), are of this generation."""
+
+    agent: str
+    generation: int
+
+
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
@@ -161,6 +168,7 @@ Record = (
     | AnswerUnwanted
     | EpochsReserved
     | RestartWished
+    | FreshStart
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -171,6 +179,7 @@ _EVENT: Final = "event:"
 _INSTANCE: Final = "instance:"
 _DELETED: Final = "deleted:"
 _RESTART: Final = "restart:"
+_FRESH: Final = "fresh:"
 
 
 def encode(record: Record) -> bytes:
@@ -201,6 +210,11 @@ def instance_subject(agent: str, key: str) -> str:
 def deleted_subject(agent: str, key: str) -> str:
     """The subject of an instance's tombstone."""
     return f"{_DELETED}{agent}/{key}"
+
+
+def fresh_subject(agent: str) -> str:
+    """The subject of the generation of an agent's conversations."""
+    return _FRESH + agent
 
 
 def restart_subject(agent: str, key: str, call_id: str) -> str:

@@ -22,7 +22,7 @@ from agentproc.conversation import (
     UserData,
     fold,
 )
-from agentproc.store import ConversationStore, Durability
+from agentproc.store import EARLIER_FILE, ConversationStore, Durability
 from schemas.errors import GoondanError
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -352,3 +352,64 @@ def test_large_answers_and_an_operators_messages_have_a_bound_in_bytes(
     assert store.find_turn("e9") is None
     assert len(store.load_messages()) == (11 if kept_messages is None else 1)
     store.close()
+
+
+# --- conversations that begin anew
+
+
+def of_generation(path: Path, generation: int) -> ConversationStore:
+    store = ConversationStore(str(path), durability="process", generation=generation)
+    store.adopt(1)
+    return store
+
+
+def earlier(path: Path) -> list[tuple[int, str]]:
+    with closing(sqlite3.connect(path / EARLIER_FILE)) as db:
+        return list(db.execute("SELECT generation, id FROM messages ORDER BY generation, seq"))
+
+
+def test_a_later_generation_begins_anew_and_keeps_what_was_said_beside_it(tmp_path: Path) -> None:
+    store = of_generation(tmp_path, 0)
+    finish(store, "e1", "t1", [Append(user("1")), Append(user("2"))])
+    with store.write():  # a turn that has begun goes on with what it has
+        store.begin_turn("e2", "t2", 1, AT)
+        store.append("t2", 0, Append(user("3")))
+    store.close()
+    assert not (tmp_path / EARLIER_FILE).exists()
+    store = of_generation(tmp_path, 7)
+    assert store.load_messages() == []
+    assert [event.position for event in store.turn_events("t2")] == [0]
+    row = store.find_turn("e1")
+    assert row is not None
+    assert row.answer == b"a"
+    assert earlier(tmp_path) == [(7, "1"), (7, "2")]
+    assert stat.S_IMODE((tmp_path / EARLIER_FILE).stat().st_mode) == 0o600
+    finish(store, "e3", "t3", [Append(user("4"))])
+    store.close()
+    for same in (7, 3, 0):  # once, and never back
+        store = of_generation(tmp_path, same)
+        assert [message.id for message in store.load_messages()] == ["4"]
+        store.close()
+    of_generation(tmp_path, 8).close()
+    assert earlier(tmp_path) == [(7, "1"), (7, "2"), (8, "4")]
+
+
+def test_a_new_conversation_is_of_its_generation_and_leaves_no_file(tmp_path: Path) -> None:
+    store = of_generation(tmp_path, 5)
+    finish(store, "e1", "t1", [Append(user("1"))])
+    store.close()
+    assert [message.id for message in of_generation(tmp_path, 5).load_messages()] == ["1"]
+    assert not (tmp_path / EARLIER_FILE).exists()
+
+
+def test_a_crash_between_the_copy_and_the_new_beginning_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    store = of_generation(tmp_path, 0)
+    finish(store, "e1", "t1", [Append(user("1"))])
+    store.close()
+    of_generation(tmp_path, 7).close()
+    with closing(sqlite3.connect(tmp_path / "conversation.db")) as db, db:  # as the crash would have left it
+        db.execute("INSERT INTO base SELECT seq, id, message FROM (SELECT 1 AS seq, '1' AS id, x'00' AS message)")
+        db.execute("DELETE FROM meta WHERE name = 'generation'")
+    store = of_generation(tmp_path, 7)
+    assert store.load_messages() == []
+    assert earlier(tmp_path) == [(7, "1")]

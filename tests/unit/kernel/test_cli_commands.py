@@ -106,11 +106,6 @@ def test_without_a_kernel(bundle: str, capsys: pytest.CaptureFixture[str]) -> No
     assert send["error"]["code"] == "E_KERNEL_NOT_RUNNING"
 
 
-def test_watch_is_refused_until_it_exists(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["run", "--watch", "--bundle", bundle]) == 2
-    assert "[E_CONFIG_UNSUPPORTED]" in capsys.readouterr().err
-
-
 def test_a_bug_of_ours_is_one_error_without_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

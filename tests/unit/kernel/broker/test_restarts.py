@@ -7,9 +7,9 @@ import pytest
 from kernel.broker.bus import RETURN_S
 from kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
 from schemas.codec import encode, from_raw, to_raw
-from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from schemas.control import BeginAnew, RestartAgents, RestartAsked, RestartChecked, RestartDue, RestartUndone
 from schemas.errors import error_payload
-from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest
+from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
 from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
 from tests.unit.kernel.broker.world import World
 
@@ -230,3 +230,45 @@ def test_a_new_kernel_has_fulfilled_it_and_forgets_it_after_a_while_but_not_its_
     assert world.router.bus.wishes == {}
     assert world.journal.find_ended(subject) is not None
     assert not granted(ask(world))
+
+
+# --- agents, and conversations that begin anew
+
+
+def test_a_busy_agent_gives_its_event_back_first_and_an_idle_one_leaves_at_once() -> None:
+    world = working()
+    world.clients[0].ask("r0e0", "reviewer")
+    run(world)
+    busy = world.router.bus.mailbox.instances["coder", "k"]
+    assert busy.conn is not None
+    told = say(world, RestartAgents(["coder"], 8000))
+    shutdown = next(from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown")
+    assert (shutdown.grace_period_ms, shutdown.reason) == (8000, "restart")
+    assert busy.leased is not None  # its turn has its time
+    assert busy.leaving
+    frame = Frame("ack", id="rel", stage="release", event_id=busy.leased.id, epoch=busy.epoch)
+    tell(world, frame, busy.conn)
+    assert busy.leased is None
+    assert [event.id for event in busy.queue] == ["c0e0"]  # for its next process
+    reviewer = world.router.bus.mailbox.instances["reviewer", "k"]
+    assert not reviewer.leaving
+
+
+def test_a_fresh_start_is_journaled_told_at_welcome_and_never_goes_back() -> None:
+    world = working()
+    assert world.router._fresh.of("coder") == 0
+    say(world, BeginAnew("coder"))
+    world.commit()
+    first = world.router._fresh.of("coder")
+    assert first > 0
+    assert world.router._fresh.of("reviewer") == 0
+    world.now -= 500  # a clock that was set back
+    say(world, BeginAnew(""))
+    world.commit()
+    every = world.router._fresh.of("reviewer")
+    world.now += 500
+    say(world, BeginAnew("coder"))
+    world.commit()
+    assert world.router._fresh.of("coder") > max(first, every)
+    world.kill_broker()
+    assert world.router._fresh.of("reviewer") == every

@@ -29,6 +29,8 @@ def handed(fds: list[int]) -> Handover:
         waiting=[Waiting(fd=fds[5], rest=b'{"op"', asked=b'{"op":"hold"}', holds=True)],
         plan=b"\x80",
         powers=[OwnModel()],
+        plan_before=b"\x81",
+        powers_before=[],
         reason="why",
         umask=0o022,
         started_at=1.5,
@@ -40,6 +42,13 @@ def test_what_is_handed_over_arrives_as_it_was() -> None:
     given = handed([10, 11, 12, 13, 14, 15])
     assert handovers.read(memory_file("h", msgspec.msgpack.encode(given))) == given
     assert given.descriptors == [10, 11, 12, 13, 14, 15]
+
+
+def test_who_stays_goes_on_with_what_ran() -> None:
+    stayed = handovers.stay(handed([10, 11, 12, 13, 14, 15]), OSError(12, "no memory"))
+    assert (stayed.plan, stayed.powers) == (b"\x81", [])
+    assert stayed.error is not None
+    assert stayed.error.code == "E_RESTART_FAILED"
 
 
 def test_what_is_no_handover_is_said() -> None:

@@ -1,0 +1,42 @@
+"""Conversations that begin anew: `gdn restart --fresh`. Pure.
+
+An agent's generation is a number that grows with each fresh start of its conversations. It comes with `welcome`; an
+instance whose file is of an earlier one puts its history aside when it is opened next (agentproc/store.py). So nothing
+has to be found and changed for instances that sleep, however many there are.
+
+The number is the wall clock's milliseconds, or one more than the last: it grows also after a journal was lost.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kernel.broker.bus import Bus
+from kernel.broker.mailbox import Staged
+from schemas.control import BeginAnew, BegunAnew
+
+#: Stands for all agents.
+EVERY: Final = ""
+
+
+class FreshStarts:
+    """The generations of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def begin(self, message: BeginAnew, now: float) -> None:
+        """The supervisor's word: conversations of an agent, or of all, begin anew with their next process."""
+        bus = self._bus
+        number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
+        bus.generations[message.agent] = number
+        bus.staged.append(Staged("fresh", bus.ledger.fresh(message.agent, number), wish=message.agent))
+
+    def settled(self, agent: str) -> None:
+        """The journal has it."""
+        self._bus.tell_supervisor(BegunAnew(agent))
+
+    def of(self, agent: str) -> int:
+        """The generation of an agent's conversations."""
+        known = self._bus.generations
+        return max(known.get(agent, 0), known.get(EVERY, 0))

@@ -1,0 +1,29 @@
+"""Tells on stderr what the kernel of `gdn run --watch` says about its bundle."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from kernel.cli.output import write
+from kernel.cli.terminal import printable
+from kernel.supervisor_client import SupervisorClient
+from schemas.errors import GoondanError
+
+
+def tell_news(state_dir: str) -> None:
+    """Begin to tell, until the kernel or this process ends."""
+    # A thread, because the conversation reads its lines in ways of its own; it holds nothing that has to be given back.
+    threading.Thread(target=_tell, args=(state_dir,), daemon=True).start()
+
+
+def _tell(state_dir: str) -> None:
+    told = 0
+    try:
+        client = SupervisorClient.connect(state_dir)
+        while client is not None:
+            reply = client.ask("news", None, after=told)
+            told = reply.told
+            write(*(f"gdn: {printable(line)}" for line in reply.news or []), stream=sys.stderr)
+    except (GoondanError, OSError, ValueError):
+        return  # the kernel has ended; whoever talks to it says so
