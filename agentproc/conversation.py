@@ -14,6 +14,7 @@ Source: design section 5; requirements CONTEXT-10, CALL-15; pitfalls 4.
 # every program that starts.
 
 from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import Any, Literal
 
 from msgspec import Struct, msgpack
@@ -169,7 +170,7 @@ def is_presentable(messages: Sequence[Message]) -> bool:
         elif owed:
             return False
         elif isinstance(data, AssistantData):
-            owed = [call.tool_call_id for call in data.calls]
+            owed = [part.tool_call_id for part in data.content if isinstance(part, ToolCallPart)]
             owed.reverse()
     return not owed
 
@@ -197,6 +198,28 @@ def presentable(messages: Sequence[Message]) -> list[Message]:
         shown.append(message)
     shown.reverse()
     return shown
+
+
+class Presented:
+    """`presentable` for a conversation that grows: only what is new since the last time is walked.
+
+    A turn of N steps asks for it N times; walking all of it each time was a third of such a turn's processor time.
+    What was walked counts as long as the very same messages begin the conversation.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Message] = []  # it is presentable
+
+    def of(self, messages: list[Message]) -> list[Message]:
+        """See `presentable`. The list must not be changed afterwards."""
+        known = self._known
+        if len(messages) < len(known) or not all(map(is_, known, messages)):
+            known = self._known = []
+        # Behind a presentable beginning no result is owed, so the rest is judged by itself.
+        if not is_presentable(messages[len(known) :] if known else messages):
+            return presentable(messages)
+        self._known = messages
+        return list(messages)
 
 
 def result_message(message_id: str, part: ToolResultPart, at: str) -> Message:

@@ -25,7 +25,7 @@ from agentproc.base_calls import BaseCalls
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
-from agentproc.conversation import Append, encode_message, error_result, presentable
+from agentproc.conversation import Append, Presented, encode_message, error_result
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.point_stages import PointStages
@@ -116,6 +116,7 @@ class TurnRun:
             wraps_steps=self._wraps_steps,
         )
         self._transcript = Transcript(runner.store, name, self.turn.take_position, runner.clock)
+        self._presented = Presented()
         self._parent_span = frame.parent_span_id
         self._waited_ms = frame.waited_ms
         self._place_ms = frame.place_ms or 0
@@ -484,7 +485,9 @@ class TurnRun:
         request = ModelRequest(
             agent=runner.spec.name,
             model=runner.spec.model,
-            messages=presentable(transcript.next_messages if provider.needs_history else transcript.own_messages),
+            messages=self._presented.of(
+                transcript.next_messages if provider.needs_history else transcript.own_messages
+            ),
             tools=self._catalog.items,
             step=action.step,
             system=runner.spec.system if self._stages is None else self._stages.system(runner.spec.system),

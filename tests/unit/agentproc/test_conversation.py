@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from agentproc.conversation import (
     Message,
     MessageEvent,
     MessageSource,
+    Presented,
     Remove,
     Replace,
     TextPart,
@@ -132,3 +135,27 @@ def test_anything_can_be_mended_and_mending_twice_changes_nothing(messages: list
     assert presentable(mended) == mended
     if is_presentable(messages):
         assert mended == messages
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), _messages), max_size=6))
+def test_what_grows_is_presented_as_if_all_of_it_were_walked(changes: list[tuple[int, list[Message]]]) -> None:
+    presented, messages = Presented(), list[Message]()
+    for kept, more in changes:
+        messages = [*messages[:kept], *more]
+        assert presented.of(messages) == presentable(messages)
+
+
+def test_only_what_is_new_of_a_long_conversation_is_walked() -> None:
+    class Counted(list[Message]):
+        walked = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            found = super().__getitem__(index)
+            Counted.walked += len(found) if isinstance(index, slice) else 1
+            return found
+
+    presented, messages = Presented(), [user("0")]
+    for number in range(100):
+        messages = Counted([*messages, asks(f"{number}a", "x"), result(f"{number}r", "x")])
+        assert presented.of(messages) == messages
+    assert 0 < Counted.walked <= 2 * 100
