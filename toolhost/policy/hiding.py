@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -169,8 +170,10 @@ def _mount_of(path: str) -> int:
 
 # --- by names that are not known ------------------------------------------------------------------------------------
 
-#: How the state directory of a workspace is called, in `workspaces` of a state root.
+#: How the state directory of a workspace is called, in `workspaces` of a state root, where nothing else is.
 _WORKSPACE: Final = re.compile("[0-9a-f]{16}")
+#: Names that are looked at there: a tool may have put a million into a folder of that name.
+_LOOKED_AT: Final = 64
 
 
 def unknown_place(path: str, hidden: Iterable[str]) -> str | None:
@@ -208,7 +211,8 @@ def _upwards(path: str) -> list[str]:
 
 def _is_state_root(path: str) -> bool:
     try:
-        names = os.listdir(f"{path}/workspaces")
+        with os.scandir(f"{path}/workspaces") as entries:
+            names = [entry.name for entry in islice(entries, _LOOKED_AT)]
     except OSError:
         return False
     return any(_WORKSPACE.fullmatch(name) and os.path.isdir(f"{path}/workspaces/{name}/kernel") for name in names)
