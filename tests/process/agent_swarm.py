@@ -5,7 +5,6 @@ What is said to an agent names its script. Each test has words and instances of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -142,8 +141,11 @@ def asking_swarm() -> Iterator[Swarm]:
 
 
 def code_of(result: Any) -> str:
-    """A failed call as the model reads it: its code is in it."""
-    return result if isinstance(result, str) else json.dumps(result)
+    """The code of a failed call, which says what happened and what to do about it."""
+    error = result["error"]
+    assert result["status"] == "error"
+    assert error["message"] and error["suggestion"], error
+    return str(error["code"])
 
 
 def waits(swarm: Swarm, said: str, key: str, agent: str = "beta", answer: str = "late") -> Any:
