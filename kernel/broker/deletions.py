@@ -108,7 +108,7 @@ class Deletions:
         deletion = self._active.get((agent, key))
         if deletion is None:
             if self._bus.closing:
-                raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+                raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping; the instance was not deleted")
             if self._told_again(connection, frame, agent, key):
                 return
             if now - self._bus.started_ms / 1000 < RETURN_S:  # its process may not be back yet
@@ -283,7 +283,7 @@ class Deletions:
         deletion.keep_workdir = self._is_shared(instance)
         writes = [*ledger.tombstone(instance.agent, instance.key, deletion.keep_workdir).writes]
         for event in self._asked_by(instance):
-            event.unwanted()
+            self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
         writes += self._directory.deleted(instance).writes
         self._bus.staged.append(Staged("deletion", Item(tuple(writes)), instance=instance))

@@ -24,9 +24,10 @@ from msgspec.structs import replace
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.journal.interface import Item, Write
-from kernel.broker.mailbox import Instance, PendingSpawn, Spawned, SpawnRecord, Staged
+from kernel.broker.mailbox import Instance, PendingSpawn, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
+from kernel.broker.spawns import Spawned, SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, shared
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw

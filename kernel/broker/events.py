@@ -158,8 +158,22 @@ class Events:
         if auth > MAX_AUTH:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes"))
         if self._bus.closing:
+            if self._comes_too_late(connection, frame.event_id or ""):
+                message = "the kernel is stopping; the message was not accepted"
+                suggestion = "Start the kernel again with `gdn run` or `gdn run --detach`, then send it again."
+                raise GoondanError(error_payload("E_KERNEL_NOT_RUNNING", message, suggestion=suggestion))
             raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
         return self._bus.instance(agent, key, now)
+
+    def _comes_too_late(self, connection: Connection, event_id: str) -> bool:
+        """Whether a person is to be told at once that the kernel stops. An agent waits for the next kernel, which also
+        goes on with what was accepted before; and when the kernel only starts anew, everybody does.
+        """
+        draining = self._bus.draining
+        if connection.cls != CLIENTS or draining is None or draining[0] != "orchestrator_shutdown":
+            return False
+        known = event_id in self._mailbox.events or event_id in self._mailbox.dead
+        return not known and self._bus.archive.find_ended(event_subject(event_id)) is None
 
     def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
         """Refuse what would not be taken later either (`_hopeless`). Refuse what there is no room for, and then all

@@ -20,7 +20,8 @@ from msgspec import Raw
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
 from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned, RestartWished
-from kernel.broker.mailbox import Event, SpawnRecord, State
+from kernel.broker.mailbox import Event, State
+from kernel.broker.spawns import SpawnRecord
 from schemas.frames import Blob
 
 #: Epochs that are reserved at once, so that a new one seldom needs a write.

@@ -29,7 +29,8 @@ from kernel.broker.epochs import Epochs
 from kernel.broker.journal.interface import Archive, Item
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, kept_of
-from kernel.broker.workdirs import Beneath, Workdir
+from kernel.broker.spawns import Spawned
+from kernel.broker.workdirs import Workdir
 from schemas.frames import NO_PAYLOAD, Blob, Source
 from schemas.questions import ANSWER_SUFFIX
 
@@ -251,10 +252,6 @@ class Event:
         """Whether it will never be handed over again."""
         return self.state in FINISHED
 
-    def unwanted(self) -> None:
-        """Who asked for it without waiting has gone: its answer goes to nobody."""
-        self.asynchronous = self.wants_answer = False
-
     def moved(self, position: int | None) -> None:
         """Its holder has stored so many messages of the turn."""
         work = self.work
@@ -385,35 +382,6 @@ class Instance:
     def address(self) -> str:
         """How it is named in a call chain."""
         return f"{self.agent}/{self.key}"
-
-
-class Spawned(Struct, frozen=True):
-    """An instance that was asked for with `agents.spawn`. `owner_*` asked first; `created` is on the broker's clock.
-
-    `by` is the sender and the frame id that started it last, so that a repeat is told the same. `cwd`: the working
-    directory that it was given, None where it has its own.
-    """
-
-    owner_agent: str
-    owner_key: str
-    created: float
-    cwd: Workdir | None
-    by: tuple[str, str]
-
-
-class SpawnRecord(Struct, frozen=True, omit_defaults=True):
-    """A spawned instance, remembered beyond the broker's life. `created`: seconds since 1970. `gone`: no more. `cwd`
-    and `beneath`: the working directory that it was given (workdirs.Workdir).
-    """
-
-    agent: str
-    key: str
-    owner_agent: str = ""
-    owner_key: str = ""
-    created: float = 0.0
-    cwd: str | None = None
-    gone: bool = False
-    beneath: Beneath | None = None
 
 
 class PendingSpawn(Struct):
@@ -554,6 +522,12 @@ class Mailbox:
             left = self._late.pop(asker) - 1
             if left:
                 self._late[asker] = left
+
+    def unwanted(self, event: Event) -> None:
+        """Who asked for it without waiting has gone: its answer goes to nobody, and no room is kept for it."""
+        self._closed(event)
+        event.asynchronous = event.wants_answer = False
+        self._opened(event)
 
     def accept(self, event: Event) -> None:
         """The journal has it: queue it."""

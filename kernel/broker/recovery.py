@@ -33,8 +33,9 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
     RestartWished,
 )
-from kernel.broker.mailbox import Event, SpawnRecord
+from kernel.broker.mailbox import Event
 from kernel.broker.restarts import Wish
+from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Workdir
 from schemas.codec import DECODE_ERRORS
 from schemas.frames import Source
@@ -130,7 +131,7 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     elif isinstance(record, CancelWish):
         event.cancelled = True
     elif isinstance(record, AnswerUnwanted):
-        event.unwanted()
+        bus.mailbox.unwanted(event)
     elif isinstance(record, Finished):
         bus.mailbox.contents.recall(event)
         event.end = record.state

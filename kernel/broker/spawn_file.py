@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kernel.broker.mailbox import SpawnRecord
+from kernel.broker.spawns import SpawnRecord
 
 _FILE: Final = "spawned.jsonl"
 #: A file larger than this is none of ours (bytes): some ten thousand lines of the longest.

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from kernel.broker import directory
-from kernel.broker.mailbox import SpawnRecord
 from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
 from kernel.broker.spawn_file import SpawnFile
+from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed

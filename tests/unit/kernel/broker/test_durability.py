@@ -12,6 +12,7 @@ from kernel.broker.journal.records import Deadline, event_subject
 from kernel.broker.mailbox import MAX_ATTEMPTS
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
+from schemas.control import Drain
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
@@ -460,3 +461,32 @@ def test_an_event_for_an_agent_that_the_bundle_has_no_more_is_a_dead_letter() ->
     assert admin(world, "dead.requeue", eventId="e1")["state"] == "requeued"
     world.settle()
     assert world.stores["reviewer", "k"].completed == ["e1~requeued"]
+
+
+# --- a kernel that stops
+
+
+@pytest.mark.parametrize(("reason", "told"), [("orchestrator_shutdown", True), ("restart", False)])
+def test_who_sends_something_new_to_a_kernel_that_stops_is_told_so(reason: Any, told: bool) -> None:
+    world = World()
+    client = world.clients[0]
+    client.ask("accepted")
+    run(world)
+    world.supervisor.send(Frame("runtime.event", payload=to_raw(Drain(2500, reason))))
+    while world.pump_up(world.supervisor):
+        pass
+    client.ask("new")
+    while world.pump_up(client):
+        pass
+    while client.wire.down:  # but for the shutdown, which is for its session
+        data = client.wire.down.popleft()
+        if data and decode(data).type != "shutdown":
+            client.receive(data)
+    assert client.errors == ({"new": "E_KERNEL_NOT_RUNNING"} if told else {})
+
+    # What was accepted before is no news, whoever repeats it.
+    world.clients[1].ask("accepted")
+    while world.pump_up(world.clients[1]):
+        pass
+    errors = [decode(data) for data in world.clients[1].wire.down if data and decode(data).type == "error"]
+    assert [from_raw(frame.payload, ErrorPayload).code for frame in errors] == ["E_OVERLOADED"]
