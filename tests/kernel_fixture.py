@@ -190,10 +190,10 @@ class Sandbox:
 
     def wait_for_nothing(self, seconds: float) -> None:
         """See that every process is gone within `seconds`."""
-        until = time.monotonic() + seconds
+        until, pauses = time.monotonic() + seconds, _pauses()
         while left := self.processes():
             assert time.monotonic() < until, f"still alive after {seconds} s: {left}"
-            time.sleep(0.01)
+            time.sleep(next(pauses))
 
     def assert_clean(self) -> None:
         """No process, no runtime directory, no mount."""
@@ -239,11 +239,19 @@ def _command(pid: int) -> str:
 
 def wait_until(condition: Any, seconds: float = PATIENCE_S, what: str = "") -> Any:
     """The first true value of `condition()`."""
-    until = time.monotonic() + seconds
+    until, pauses = time.monotonic() + seconds, _pauses()
     while not (value := condition()):
         assert time.monotonic() < until, f"not within {seconds} s: {what or condition}"
-        time.sleep(0.01)
+        time.sleep(next(pauses))
     return value
+
+
+def _pauses() -> Iterator[float]:
+    """Between looks at something (seconds), longer and longer: a look at all processes takes several milliseconds."""
+    pause = 0.01
+    while True:
+        yield pause
+        pause = min(1.2 * pause, 0.05)
 
 
 @contextmanager
