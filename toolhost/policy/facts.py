@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from schemas.address import is_path
-from schemas.errors import fail
+from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
@@ -290,6 +290,8 @@ def look_up(
             refuse_links(folder)
             candidates += repositories(folder)
             if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
+                if base is not None and real != os.path.realpath(base):
+                    raise _holds_documents(folder)
                 made = make_placeholders(folder)
         guarded += existing(candidates)
     entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
@@ -344,6 +346,12 @@ def _workdir(path: str, base: str | None, state_dir: str) -> str:
     if not os.path.isdir(real):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path} is no folder", suggestion="Name an existing folder.")
     return real
+
+
+def _holds_documents(folder: str) -> GoondanError:
+    """Placeholders are made by their paths, and beneath a base a jail could exchange the folder meanwhile."""
+    message = f"the workdir {folder} holds documents of the bundle, and other jails can exchange it"
+    return fail("E_SANDBOX_DENIED", message, suggestion="Spawn the agent in the folder above, or in one without them.")
 
 
 def _make_workdir(path: str, state_dir: str) -> None:

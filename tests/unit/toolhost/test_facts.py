@@ -320,3 +320,38 @@ def test_every_process_of_the_probe_is_judged_from_outside(change: dict[str, str
         assert judge_processes({**jail, at: {**jail[at], **wrong}}, 7, forked=True), at
         assert judge_processes({**jail, at: {**jail[at], **change}}, 7, forked=True) or problem is None
     assert judge_processes({1: FIRM, 2: {}}, 7)  # gone while it was looked at
+
+
+def test_a_folder_beneath_a_base_is_found_without_links(tmp_path: Path) -> None:
+    """Links on the way to the base are followed, none after it; nothing is made beneath it."""
+    (tmp_path / "w" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "w" / "out").symlink_to("/usr")
+    (tmp_path / "w" / "in").symlink_to("a")
+    (tmp_path / "named").symlink_to("w")
+    tool, base = make(tmp_path), str(tmp_path / "named")
+    for below in ("", "/a/b", "/a/../a/b/"):
+        request = look_up(tool, base + below, spec(), HOST, base=base)
+        assert request.workdir_real == str(tmp_path / "w") + os.path.normpath(below or "/").rstrip("/")
+        assert request.workdir == os.path.normpath(base + below), "it is shown by the name that was given"
+    for below, why in (("/out", "a link"), ("/in/b", "a link"), ("/missing", "there is no"), ("/out/x", "a link")):
+        with pytest.raises(GoondanError, match=why) as caught:
+            look_up(tool, base + below, spec(), HOST, base=base)
+        assert caught.value.code == "E_SANDBOX_DENIED"
+    assert sorted(os.listdir(tmp_path / "w")) == ["a", "in", "out"]
+
+
+def test_in_a_folder_that_jails_can_exchange_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "w" / "sub").mkdir(parents=True)
+    protected, base = [str(tmp_path / "w" / "sub" / "doc.yaml")], str(tmp_path / "w")
+    tool = make(tmp_path)
+    with pytest.raises(GoondanError, match="other jails can exchange it"):
+        look_up(tool, f"{base}/sub", spec(protected=protected), HOST, base=base)
+    assert os.listdir(tmp_path / "w" / "sub") == []
+    assert look_up(tool, base, spec(protected=protected), HOST, base=base).made, "the base is nobody's to change"
+
+
+def test_a_folder_in_an_instances_workspace_is_its_users(tmp_path: Path) -> None:
+    own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
+    (own / "sub").mkdir(parents=True)
+    request = look_up(make(tmp_path), f"{own}/sub", spec(tmp_path / "state"), HOST, base=str(own))
+    assert (request.own_workdir, request.heir, request.workdir_real) == (True, str(own), f"{own}/sub")
