@@ -210,8 +210,8 @@ class Events:
             return error_payload(
                 "E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns."
             )
-        if self._mailbox.too_many_dead(agent) and (event.source is None or event.source.kind != "tool"):
-            message = f"too many messages for the agent {agent!r} were given up, and wait for a person"
+        if (event.source is None or event.source.kind != "tool") and not self._mailbox.may_die(event):
+            message = f"messages for the agent {agent!r} were given up, and no room is left for more of this sender"
             return error_payload("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
         return None
 

@@ -54,10 +54,10 @@ MAX_TURN_ANSWERS: Final = 256 << 20
 #: Questions of one instance that it does not wait for, and answers to such that wait for it: as many as pieces of
 #: pending work may go on for it.
 MAX_LATE: Final = 256
-#: Dead letters of one agent, and their bytes, beyond which nothing new is taken for it: they stay until a person has
-#: looked, and an agent that never starts must not fill the disk with what others send it.
-MAX_DEAD: Final = 1000
-MAX_DEAD_BYTES: Final = 64 << 20
+#: Dead letters, and their bytes: they stay until a person has looked, and an agent that never starts must not fill the
+#: disk with what others send it.
+MAX_DEAD: Final = 4096
+MAX_DEAD_BYTES: Final = 256 << 20
 #: What an event counts with beside its payload (bytes).
 _EVENT_BYTES: Final = 256
 
@@ -441,8 +441,10 @@ class Mailbox:
         self.events: dict[str, Event] = {}
         #: Events that were given up; a person decides about them.
         self.dead: dict[str, Event] = {}
-        #: Their number and bytes, by agent.
-        self._dead_of: dict[str, tuple[int, int]] = {}
+        #: How many of them each agent has; their number and bytes, by session and by root.
+        self._dead_of: dict[str, int] = {}
+        self.dead_letters = Pool(MAX_DEAD, kept_of(MAX_DEAD))
+        self.dead_bytes = Pool(MAX_DEAD_BYTES, kept_of(MAX_DEAD_BYTES))
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
         self.open = Pool(quotas.open_events, kept_of(quotas.open_events))
         self.held = Pool(quotas.mailbox_bytes, kept_of(quotas.mailbox_bytes))
@@ -630,20 +632,28 @@ class Mailbox:
     def _bury(self, event: Event, size: int) -> None:
         self.dead[event.id] = event
         event.work.dead_bytes = size
-        count, held = self._dead_of.get(event.instance.agent, (0, 0))
-        self._dead_of[event.instance.agent] = count + 1, held + size
+        agent = event.instance.agent
+        self._dead_of[agent] = self._dead_of.get(agent, 0) + 1
+        self.dead_letters.take(event.session, event.root, 1)
+        self.dead_bytes.take(event.session, event.root, size)
 
-    def too_many_dead(self, agent: str) -> bool:
-        """Whether so many messages for this agent were given up that a person has to look first."""
-        count, held = self._dead_of.get(agent, (0, 0))
-        return count >= MAX_DEAD or held >= MAX_DEAD_BYTES
+    def may_die(self, event: Event) -> bool:
+        """Whether there is room for this event should it be given up, as others for its agent were."""
+        if event.instance.agent not in self._dead_of:
+            return True
+        session, root, operator = event.session, event.root, event.by_operator
+        return self.dead_letters.may_take(session, root, 1, operator=operator) and self.dead_bytes.may_take(
+            session, root, event.size, operator=operator
+        )
 
     def drop_dead(self, event: Event) -> None:
         """A person has dealt with a dead letter."""
         del self.dead[event.id]
-        count, held = self._dead_of.pop(event.instance.agent)
+        count = self._dead_of.pop(event.instance.agent)
         if count > 1:
-            self._dead_of[event.instance.agent] = count - 1, held - event.work.dead_bytes
+            self._dead_of[event.instance.agent] = count - 1
+        self.dead_letters.give(event.session, event.root, 1)
+        self.dead_bytes.give(event.session, event.root, event.work.dead_bytes)
         self.blobs.release(event.blob)
         event.blob = None
 

@@ -9,7 +9,7 @@ import pytest
 
 from kernel.broker.epochs import MAX_EPOCH
 from kernel.broker.journal.records import event_subject
-from kernel.broker.mailbox import MAX_ATTEMPTS, MAX_DEAD, MAX_DEAD_BYTES, MAX_LATE
+from kernel.broker.mailbox import MAX_ATTEMPTS, MAX_LATE
 from kernel.broker.presence import AGENTS, CLASSES, TOOLS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
@@ -328,8 +328,14 @@ def fail_to_start(world: World, agent: str) -> None:
     world.after_round()
 
 
-@pytest.mark.parametrize(("size", "most"), [(0, MAX_DEAD), (16 * MIB, MAX_DEAD_BYTES // (16 * MIB))])
-def test_an_agent_that_never_starts_does_not_fill_the_disk(world: World, size: int, most: int) -> None:
+@pytest.mark.parametrize(("size", "most"), [(0, 160), (16 * MIB, 9)])
+def test_an_agent_that_never_starts_does_not_fill_the_disk(
+    monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    """A session gets two thirds; by 16 MiB of 240 that are ten at most."""
+    monkeypatch.setattr("kernel.broker.mailbox.MAX_DEAD", 256)
+    world = World()
+    run(world)
     attacker, number, refusal = client(world), 0, None
     while refusal is None:
         for _ in range(100 if size == 0 else 1):
@@ -345,22 +351,33 @@ def test_an_agent_that_never_starts_does_not_fill_the_disk(world: World, size: i
     assert refusal.code == "E_AGENT_FAILED", "not E_OVERLOADED: waiting does not help"
     assert "gdn dead" in (refusal.suggestion or "")
     assert most <= len(world.router.bus.mailbox.dead) < most + 100
+    mailbox = world.router.bus.mailbox
+    held = mailbox.dead_letters.held, mailbox.dead_bytes.held
+    assert held == (len(mailbox.dead), sum(one.work.dead_bytes for one in mailbox.dead.values()))
+    fresh = event("by-another", size=size, key="never")
+    if size:
+        fresh.blob = Blob("f" * 32, "0" * 64, size)
+    assert error(told(world, client(world), fresh)) is None, "nor does it keep other senders from that agent"
+    fail_to_start(world, "reviewer")
     others = event("others", to="coder")
     assert error(told(world, client(world), others)) is None, "other agents are spoken to"
     world.kill_broker()
     run(world)
     again = client(world)
-    assert error(told(world, again, event("d-later", key="never"))) is not None, "it is known again after a restart"
+    pools = world.router.bus.mailbox.dead_letters, world.router.bus.mailbox.dead_bytes
+    assert pools[0].held == held[0] + 1, "it is known again after a restart"
     for name in list(world.router.bus.mailbox.dead):
         frame = Frame("admin", id=f"drop-{name}", payload=to_raw({"op": "dead.drop", "eventId": name}))
         assert error(told(world, again, frame)) is None
+    assert (pools[0].held, pools[1].held) == (0, 0)
     assert error(told(world, again, event("d-last", key="never"))) is None, "a person has looked"
 
 
 def test_the_end_of_pending_work_is_taken_for_an_agent_with_many_dead_letters() -> None:
     world = working()
     mailbox = world.router.bus.mailbox
-    mailbox._dead_of["coder"] = (MAX_DEAD, 0)
+    mailbox._dead_of["coder"] = 1
+    mailbox.dead_letters.take("somebody", "else", mailbox.dead_letters.capacity)
     completed = event(f"{CALL}~completed", to="coder", key="k")
     completed.root_event = "c0e0"
     assert error(told(world, host(world), completed)) is None
