@@ -8,13 +8,17 @@ Source: docs/decisions/046.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
 _PORTS: Final = {"http": 80, "https": 443}
+#: Origins that are remembered: an agent compares the same two or three before each request.
+_REMEMBERED: Final = 32
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def origin_of(url: str) -> str | None:
     """`scheme://host:port` of an http or https URL, always with its port, in lower case; None for anything else.
 
@@ -55,6 +59,7 @@ def is_open(origin: str) -> bool:
         return parts.hostname != "localhost"
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def key_may_go(url: str, key_origin: str | None, vendor_url: str) -> bool:
     """Whether a key that belongs to `key_origin` may be sent with a request to `url`.
 
