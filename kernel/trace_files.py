@@ -36,7 +36,7 @@ _NAMED: Final = "SELECT seq FROM turns WHERE turn_id = ?1 OR event_key = ?1 ORDE
 _TURN: Final = "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer"
 _TRACED: Final = ", trace_id, parent_span_id, waited_ms, first_note FROM turns WHERE seq = ?"
 _UNTRACED: Final = ", NULL, NULL, NULL, NULL FROM turns WHERE seq = ?"
-_NOTES: Final = "SELECT type, at, detail FROM runtime_events WHERE turn_id = ? ORDER BY seq LIMIT ?"
+_NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE turn_id = ? ORDER BY seq LIMIT ?"
 _NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
 
 
@@ -149,34 +149,41 @@ def _chosen(db: sqlite3.Connection, which: Which, *, traced: bool) -> list[int]:
 def _turn(db: sqlite3.Connection, place: Place, seq: int, since: str | None, *, traced: bool) -> Trace:
     row = db.execute(_TURN + (_TRACED if traced else _UNTRACED), (seq,)).fetchone()
     turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
-    notes = _notes(db, turn_id, first_note)
     said = _answer(answer)
-    turn = Turn(
-        turn_id=turn_id,
-        event_id=event_id,
-        agent=place.agent,
-        instance_key=place.instance_key,
-        attempt=attempt,
-        status=status,
-        started_at=started_at,
-        ended_at=ended_at,
-        finish_reason=None if said is None else said.finish_reason,
-        error=None if said is None else said.error,
-        trace_id=trace_id,
-        parent_span_id=parent,
-        waited_ms=waited_ms,
-    )
+    found = {
+        "turn_id": turn_id,
+        "event_id": event_id,
+        "agent": place.agent,
+        "instance_key": place.instance_key,
+        "attempt": attempt,
+        "status": status,
+        "started_at": started_at,
+        "ended_at": ended_at,
+        "finish_reason": None if said is None else said.finish_reason,
+        "error": None if said is None else said.error,
+        "trace_id": trace_id,
+        "parent_span_id": parent,
+        "waited_ms": waited_ms,
+    }
+    try:
+        turn = msgspec.convert(found, Turn)  # SQLite keeps values of any type in any column
+    except msgspec.ValidationError as error:
+        raise fail("E_STATE", f"{place.path}: a turn cannot be read: {error}") from None
+    notes = _notes(db, turn_id, first_note)
     return tell(turn, notes, interrupted=_is_over(notes[-1].at if notes else started_at, since))
 
 
 def _notes(db: sqlite3.Connection, turn_id: str, first_note: int | None) -> list[Note]:
-    if first_note is None:  # of an earlier version, which all notes have to be looked through for
-        return [Note(*note) for note in db.execute(_NOTES, (turn_id, MAX_NOTES))]
     found = []
-    for kind, at, detail, whose in db.execute(_NOTES_FROM, (first_note, MAX_NOTES)):
+    if first_note is None:  # of an earlier version, which all notes have to be looked through for
+        rows = db.execute(_NOTES, (turn_id, MAX_NOTES))
+    else:
+        rows = db.execute(_NOTES_FROM, (first_note, MAX_NOTES))
+    for kind, at, detail, whose in rows:
         if whose != turn_id:
             break  # an instance has one turn at a time
-        found.append(Note(kind, at, detail))
+        if isinstance(kind, str) and isinstance(at, str):
+            found.append(Note(kind, at, detail if isinstance(detail, str) else None))
     return found
 
 

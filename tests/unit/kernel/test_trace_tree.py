@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +368,24 @@ def test_lines_of_the_index_that_lead_nowhere_hide_nothing(state: Path) -> None:
         "t-e1/a~2",
     ]
     assert Search(str(state), NOW).last().event_id == "later"
+
+
+@pytest.mark.parametrize(
+    "column", ["started_at", "ended_at", "turn_id", "trace_id", "waited_ms", "first_note", "status"]
+)
+def test_values_of_another_type_are_one_error(state: Path, column: str) -> None:
+    path = Path(instance_dir(str(state), "lead", "k" * 200), "conversation.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"UPDATE turns SET {column} = x'c1ff'")
+        db.execute("UPDATE runtime_events SET at = x'c1', detail = x'c1' WHERE type = 'tool.called'")
+        db.commit()
+    if column == "first_note":
+        assert Search(str(state), NOW).turn("e1").steps == []
+    else:
+        with pytest.raises(GoondanError) as caught:
+            Search(str(state), NOW).turn("e1")
+        assert caught.value.info.code == "E_STATE"
+    assert Search(str(state), NOW).turn("later").turn_id == "t-later"
 
 
 def test_turns_beyond_the_limit_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
