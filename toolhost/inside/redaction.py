@@ -108,8 +108,11 @@ def _forms(secret: str) -> Iterable[bytes]:
 
 def _base32(data: bytes) -> bytes:
     """In lower case, without the signs that fill it up. The library's own module costs a cold jail milliseconds."""
-    number, digits = int.from_bytes(data, "big") << -8 * len(data) % 5, (8 * len(data) + 4) // 5
-    return bytes([b"abcdefghijklmnopqrstuvwxyz234567"[number >> 5 * at & 31] for at in reversed(range(digits))])
+    digits, made = b"abcdefghijklmnopqrstuvwxyz234567", bytearray()
+    for at in range(0, len(data), 5):  # five bytes are eight digits; one number of all would be shifted for each digit
+        number = int.from_bytes(data[at : at + 5].ljust(5, b"\0"), "big")
+        made += bytes([digits[number >> 35 - shift & 31] for shift in range(0, 40, 5)])
+    return bytes(made[: (8 * len(data) + 4) // 5])
 
 
 class _Alike:

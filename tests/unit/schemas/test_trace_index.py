@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import trace_index
@@ -47,6 +47,7 @@ def test_the_last_of_an_agent_or_an_instance(tmp_path: Path) -> None:
     assert last(str(tmp_path), 1, "c") == []
 
 
+@settings(max_examples=30)  # each makes a folder
 @given(st.lists(st.text(max_size=40), max_size=6, unique=True))
 def test_any_names_are_found_and_no_others(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     state = str(tmp_path_factory.mktemp("index"))
