@@ -24,10 +24,12 @@ from schemas.launch import ToolHostSpec
 from schemas.link import Link
 from schemas.startup import report_ready
 from schemas.workdirs import STAYS
+from toolhost import offload
 from toolhost.calls.promises import PROMISES, PromiseFile
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
+from toolhost.jails.stranded import end_stranded
 from toolhost.jails.tenancy import WorkerNews
 from toolhost.logbook import Logbook, put
 from toolhost.policy.facts import home
@@ -94,6 +96,7 @@ class App:
         if STEWARD.runs:
             pidfd = os.pidfd_open(STEWARD.pid)
             loop.add_reader(pidfd, self._steward_lost, pidfd)
+        offload.remove(end_stranded)  # of a tool host that was killed
         probing = asyncio.ensure_future(survey())  # while the broker answers
         try:
             welcome = await self._connect()
