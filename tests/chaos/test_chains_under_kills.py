@@ -319,7 +319,7 @@ async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int,
 
 
 def wait_for_all_but_stranded(kernel: Sandbox) -> None:
-    """Everything has gone with the supervisor, but for jails whose making was cut off: the next tool host ends those."""
+    """All has gone with the supervisor, but for jails whose making was cut off: the next tool host ends those."""
     wait_until(lambda: not kernel.processes().keys() - set(stranded()), 5.0, "processes without their supervisor")
 
 
