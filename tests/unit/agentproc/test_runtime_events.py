@@ -102,12 +102,14 @@ async def test_a_failure_has_its_error_without_secrets(make: Make, tmp_path: Pat
 
 async def test_a_failed_call_has_its_error(make: Make, tmp_path: Path) -> None:
     def handler(tool: str, args: Any) -> ToolResult | GoondanError:
-        return fail("E_TOOL_TIMEOUT", "too late")
+        return fail("E_TOOL_TIMEOUT", "too late for sk-0123456789abcdef")
 
-    runner = make(FakeLink(handler), FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
+    spec = ModelSpec(provider="openai", model="m", api_key="sk-0123456789abcdef")
+    model = FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done"))
+    runner = make(FakeLink(handler), model, model=spec)
     await runner.run(event_frame("e1", "go"))
     (failed,) = details(tmp_path, "tool.failed")
-    assert (failed["code"], failed["message"]) == ("E_TOOL_TIMEOUT", "too late")
+    assert (failed["code"], failed["message"]) == ("E_TOOL_TIMEOUT", "too late for ***")
     assert details(tmp_path, "step.completed") == [1, 2], "the step dealt with it"
 
 
