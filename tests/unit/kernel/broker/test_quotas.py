@@ -47,9 +47,7 @@ def tell(world: World, connection: Connection, frame: Frame) -> list[Frame]:
     """What its sender is answered."""
     bus = world.router.bus
     world.router.receive(connection, encode(frame), world.now)
-    while bus.staged:
-        staged, bus.staged = bus.staged, []
-        world.router.settle(staged, world.now)
+    world.commit()
     mine = [decode(data) for cls, ident, data in bus.out if (cls, ident) == (connection.cls, connection.ident)]
     bus.out[:] = [item for item in bus.out if (item[0], item[1]) != (connection.cls, connection.ident)]
     world.after_round()
