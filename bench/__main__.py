@@ -20,6 +20,7 @@ RESULTS = Path(__file__).parent / "results.json"
 MODULES = (
     "round_trip",
     "durable",
+    "durable_power",
     "queued",
     "journal_start",
     "tool_call",

@@ -142,7 +142,7 @@ def sync_time() -> float:
 BENCHMARK = Benchmark(
     name="durable",
     what="a request to one of 64 agents and its answer, both journaled; 64 under way for the rate, one for the times",
-    sides={"process": side("process"), "memory": side(None), "power": side("power")},
+    sides={"process": side("process"), "memory": side(None)},
     metrics=[
         Metric("rate", "/s", "higher", Goal(0.7, of="memory")),
         Metric("p50", "µs", "lower", Goal(150, of="memory", plus=True)),

@@ -1,6 +1,6 @@
 """What makes "accepted" true: every decision about a message is written here before it takes effect.
 
-- `writes.py`: what is written, as plain values. Pure.
+- `interface.py`, `records.py`: what is written, as plain values. Pure.
 - `store.py`: the SQLite file, its checks at the start, its retention.
 - `mark.py`: the side file with what was promised.
 - `reserve.py`: the space that is kept for the ends of events when the disk is full.

@@ -29,8 +29,8 @@ TIDY_BUSY_S: Final = 30.0
 TIDY_ITEMS: Final = 1_000
 
 
-class Committer:
-    """Writes batches in the order in which they come. All methods are for the loop's thread."""
+class _OverStore:
+    """What both have in common: looks go to the store at once, and batches are numbered as they come."""
 
     def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
         self._store = store
@@ -39,9 +39,16 @@ class Committer:
         self.find_answer = store.find_answer
         self.find_records = store.find_records
         self.files = store.files
+        self._numbers = 0
+
+
+class Committer(_OverStore):
+    """Writes batches in the order in which they come. All methods are for the loop's thread."""
+
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+        super().__init__(store, writer)
         self._waiting: deque[tuple[int, Sequence[Item]]] = deque()
         self._settled: deque[Settled] = deque()
-        self._numbers = 0
         self._failure: str | None = None
         self._closing = False
         self._work = threading.Condition()
@@ -135,7 +142,7 @@ class Committer:
             os.write(self._wake_w, b"\0")
 
 
-class InlineJournal:
+class InlineJournal(_OverStore):
     """The journal for `durability: process`: the loop writes itself, since nothing waits for the disk.
 
     A commit is a write into the page cache and costs less than waking a thread. The copy from the WAL into the file
@@ -143,15 +150,9 @@ class InlineJournal:
     """
 
     def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
-        self._store = store
-        self._writer = writer
-        self.find_ended = store.find_ended
-        self.find_answer = store.find_answer
-        self.find_records = store.find_records
-        self.files = store.files
+        super().__init__(store, writer)
         self._waiting: Group = []
         self._settled: list[Settled] = []
-        self._numbers = 0
         self._since_checkpoint = self._since_tidy = 0
         self._retry_at = 0.0
         self._next_tidy = time.monotonic() + TIDY_BUSY_S
