@@ -394,8 +394,10 @@ class Peer:
         ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
         entry = self._by_correlation.pop(frame.in_reply_to or "", None)
         if entry is None:
-            late = self._overdue.pop(frame.in_reply_to or "", self) is None
-            return Late(frame, encode(ack)) if late else Reply(encode(ack))
+            if frame.in_reply_to not in self._overdue:
+                return Reply(encode(ack))
+            del self._overdue[frame.in_reply_to]
+            return Late(frame, encode(ack))
         del self._outbox[entry.id]
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))
