@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from agentproc.store import ConversationStore
@@ -88,36 +88,43 @@ def fill(state: str, instances: int) -> str:
     return trace
 
 
+@cache
+def workspace(instances: int) -> tuple[tempfile.TemporaryDirectory[str], str]:
+    """A folder with a bundle and its filled state, made once for all rounds, and the trace in it."""
+    folder = tempfile.TemporaryDirectory(prefix="gt")
+    bundle = Path(folder.name, "goondan.yaml")
+    bundle.write_text(BUNDLE)
+    os.environ["GOONDAN_STATE_ROOT"] = f"{folder.name}/state"
+    state = state_dir(str(bundle))
+    os.makedirs(f"{state}/instances/main", 0o700)
+    return folder, fill(state, instances)
+
+
 def side(instances: int, seconds: float) -> Mapping[str, float]:
     """The median of some runs of the command, each in a process of its own (milliseconds)."""
-    with tempfile.TemporaryDirectory(prefix="gt", dir="/tmp") as folder:
-        bundle = Path(folder, "goondan.yaml")
-        bundle.write_text(BUNDLE)
-        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", GOONDAN_TRUST="1")
-        state = state_dir(str(bundle))
-        os.makedirs(f"{state}/instances/main", 0o700)
-        trace = fill(state, instances)
-        gdn = [sys.executable, "-I", "-m", "kernel.cli", "trace", "--bundle", str(bundle), "--json"]
-        found: dict[str, float] = {}
-        subprocess.run(gdn, capture_output=True)  # the first command closes the state to others
-        for name, given, turns in (
-            ("by trace", [trace], 4),
-            ("by turn", ["tx0"], 4),
-            ("by event", ["x3"], 1),
-            ("the last", [], 4),
-            ("unknown", ["t0"], 0),
-        ):
-            took = []
-            used = _processor_ms()
-            for _ in range(RUNS):
-                before = time.perf_counter()
-                result = subprocess.run([*gdn, *given], capture_output=True, text=True)
-                took.append((time.perf_counter() - before) * 1000)
-                if json.dumps(json.loads(result.stdout)).count('"turnId"') != turns:
-                    raise SystemExit(f"{name}: {result.stdout[:500]}{result.stderr[:500]}")
-            found[name] = statistics.median(took)
-            found[f"{name}, of it processor"] = (_processor_ms() - used) / RUNS
-        return found
+    folder, trace = workspace(instances)
+    os.environ.update(GOONDAN_STATE_ROOT=f"{folder.name}/state", GOONDAN_TRUST="1")
+    gdn = [sys.executable, "-I", "-m", "kernel.cli", "trace", "--bundle", f"{folder.name}/goondan.yaml", "--json"]
+    found: dict[str, float] = {}
+    subprocess.run(gdn, capture_output=True)  # the first command closes the state to others
+    for name, given, turns in (
+        ("by trace", [trace], 4),
+        ("by turn", ["tx0"], 4),
+        ("by event", ["x3"], 1),
+        ("the last", [], 4),
+        ("unknown", ["t0"], 0),
+    ):
+        took = []
+        used = _processor_ms()
+        for _ in range(RUNS):
+            before = time.perf_counter()
+            result = subprocess.run([*gdn, *given], capture_output=True, text=True)
+            took.append((time.perf_counter() - before) * 1000)
+            if json.dumps(json.loads(result.stdout)).count('"turnId"') != turns:
+                raise SystemExit(f"{name}: {result.stdout[:500]}{result.stderr[:500]}")
+        found[name] = statistics.median(took)
+        found[f"{name}, of it processor"] = (_processor_ms() - used) / RUNS
+    return found
 
 
 def _processor_ms() -> float:

@@ -93,6 +93,8 @@ def render(found: Trace | TraceTree, style: Style) -> list[str]:
 
     if isinstance(found, Trace):
         lines = list(_turn(found, found.started_at, style))
+        if found.trace_id is not None:
+            lines.append((None, f"  in trace {printable(found.trace_id)}"))
     else:
         took = f" in {duration(found.duration_ms)}" if found.duration_ms is not None else ""
         turns = "1 turn" if found.turn_count == 1 else f"{found.turn_count} turns"

@@ -181,6 +181,7 @@ def test_the_tree_is_shown_with_times_from_one_beginning() -> None:
         ["+1.30", "s", "step", "2"],
     ]
     assert "  work 160 ms, waited for the model 400 ms, waited for agents 850 ms, in the queue before 50 ms" in lines
+    assert f"  in trace {TRACE}" in lines
 
 
 def test_tries_of_a_model_and_failures_are_shown() -> None:
