@@ -46,6 +46,7 @@ class Swarm:
     """A bundle in a folder of its own; its kernel runs between `start` and `stop`."""
 
     bundle: Path
+    runs: bool = False
 
     def use(self) -> None:
         """Commands are about this one from now on."""
@@ -56,11 +57,13 @@ class Swarm:
         """`gdn run --detach`; how long it took (seconds)."""
         begun = time.perf_counter()
         self._gdn("run", "--detach")
+        self.runs = True
         return time.perf_counter() - begun
 
     def stop(self) -> None:
         """`gdn stop`."""
         self._gdn("stop")
+        self.runs = False
 
     def _gdn(self, *arguments: str) -> None:
         command = [sys.executable, "-I", "-m", "kernel.cli", *arguments, "--bundle", str(self.bundle)]
@@ -150,5 +153,6 @@ def swarm(live: int = 256, model: str | None = None) -> Iterator[Swarm]:
         try:
             yield made
         finally:
-            made.use()
-            made.stop()
+            if made.runs:
+                made.use()
+                made.stop()
