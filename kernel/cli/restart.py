@@ -29,6 +29,7 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
     Nothing is lost: conversations and messages stay, turns that run go on behind their next step, and commands that
     wait for an answer get it. A bundle that may not run changes nothing.
     """
+    from kernel import lock
     from kernel.cli.attach import locate
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
@@ -38,6 +39,10 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)
     if client is None:
+        record = lock.read_record(place.state_dir)
+        if record is not None and record.by_hand and lock.is_held(place.state_dir):
+            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
+            raise fail("E_RESTART_REFUSED", message, suggestion="Restart its processes as they were started.")
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
     try:
         reply = client.ask("restart", RESTART_S, reason="gdn restart", agent=agent, fresh=fresh)

@@ -101,6 +101,7 @@ class Conductor:
         what is wrong with the bundle.
         """
         revision = await self._look()
+        self._may_restart()
         if fresh:
             await self._begin_anew("")
         self._begin(revision, reason)
@@ -216,7 +217,12 @@ class Conductor:
         self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
         self._kernel.revise(self._opened)
         pieces = [revision.plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(revision.plan)), PIECE_BYTES)]
-        await self._told("", [Revise(number, len(pieces), piece) for number, piece in enumerate(pieces)])
+        try:
+            await self._told("", [Revise(number, len(pieces), piece) for number, piece in enumerate(pieces)])
+        except GoondanError as error:  # it may have one revision, and processes that start now another
+            self.news.say(f"the bundle has changed, and the kernel restarts in place: {error.info.message}")
+            self._begin(revision, "the broker did not take over the changed bundle")
+            return
         # The agent behind `gdn call` has every tool.
         self._tell_agents([*change.agents, *([OPERATOR_AGENT] if change.tools or change.agents else [])])
         what = [f"Agent/{name}" for name in change.agents] + [f"Tool/{name}" for name in change.tools]

@@ -26,18 +26,19 @@ _WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s", "sized_workdirs")
 
 class Difference(Struct, frozen=True, kw_only=True):
     """What changes. `whole`: the setting for which the whole kernel has to restart, None for none. `agents` and `tools`
-    are those that changed, came or went; `renamed`: the swarm's name or its entry agent did.
+    are those that changed, came or went. `quiet`: something did for which no process has to restart, such as the entry
+    agent, or the files that jails may not write.
     """
 
     agents: list[str] = []
     tools: list[str] = []
     whole: str | None = None
-    renamed: bool = False
+    quiet: bool = False
 
     @property
     def nothing(self) -> bool:
         """Whether everything can go on as it is."""
-        return not (self.agents or self.tools or self.whole or self.renamed)
+        return not (self.agents or self.tools or self.whole or self.quiet)
 
 
 def difference(old: KernelPlan, new: KernelPlan) -> Difference:
@@ -55,7 +56,7 @@ def difference(old: KernelPlan, new: KernelPlan) -> Difference:
             name for name in tools_before.keys() | tools_after.keys() if tools_before.get(name) != tools_after.get(name)
         ),
         whole=whole,
-        renamed=(old.swarm, old.entry_agent) != (new.swarm, new.entry_agent),
+        quiet=(old.swarm, old.entry_agent, old.protected) != (new.swarm, new.entry_agent, new.protected),
     )
 
 

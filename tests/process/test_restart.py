@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +56,9 @@ class Talk:
         """The processes that are always there, by role."""
         return {row["role"]: row["pid"] for row in self.kernel.ps() if row["role"] not in ("agent", "worker")}
 
-    def restart(self) -> Any:
+    def restart(self, *options: str) -> Any:
         """`gdn restart --json`."""
-        done = self.kernel.gdn("restart", "--json", timeout=60)
+        done = self.kernel.gdn("restart", "--json", *options, timeout=60)
         assert done.status == 0, done.err + done.out + self.kernel.log("supervisor")
         return done.json
 
@@ -145,12 +147,16 @@ def test_the_bundle_is_read_anew(talk: Talk) -> None:
     record = state / "kernel" / "kernel.json"
     before = json.loads(record.read_text())
     kernel.bundle.write_text(WISHES.replace("Tool/self-restart]", "Tool/self-restart, Tool/json-query]"))
-    talk.restart()
+    talk.restart("--fresh")  # and conversations begin anew
     after = json.loads(record.read_text())
     assert after["revision"] != before["revision"]
     assert (after["pid"], after["startedAt"]) == (before["pid"], before["startedAt"])
     talk.say("""/json-query__pick {"data": "{\\"a\\": 7}", "keys": ["a"]}""")
     assert "7" in str(talk.hear_json())
+    with closing(sqlite3.connect(state / "instances/main/default/conversation.db")) as db:
+        assert db.execute("SELECT count(*) FROM base").fetchone() == (4,)  # of this one turn
+    with closing(sqlite3.connect(state / "instances/main/default/earlier.db")) as db:
+        assert db.execute("SELECT count(*) FROM messages").fetchone()[0] > 4
 
 
 @pytest.mark.requirement("RESTART-01", "RESTART-02", "RESTART-03", "RESTART-04")

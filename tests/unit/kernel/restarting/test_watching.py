@@ -186,7 +186,8 @@ def test_what_is_read_once_needs_the_whole_kernel(changed: KernelPlan, why: str)
 
 def test_another_entry_agent_needs_no_process() -> None:
     change = difference(plan(), plan(entry_agent="other"))
-    assert (change.nothing, change.agents, change.renamed) == (False, [], True)
+    assert (change.nothing, change.agents, change.quiet) == (False, [], True)
+    assert difference(plan(), plan(protected=["/b/new.yaml"])) == Difference(quiet=True)
 
 
 def test_another_private_copy_of_the_same_is_no_change() -> None:
