@@ -332,7 +332,7 @@ class Supervisor:
         self._ending.begun = True
         self._ending.for_good = self.ending or self._next is None
         if self._conductor is not None:
-            self._conductor.close()
+            self._conductor.close(for_good=self.ending)
         if self._services is not None and self._agents is not None:
             self._services.end_restarts()
             left = await self._ending.run(self._services, self._agents, self._control)

@@ -135,6 +135,7 @@ class RestartAgents(Struct, frozen=True, tag="restart_agents", tag_field="kind",
 
     agents: list[str]
     grace_period_ms: int
+    reason: ShutdownReason = "restart"
 
 
 class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"):

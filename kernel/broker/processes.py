@@ -255,7 +255,7 @@ class Processes:
             connection = instance.conn
             if connection is None or instance.leaving or instance.agent not in message.agents:
                 continue
-            self._bus.shutdown(connection, message.grace_period_ms, "restart")
+            self._bus.shutdown(connection, message.grace_period_ms, message.reason)
             if instance.leased is None and not instance.answers:
                 self.leave(instance, connection, now)
             elif connection.claims.launch:

@@ -38,7 +38,7 @@ from schemas.control import (
     ToBroker,
 )
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT
+from schemas.frames import OPERATOR_AGENT, ShutdownReason
 from schemas.launch import KernelPlan
 from schemas.visible import visible_line
 
@@ -118,7 +118,7 @@ class Conductor:
         if fresh:
             await self._begin_anew(agent)
         before = self._agents.launches([agent])
-        self._tell_agents([agent])
+        self._tell_agents([agent], "restart")
         loop = asyncio.get_running_loop()
         until = loop.time() + RESTART_GRACE_S + LEAVE_LIMIT_S
         while left := before & self._agents.launches([agent]):
@@ -152,9 +152,11 @@ class Conductor:
         """The step of the agent that wished has ended."""
         self._soon(self._carry_out(message.reason))
 
-    def close(self) -> None:
-        """Nothing more begins here."""
+    def close(self, *, for_good: bool) -> None:
+        """Nothing more begins here. `for_good`: nor in a program that comes after."""
         self._looks.close()
+        if for_good:
+            self.news.close()
         for task in self._tasks:
             task.cancel()
 
@@ -224,7 +226,9 @@ class Conductor:
             self._begin(revision, "the broker did not take over the changed bundle")
             return
         # The agent behind `gdn call` has every tool.
-        self._tell_agents([*change.agents, *([OPERATOR_AGENT] if change.tools or change.agents else [])])
+        self._tell_agents(
+            [*change.agents, *([OPERATOR_AGENT] if change.tools or change.agents else [])], "config_change"
+        )
         what = [f"Agent/{name}" for name in change.agents] + [f"Tool/{name}" for name in change.tools]
         self.news.say(f"the bundle has changed: {', '.join(what) or 'nothing that runs'}; revision {plan.revision[:8]}")
 
@@ -249,9 +253,9 @@ class Conductor:
         finally:
             del self._answers[name]
 
-    def _tell_agents(self, agents: list[str]) -> None:
+    def _tell_agents(self, agents: list[str], reason: ShutdownReason) -> None:
         if agents:
-            self._kernel.answer(RestartAgents(agents, round(RESTART_GRACE_S * 1000)))
+            self._kernel.answer(RestartAgents(agents, round(RESTART_GRACE_S * 1000), reason))
 
     async def _look(self) -> Revision:
         """The bundle as it is now, if it may run in the place of what does."""

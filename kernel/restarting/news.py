@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
+from schemas.errors import fail
 from schemas.visible import visible_line
 
 #: Lines that are kept for a command that asks late.
@@ -21,6 +22,12 @@ class News:
         self._lines: list[str] = []
         self._told = 0
         self._more = asyncio.Event()
+        self._over = False
+
+    def close(self) -> None:
+        """The kernel ends: who waits for more is told so."""
+        self._over = True
+        self._more.set()
 
     def say(self, line: str) -> None:
         """Tell everybody."""
@@ -34,8 +41,12 @@ class News:
     async def after(self, known: int) -> tuple[list[str], int]:
         """The lines after the first `known`, as soon as there is one, and how many there are. Who knows more than there
         are has asked the program before this one.
+
+        Raises GoondanError E_KERNEL_NOT_RUNNING when there will be no more.
         """
         known = known if known <= self._told else 0
         while known >= self._told:
+            if self._over:
+                raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
             await self._more.wait()
         return self._lines[max(0, len(self._lines) - (self._told - known)) :], self._told

@@ -241,9 +241,9 @@ def test_a_busy_agent_gives_its_event_back_first_and_an_idle_one_leaves_at_once(
     run(world)
     busy = world.router.bus.mailbox.instances["coder", "k"]
     assert busy.conn is not None
-    told = say(world, RestartAgents(["coder"], 8000))
+    told = say(world, RestartAgents(["coder"], 8000, "config_change"))
     shutdown = next(from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown")
-    assert (shutdown.grace_period_ms, shutdown.reason) == (8000, "restart")
+    assert (shutdown.grace_period_ms, shutdown.reason) == (8000, "config_change")
     assert busy.leased is not None  # its turn has its time
     assert busy.leaving
     frame = Frame("ack", id="rel", stage="release", event_id=busy.leased.id, epoch=busy.epoch)

@@ -14,6 +14,7 @@ from kernel.restarting.difference import Difference, difference
 from kernel.restarting.marks import Watched, marks_of
 from kernel.restarting.news import KEPT, News
 from kernel.restarting.rest import REST_S, Rest
+from schemas.errors import GoondanError
 from schemas.frames import OPERATOR_AGENT
 from schemas.launch import (
     AgentSpec,
@@ -217,3 +218,8 @@ async def test_news_are_told_to_who_asks_early_late_or_of_the_program_before() -
     for number in range(KEPT + 5):
         news.say(str(number))
     assert len((await news.after(0))[0]) == KEPT
+    waiting = asyncio.ensure_future(news.after(KEPT + 7))
+    await asyncio.sleep(0)
+    news.close()
+    with pytest.raises(GoondanError):
+        await waiting
