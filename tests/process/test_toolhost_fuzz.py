@@ -232,6 +232,11 @@ handlers = {"send": send, "echo": echo}
 """
 
 
+def crashed(results: list[dict[str, Any]]) -> bool:
+    """Whether a jail was ended for what it said."""
+    return any(result["status"] == "error" and result["error"]["code"] == "E_TOOL_CRASHED" for result in results)
+
+
 @pytest.mark.timeout(120)
 async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
     rng = random.Random(SEED)
@@ -241,10 +246,10 @@ async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
     forked = make_tool(short_tmp, HOSTILE, "send", "echo", name="c", sandbox=SandboxSpec(isolation="call"))
     async with bench(make_tool(short_tmp, HOSTILE, "send", "echo"), forked, max_jails=16) as made:
 
-        async def attack(number: int, data: list[str]) -> dict[str, Any]:
+        async def attack(number: int, data: list[str], within_ms: int = 2500) -> dict[str, Any]:
             arguments = {"data": data, "s": 0.05}
             tool, key = ("t", f"k{number}") if number % 2 else ("c", "k")
-            return await made.call(f"{tool}__send", arguments, workdir=workdir, instance_key=key, deadline_ms=2500)
+            return await made.call(f"{tool}__send", arguments, workdir=workdir, instance_key=key, deadline_ms=within_ms)
 
         attacks = [[mutate(rng).hex() for _ in range(rng.randrange(1, 5))] for _ in range(ATTACKS)]
         results = []
@@ -252,8 +257,9 @@ async def test_mutated_frames_through_real_jails(short_tmp: Path) -> None:
             results += await asyncio.gather(*(attack(n, data) for n, data in enumerate(attacks[at : at + 24])))
         assert len(results) == ATTACKS
         assert {result["status"] for result in results} <= {"ok", "error", "pending"}
-        codes = {result["error"]["code"] for result in results if result["status"] == "error"}
-        assert "E_TOOL_CRASHED" in codes
+        if not crashed(results):  # the machine was too busy to make the jails in time
+            results = await asyncio.gather(*(attack(n, data, 20_000) for n, data in enumerate(attacks[:8])))
+        assert crashed(results)
         for tool, key in (("t", "k1"), ("t", "k3"), ("c", "k")):
             result = await made.call(f"{tool}__echo", {"still": "here"}, workdir=workdir, instance_key=key)
             assert result["output"] == {"still": "here"}
