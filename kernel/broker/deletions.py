@@ -53,7 +53,7 @@ MAX_ASKERS: Final = 64
 #: Ids that a refusal names.
 MAX_NAMED: Final = 3
 
-Phase = Literal["work", "process", "jails", "tombstone", "folder", "end", "undo"]
+Phase = Literal["work", "process", "jails", "tombstone", "folder", "end", "undo", "over"]
 
 
 class Deletion(Struct):
@@ -208,7 +208,9 @@ class Deletions:
         instance = deletion.instance
         if deletion.force:
             self._directory.failed(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
-            instance.answers.clear()  # the turn that wanted them is cancelled
+            for answer_id in instance.answers:  # the turn that wanted them is cancelled
+                self._bus.mailbox.arrived(answer_id, at="agent")
+            instance.answers.clear()
             for event in [*([instance.leased] if instance.leased is not None else []), *instance.queue]:
                 if not event.cancelled or instance.leased is not event:
                     self._cancels.cancel(event)
@@ -238,9 +240,10 @@ class Deletions:
             self._bus.send(host, frame)
             deletion.hosts[host.incarnation] = (frame.id, now + ASK_AGAIN_S)
         here = {host.incarnation for host in hosts}
-        # One that was asked and is away may be back in a moment; its successor has none of its jails.
-        away = any(asked is not None and name not in here for name, asked in deletion.hosts.items())
-        if all(deletion.hosts[name] is None for name in here) and (here or not away):
+        if here and all(deletion.hosts[name] is None for name in here):
+            return True
+        # One that is away may be back in a moment, with its jails; one that has ended took them along.
+        if not here and (now >= deletion.until or (self._bus.control is None and not deletion.hosts)):
             return True
         if now >= deletion.until:
             message = f"the jails of {instance.address} do not end; they were waited for {JAILS_S:g} s"
@@ -333,7 +336,7 @@ class Deletions:
             self._bus.error(connection.cls, connection.ident, error, Frame("admin", id=frame_id))
 
     def _forget(self, deletion: Deletion) -> None:
-        instance = deletion.instance
+        instance, deletion.phase = deletion.instance, "over"
         del self._active[instance.agent, instance.key]
         instance.deleting = False
         self._bus.mailbox.forget_idle(instance)

@@ -9,6 +9,7 @@ import pytest
 from kernel.broker.bus import RETURN_S
 from kernel.broker.deletions import CANCEL_S, JAILS_S
 from kernel.broker.journal.records import InstanceDeleted, decode, deleted_subject
+from kernel.broker.presence import TOOLS
 from schemas.codec import decode as decode_frame
 from schemas.codec import from_raw, to_raw
 from schemas.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
@@ -303,6 +304,37 @@ def test_jails_that_do_not_end_keep_the_instance() -> None:
     moves(world)
     assert client.deleted[asked].startswith("E_INSTANCE_BUSY: the jails of coder/k do not end")
     assert not world.disk.gone
+
+
+def test_a_refusal_that_comes_late_is_one_answer() -> None:
+    world, client = used()
+    world.background["coder/k"] = ["bash/build"]
+    asked = client.delete("k")
+    for actor in (client, *world.agents.values(), world.supervisor, world.host):
+        while world.pump_up(actor) or (actor is not world.host and world.pump_down(actor)):
+            pass
+    while not world.host.wire.up:
+        assert world.pump_down(world.host)
+    world.now += JAILS_S
+    while world.pump_up(world.host):
+        pass
+    moves(world)
+    assert "goes on in the background" in client.deleted[asked]
+    assert not world.disk.gone
+
+
+def test_a_tool_host_that_is_away_is_waited_for() -> None:
+    world, client = used()
+    world.host.wire.cut(reconnect=False)
+    world.router.unreachable(TOOLS, world.host.wire.ident, world.now)
+    asked = client.delete("k")
+    moves(world)
+    world.advance(1.0)
+    moves(world)
+    assert asked not in client.deleted
+    world.host.wire.connect()
+    world.settle()
+    assert client.deleted[asked] == "deleted"
 
 
 def test_a_tool_host_that_ends_meanwhile_took_its_jails_with_it() -> None:
