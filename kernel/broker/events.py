@@ -353,6 +353,8 @@ class Events:
         if instance.leased is not None and instance.conn is not None and not instance.leaving:
             self._bus.send(instance.conn, news(answer))
         self.dispatch(instance, now)
+        if answer.state == "accepted":
+            self._mailbox.contents.rests(answer)
 
     def _end(self, event: Event, item: Staged) -> None:
         self._tool_calls.drop(event)

@@ -245,11 +245,25 @@ def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
     assert not world.router.bus.mailbox.dead
 
 
-def test_a_position_that_was_there_before_is_no_progress() -> None:
+def test_every_holder_has_an_epoch_of_its_own() -> None:
     world = World()
     world.clients[0].ask("e1")
     run(world)
-    for _ in range(MAX_ATTEMPTS + 1):
+    seen = []
+    for _ in range(3):
+        held = agent(world).held
+        assert held is not None
+        seen.append(held.epoch)
+        crash(world)
+    assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_position_that_was_there_before_is_no_progress(restarts: bool) -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    for number in range(MAX_ATTEMPTS + 1):
         if "e1" in world.router.bus.mailbox.dead:
             break
         holder = agent(world)
@@ -257,6 +271,9 @@ def test_a_position_that_was_there_before_is_no_progress() -> None:
         holder.send(Frame("ack", stage="renew", event_id="e1", epoch=holder.held.epoch, position=3))
         run(world)
         crash(world)
+        if restarts and number > 0:  # the first time it was progress, which is not written
+            world.kill_broker()
+            run(world)
     assert list(world.router.bus.mailbox.dead) == ["e1"]
 
 

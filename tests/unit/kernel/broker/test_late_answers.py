@@ -42,10 +42,32 @@ def test_it_is_an_event_of_the_asker_and_survives(world: World, killed: str) -> 
     run(world)
     answer = world.router.bus.mailbox.events["r1:answer"]
     assert (answer.in_reply_to, answer.content.from_, answer.instance.address) == ("corr:r1", "reviewer", "coder/k")
+    assert (answer.root, answer.session) == ("e1", world.router.bus.mailbox.events["e1"].session)
     world.host.work()
     world.settle()
     assert world.stores["coder", "k"].completed == ["e1", "r1:answer"]
     assert not [subject for subject in subjects(world) if subject.startswith("event:")], "nothing of it is left"
+
+
+def test_a_question_that_nobody_waits_for_is_one_for_the_next_broker_too(world: World) -> None:
+    ask(world)
+    world.kill_broker()
+    run(world)
+    assert world.router.bus.mailbox.events["r1:answer"].in_reply_to == "corr:r1"
+
+
+def test_one_that_waits_in_the_journal_only_is_told_to_the_turn_that_begins(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel.broker.contents.KEPT_BYTES", 0)
+    world.clients[0].ask("e2")
+    ask(world)
+    run(world)
+    assert world.router.bus.mailbox.events["r1:answer"].content_here is None
+    world.host.work()
+    world.settle()
+    assert world.stores["coder", "k"].completed == ["e1", "e2", "r1:answer"]
+    assert not world.router.bus.faults
 
 
 def test_the_end_and_the_answer_are_one_write(world: World) -> None:
