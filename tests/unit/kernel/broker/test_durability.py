@@ -249,11 +249,11 @@ def test_every_holder_has_an_epoch_of_its_own() -> None:
     world = World()
     world.clients[0].ask("e1")
     run(world)
-    seen = []
+    seen: list[int] = []
     for _ in range(3):
         held = agent(world).held
         assert held is not None
-        seen.append(held.epoch)
+        seen.append(held.epoch or 0)
         crash(world)
     assert seen == sorted(set(seen))
 
