@@ -58,8 +58,8 @@ ONCE_EVERY: Final = 12
 RUN_S: Final = 0.15
 #: What a call that may not be repeated ends with when the process that ran it was killed.
 HONEST: Final = {"E_TOOL_OUTCOME_UNKNOWN", "E_TOOL_CRASHED"}
-#: Of all requests, so many may end with an error, apart from those that may not be repeated; of a few, as many as run in
-#: a tool at a time.
+#: Of all requests, so many may end with an error, apart from those that may not be repeated; of a few requests, as many
+#: as run in a tool at a time.
 MAX_ERRORS: Final = 0.01
 FEW_ERRORS: Final = WINDOW // AGAIN_EVERY
 #: How long everything may take to come to its end once nothing is killed any more (seconds).
