@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,8 @@ class ReadyGdn:
     def __init__(self) -> None:
         self._asking: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        #: What it says itself: why it has ended, if it has. A test's own stderr is gone by then.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the tests run
         #: What it has started with.
         self._began: dict[str, str] | None = None
         self._one_at_a_time = threading.Lock()
@@ -65,6 +69,12 @@ class ReadyGdn:
         request = {"arguments": arguments, "environment": dict(environment), "folder": str(folder), "umask": _umask()}
         body = json.dumps(request).encode()
         with self._one_at_a_time:
+            if self._process is not None and (status := self._process.poll()) is not None:
+                # What ended it may have ended one test; without this every later one would end with it.
+                self._said.seek(0)
+                said = self._said.read().decode(errors="replace")
+                warnings.warn(f"the process that gdn is forked from has ended: {status}\n{said}", stacklevel=2)
+                self._asking = self._process = None
             asking = self._asking or self._start(_of_a_start(environment))
             socket.send_fds(asking, [len(body).to_bytes(4, "little")], streams)
             asking.sendall(body)
@@ -76,7 +86,7 @@ class ReadyGdn:
         environment = {"PATH": os.environ["PATH"], **began}
         null = subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], cwd="/", stdin=null, stdout=null
+            command, env=environment, pass_fds=[theirs.fileno()], cwd="/", stdin=null, stdout=null, stderr=self._said
         )
         theirs.close()
         atexit.register(self.close)

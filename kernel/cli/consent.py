@@ -105,9 +105,10 @@ def ask(inspected: Inspected) -> Answer:
 
 def confirmed(question: str) -> bool:
     """Whether the person at the terminal says yes. Anything but a clear yes is a no."""
+    from kernel.cli.output import write
+
     _drop_typed_ahead()
-    sys.stderr.write(question)
-    sys.stderr.flush()
+    write(question, stream=sys.stderr)
     return os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower() in ("y", "yes")
 
 
