@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,7 +28,8 @@ from kernel.supervisor_client import SupervisorClient
 from schemas.errors import GoondanError
 from tests.ready_gdn import ReadyGdn
 
-_READY = ReadyGdn()
+#: What `Sandbox.gdn` forks from.
+READY: Final = ReadyGdn()
 
 ROOT = Path(__file__).resolve().parent.parent
 #: How long anything may take that takes well under a second on an idle machine (seconds).
@@ -103,8 +104,8 @@ class Sandbox:
     def gdn(self, *arguments: str, input: str | bytes | None = None, timeout: float = PATIENCE_S) -> Result:
         """Run `gdn` to its end."""
         data = input.encode() if isinstance(input, str) else input
-        if _READY.fits(self.env):
-            status, out, err = _READY.run(arguments, self.env, self.here or self.home, data, timeout)
+        if READY.fits(self.env):
+            status, out, err = READY.run(arguments, self.env, self.here or self.home, data, timeout)
             return Result(status, out.decode(), err.decode())
         process = self.popen(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
         out, err = process.communicate(data, timeout=timeout)
@@ -291,7 +292,12 @@ def _stop(state_dir: str) -> None:
     """What `gdn stop` does, without the start of a command."""
     client = SupervisorClient.connect(state_dir)
     if client is None:
+        # One that is just dying has closed its socket and may hold its lock for a moment more.
+        until, pauses = time.monotonic() + 2.0, _pauses()
         lock.clear_after_death(state_dir)
+        while lock.read_record(state_dir) is not None and time.monotonic() < until:
+            time.sleep(next(pauses))
+            lock.clear_after_death(state_dir)
         return
     with suppress(GoondanError):  # it hangs, and is killed
         client.ask("stop")

@@ -34,6 +34,7 @@ class ReadyGdn:
         #: What it has started with.
         self._began: dict[str, str] | None = None
         self._one_at_a_time = threading.Lock()
+        atexit.register(self.close)
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether it would start as a process with this environment does."""
@@ -70,11 +71,11 @@ class ReadyGdn:
         body = json.dumps(request).encode()
         with self._one_at_a_time:
             if self._process is not None and (status := self._process.poll()) is not None:
-                # What ended it may have ended one test; without this every later one would end with it.
+                # One test is told; without another process every later one would fail as well.
+                self._asking = self._process = None
                 self._said.seek(0)
                 said = self._said.read().decode(errors="replace")
                 warnings.warn(f"the process that gdn is forked from has ended: {status}\n{said}", stacklevel=2)
-                self._asking = self._process = None
             asking = self._asking or self._start(_of_a_start(environment))
             socket.send_fds(asking, [len(body).to_bytes(4, "little")], streams)
             asking.sendall(body)
@@ -89,14 +90,14 @@ class ReadyGdn:
             command, env=environment, pass_fds=[theirs.fileno()], cwd="/", stdin=null, stdout=null, stderr=self._said
         )
         theirs.close()
-        atexit.register(self.close)
         return self._asking
 
     def close(self) -> None:
-        """End it."""
+        """End it. The next run starts another one."""
         if self._asking is not None and self._process is not None:
             self._asking.close()
             self._process.wait()
+        self._asking = self._process = None
 
 
 def _umask() -> int:

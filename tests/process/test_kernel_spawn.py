@@ -18,9 +18,15 @@ from kernel.reaping import Exit, Readiness, Reaper, children_of_this_process, de
 from kernel.workers import Workers
 from schemas import startup
 from schemas.errors import GoondanError
-from tests.kernel_fixture import ROOT, wait_until
+from tests.kernel_fixture import READY, ROOT, wait_until
 
 PYTHON = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def _no_other_children() -> None:
+    """The reaper of a supervisor ends every child that it does not know, and here it runs in the tests' own process."""
+    READY.close()
 
 
 def start(code: str, *, pass_fds: tuple[int, ...] = (), output_fd: int | None = None, **env: str) -> int:
