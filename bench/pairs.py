@@ -58,7 +58,7 @@ def measure(
     """All pairs. Each side runs once in both trees before, which is not counted: files are read and compiled then."""
     sides = [""] if isinstance(benchmark.sides, Together) else list(benchmark.sides)
     for tree in (here, there):
-        run(tree, benchmark.name, sides[0], 0.0 if sides[0] else seconds)
+        run(tree, benchmark.name, sides[0], seconds)
     pairs: Pairs = {}
     for number in range(rounds):
         for side in sides:
