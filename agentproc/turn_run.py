@@ -513,6 +513,9 @@ class TurnRun:
                 answer = await self._ask_once(provider, request)
         except GoondanError as error:
             self.push(ModelFailed(error.info))
+        except Exception as error:  # nobody else would end the step
+            log.exception("event %s: the model call", self._event_id)
+            self.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
             self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
         self._stop_watching()

@@ -5,7 +5,7 @@ age, kinds that a later version writes. Times are RFC 3339; durations are whole 
 where the wall clock went backwards. How turns of several agents hang together is in trace_tree.py, which also fills in
 `work_ms` and `waits`.
 
-Source: design section 11; schemas/traces.py has what is noted.
+Source: docs/design/traces.md; schemas/traces.py has what is noted.
 """
 
 from __future__ import annotations

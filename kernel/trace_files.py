@@ -3,7 +3,7 @@
 Files are opened read-only and for one short read each; SQLite's WAL lets agents write meanwhile, and a file that
 nobody has open is left as it was. One that is being made, or has gone, has no turns.
 
-Source: design sections 10 and 11; schemas/traces.py.
+Source: docs/design/traces.md; schemas/traces.py.
 """
 
 from __future__ import annotations

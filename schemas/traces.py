@@ -19,7 +19,7 @@ No note holds arguments, texts or outputs; those are messages. Errors are there,
 What the tool host says of the jail that had a call is the other way round: it is in the call's note and in no message,
 so no model reads it.
 
-Source: design sections 5, 10 and 11; docs/design/traces.md.
+Source: docs/design/traces.md.
 """
 
 from __future__ import annotations

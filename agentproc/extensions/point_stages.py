@@ -53,10 +53,11 @@ class PointStages:
         self._extensions = extensions
         self._spec = spec
         self._around = Surroundings(Resource(spec.swarm), Resource(spec.resource))
+        self._config: dict[str, Any] | None = None
 
     def new_config(self) -> dict[str, Any]:
         """The configuration of a step that begins, as its handlers may change it."""
-        return copy.deepcopy(effective_config(self._spec)) if self._pipeline.uses_points else {}
+        return copy.deepcopy(self._own_config()) if self._pipeline.uses_points else {}
 
     # --- the turn
 
@@ -101,7 +102,7 @@ class PointStages:
                 step.system = wanted_system(config)
             except MiddlewareError as error:
                 raise LayerFailed(layer, error) from None
-            if config["tools"] != effective_config(spec)["tools"]:
+            if config["tools"] != self._own_config()["tools"]:
                 step.tool_catalog = [*tools, *self._tools.exposed]
         await self._extensions.reconcile(extensions)
 
@@ -184,12 +185,19 @@ class PointStages:
         context = await run_wraps(
             wraps, context, POINTS["toolCall.exec"].changes, run, self._watch, makes="tool_result"
         )
-        context = await run_mutators(posts, context, POINTS["toolCall.post"].changes, self._watch)
+        changes = POINTS["toolCall.post"].changes
+        context = await run_mutators(posts, context, changes, self._watch, keeps="tool_result")
         if context.tool_result is None:
-            raise AssertionError("the wraps have made a result, and no mutator may take it away")
+            raise AssertionError("every wrap makes a result, and every mutator keeps one")
         return context.tool_result
 
     # --- inside
+
+    def _own_config(self) -> dict[str, Any]:
+        """What the agent runs with while no handler has changed it; nobody may change this one."""
+        if self._config is None:
+            self._config = effective_config(self._spec)
+        return self._config
 
     def _turn(self, turn: TurnScope, result: TurnResult | None = None) -> TurnPointContext:
         return TurnPointContext(TurnView(turn, result), self._around, self.new_config())

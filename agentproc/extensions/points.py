@@ -42,14 +42,18 @@ class Accepting(Protocol):
 C = TypeVar("C", bound=Accepting)
 
 
-async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch) -> C:
-    """Run one mutator: the context that the next one gets. Raises LayerFailed, and cancellation."""
+async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch, *, keeps: str = "") -> C:
+    """Run one mutator: the context that the next one gets. `keeps` is the field that it must not empty; "": none.
+
+    Raises LayerFailed, and cancellation.
+    """
     patience = watch.enter()
     try:
         returned = layer.handler(context.copied())
         if isawaitable(returned):
             returned = await returned
         accepted: C = context.accept(returned, changes)
+        _require(accepted, keeps)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise LayerFailed(layer, error) from error
     except BaseException:  # cancellation
@@ -61,11 +65,19 @@ async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch)
     return accepted
 
 
-async def run_mutators(layers: Sequence[Layer], context: C, changes: Sequence[str], watch: Watch) -> C:
-    """Run the mutators of one point. Raises LayerFailed, and cancellation."""
+async def run_mutators(
+    layers: Sequence[Layer], context: C, changes: Sequence[str], watch: Watch, *, keeps: str = ""
+) -> C:
+    """Run the mutators of one point; `keeps` as for `mutate`. Raises LayerFailed, and cancellation."""
     for layer in layers:
-        context = await mutate(layer, context, changes, watch)
+        context = await mutate(layer, context, changes, watch, keeps=keeps)
     return context
+
+
+def _require(context: Accepting, field: str) -> None:
+    """Raises MiddlewareError when this field of a context is empty; "" is no field."""
+    if field and getattr(context, field) is None:
+        raise MiddlewareError(f"it returned a context without {field}")
 
 
 class _Inside:
@@ -149,8 +161,7 @@ async def run_wraps(
                 returned = await returned
             inside.close(optional=not makes)
             accepted: C = given.accept(returned, changes)
-            if makes and getattr(accepted, makes) is None:
-                raise MiddlewareError(f"it returned a context without {makes}")
+            _require(accepted, makes)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             if error is not inside.raised:
                 blamed[:] = [LayerFailed(layer, error)]

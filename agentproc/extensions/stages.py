@@ -41,7 +41,7 @@ from agentproc.providers.base import ModelAnswer
 from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
-from schemas.errors import GoondanError
+from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, ToolResult
 from schemas.launch import CatalogItem
 
@@ -129,15 +129,18 @@ class Stages:
             info = self._report(layer, "turn", error)
             return TurnResult(turn_id=execution.turn_id, finish_reason="error", error=info)
 
-        result = await run_chain(
-            self._pipeline.layers("turn"),
-            lambda proceed, layer: TurnContext(self._turn, layer.extension, proceed),
-            core,
-            _accept(TurnResult),
-            failed,
-            self._watch,
-            lambda layer: self._points.turn_before(layer, self._turn),
-        )
+        try:
+            result = await run_chain(
+                self._pipeline.layers("turn"),
+                lambda proceed, layer: TurnContext(self._turn, layer.extension, proceed),
+                core,
+                _accept(TurnResult),
+                failed,
+                self._watch,
+                lambda layer: self._points.turn_before(layer, self._turn),
+            )
+        except Exception as error:
+            result = TurnResult(turn_id=execution.turn_id, finish_reason="error", error=_broken("turn", error))
         self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
 
     def _too_late(self) -> None:
@@ -186,15 +189,18 @@ class Stages:
         def failed(layer: Layer, error: BaseException) -> StepResult:
             return StepResult(status="failed", error=self._report(layer, "step", error))
 
-        result = await run_chain(
-            self._pipeline.layers("step"),
-            lambda proceed, layer: StepContext(scope, layer.extension, proceed),
-            core,
-            _accept(StepResult),
-            failed,
-            self._watch,
-            lambda layer: self._points.step_before(layer, scope),
-        )
+        try:
+            result = await run_chain(
+                self._pipeline.layers("step"),
+                lambda proceed, layer: StepContext(scope, layer.extension, proceed),
+                core,
+                _accept(StepResult),
+                failed,
+                self._watch,
+                lambda layer: self._points.step_before(layer, scope),
+            )
+        except Exception as fault:
+            result = StepResult(status="failed", error=_broken("step", fault))
         goes_on = bool(result.should_continue)
         error = None if goes_on or result.error in core_error else given_error(result.error)
         self._push(StepLeft(goes_on, error))
@@ -284,17 +290,24 @@ class Stages:
                 error = _cause(error)
                 log.warning("%s", _story(layer, "toolCall", error))
                 told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
+                if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
+                    # The message is the extension's own words (CALL-13); who said them stands here.
+                    told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
 
-            result = await run_chain(
-                self._pipeline.layers("toolCall"),
-                lambda proceed, layer: ToolCallContext(scope, layer.extension, proceed),
-                core,
-                _accept(ToolCallResult),
-                failed,
-                self._watch,
-                before,
-            )
+            try:
+                result = await run_chain(
+                    self._pipeline.layers("toolCall"),
+                    lambda proceed, layer: ToolCallContext(scope, layer.extension, proceed),
+                    core,
+                    _accept(ToolCallResult),
+                    failed,
+                    self._watch,
+                    before,
+                )
+            except Exception as error:
+                broken = error_result(tool_error_of(GoondanError(_broken("toolCall", error)), "E_INTERNAL"))
+                result = ToolCallResult.of(part.tool_call_id, part.tool_name, broken)
             if open_call is not None and not open_call.done():
                 drop()  # the chain ended without it
             self._calls.pop(part.tool_call_id, None)
@@ -345,6 +358,12 @@ def _unwound(task: asyncio.Task[None]) -> None:
     _unwinding.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("middleware that was cancelled ended with %s: %s", type(error).__name__, error)
+
+
+def _broken(kind: str, error: BaseException) -> ErrorPayload:
+    """The engine itself failed, no handler: the turn must not wait for ever for what will not come."""
+    log.error("the %s middleware", kind, exc_info=error)
+    return error_payload("E_INTERNAL", f"the {kind} middleware: {type(error).__name__}: {error}")
 
 
 def _accept(kind: type[Any]) -> Callable[[Any], Any]:

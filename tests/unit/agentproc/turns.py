@@ -14,7 +14,7 @@ from agentproc.extensions.stored_state import StoredState
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
-from schemas.frames import Answer
+from schemas.frames import Answer, ToolResult
 from schemas.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
@@ -86,5 +86,5 @@ def last_results(messages: list[Message]) -> list[tuple[str, str]]:
     ]
 
 
-def code_of(answer: Answer) -> str | None:
+def code_of(answer: Answer | ToolResult) -> str | None:
     return None if answer.error is None else answer.error.code

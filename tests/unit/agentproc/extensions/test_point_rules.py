@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from agentproc.extensions.pipeline import POINTS
+from agentproc.extensions import stages
+from agentproc.extensions.pipeline import POINTS, Layer, run_chain
+from agentproc.extensions.point_stages import PointStages
 from tests.unit.agentproc.extensions.test_points import pipelines, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer
@@ -53,8 +58,17 @@ async def test_a_mutator_that_fails_ends_the_turn_with_its_name(make: Make, poin
     assert link.answers()[-1].status == "completed"  # the agent goes on
 
 
-@pytest.mark.parametrize("handler", [raises, nothing, rubbish, another_agent, unknown_field])
-@pytest.mark.parametrize("point", ["toolCall.pre", "toolCall.post"])
+def without_result(ctx: Any) -> Any:
+    return ctx.replace(tool_result=None)
+
+
+@pytest.mark.parametrize(
+    ("point", "handler"),
+    [
+        *itertools.product(("toolCall.pre", "toolCall.post"), (raises, nothing, rubbish, another_agent, unknown_field)),
+        ("toolCall.post", without_result),
+    ],
+)
 async def test_a_mutator_of_a_call_that_fails_is_the_calls_error(make: Make, point: str, handler: Any) -> None:
     link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
@@ -62,6 +76,8 @@ async def test_a_mutator_of_a_call_that_fails_is_the_calls_error(make: Make, poi
     await runner.run(event_frame("e1", "go"))
     result = result_of(runner, "a")
     assert (result.status, the_answer(link).status) == ("error", "completed")
+    assert result.error is not None
+    assert f"the {point} handler of extension culprit" in (result.error.suggestion or "")
     assert len(link.calls) == (point == "toolCall.post")
 
 
@@ -147,3 +163,33 @@ async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make) 
     pipelines(runner, "inner").wrap("step.llmCall", fails)
     await runner.run(event_frame("e1", "go"))
     assert "the step.llmCall handler of extension inner failed: ValueError: nope" in str(the_answer(link).error)
+
+
+@pytest.mark.parametrize("point", ["turn.pre", "step.pre", "toolCall.pre", "step.llmCall"])
+async def test_a_fault_of_the_engine_itself_hangs_nobody(
+    make: Make, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    def broken(layers: Sequence[Layer], *rest: Any) -> Any:
+        if layers[0].point == point:
+            raise RuntimeError("a fault of ours")
+        return run_chain(layers, *rest)
+
+    async def breaks(*_: Any) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    link = FakeLink()
+    runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
+    api = pipelines(runner)
+    if point == "step.llmCall":
+        api.wrap(point, lambda ctx, proceed: proceed(ctx))
+        monkeypatch.setattr(PointStages, "ask_model", breaks)
+    else:
+        for name in ("turn.pre", "step.pre", "toolCall.pre"):
+            api.mutate(name, lambda ctx: ctx)
+        monkeypatch.setattr(stages, "run_chain", broken)
+    await asyncio.wait_for(runner.run(event_frame("e1", "go")), 10)
+    answer = the_answer(link)
+    if point == "toolCall.pre":
+        assert (answer.status, code_of(result_of(runner, "a"))) == ("completed", "E_INTERNAL")
+    else:
+        assert (answer.status, code_of(answer)) == ("failed", "E_INTERNAL")

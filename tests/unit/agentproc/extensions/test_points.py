@@ -332,7 +332,7 @@ async def test_the_catalog_that_a_mutator_gives_back_is_shown_and_enforced(make:
     await runner.run(event_frame("e1", "go"))
     assert names == ["bash__exec", "notes__add", "internal.secret"]
     assert [item.name for item in model.requests[0].tools] == ["notes__add"]
-    assert code_of(result_of(runner, "a")) == "E_TOOL_NOT_IN_CATALOG"  # type: ignore[arg-type]
+    assert code_of(result_of(runner, "a")) == "E_TOOL_NOT_IN_CATALOG"
     assert link.calls == []
 
 
@@ -479,7 +479,7 @@ async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
     await runner.run(event_frame("e1", "go"))
     said = runner.store.load_messages()[1]
     assert said.metadata["kept"] == 1
-    assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"  # type: ignore[arg-type]
+    assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"
 
 
 @pytest.mark.requirement("PIPELINE-22")
