@@ -94,7 +94,8 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 
     `exposes_tools`: the tools that it registers are in the next step's catalog by themselves (DYNAMIC-08, DYNAMIC-09).
     `modules` are what it may import from the bundle, by the path from the entry's folder, with the SHA-256 that they
-    had when the kernel started (hexadecimal); None: whatever lies in that folder.
+    had when the kernel started (hexadecimal); None: whatever lies in that folder. `config_schema` is the JSON Schema
+    that its config must fit, None when it declares none. `bundled`: it comes with the kernel, in `agentproc.base`.
     """
 
     name: str
@@ -103,6 +104,8 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     config: dict[str, Any] = {}
     exposes_tools: bool = True
     modules: dict[str, str] | None = None
+    config_schema: dict[str, Any] | None = None
+    bundled: bool = False
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -360,6 +360,10 @@ class ExtensionBody(_Strict, frozen=True):
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
     depends_on: Annotated[list[RefLike], Meta(description="Extensions that an agent must load before this one.")] = []
+    config_schema: Annotated[
+        dict[str, Any] | None,
+        Meta(description="JSON Schema of the config, of type `object`; without one anything fits."),
+    ] = None
 
 
 class ConnectorEvent(_Strict, frozen=True):

@@ -35,6 +35,7 @@ from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.stored_state import StoredState
 from schemas.address import path_segment
 from schemas.errors import GoondanError, fail
+from schemas.extension_config import check_config, with_defaults
 from schemas.launch import ExtensionSpec
 
 #: How long `register` may take (seconds).
@@ -169,7 +170,10 @@ def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
 
 
 async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:
-    given = (api, dict(spec.config)) if _takes_config(register) else (api,)
+    issues = check_config(spec.config_schema, spec.config)  # a handler of step.config may have given it
+    if issues:
+        raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: its config does not fit: {'; '.join(issues[:5])}")
+    given = (api, with_defaults(spec.config_schema, spec.config)) if _takes_config(register) else (api,)
     limit = asyncio.timeout(REGISTER_S)
     try:
         async with limit:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, ModuleType
@@ -129,8 +130,12 @@ _folders: list[_Folder] = []
 
 
 def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
-    """Run the entry module of an extension under a name of its own. Raises what the module raises, or ImportError."""
+    """Run the entry module of an extension under a name of its own; a bundled one is a module of ours, imported once.
+    Raises what the module raises, or ImportError.
+    """
     place, _, entry = spec.entry.rpartition("/")
+    if spec.bundled:
+        return import_module(f"agentproc.base.{os.path.basename(place)}.{entry.removesuffix('.py')}")
     folder = _Folder(place, spec.modules)
     if not _folders:
         sys.meta_path.insert(0, _Inner)

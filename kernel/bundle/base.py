@@ -60,7 +60,7 @@ def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, Ch
         path = os.path.join(folder, MANIFEST)
         if not os.path.isfile(path):
             continue
-        for document in _documents(path, budget, report):
+        for document in read_manifest(path, budget, report):
             document.resource = "Tool"
             built: Tool = Builder(document, Environment(None), report).build(Tool)
             document.resource = f"Tool/{built.metadata.name}"
@@ -74,7 +74,8 @@ def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, Ch
     return tools
 
 
-def _documents(path: str, budget: Budget, report: Report) -> list[Document]:
+def read_manifest(path: str, budget: Budget, report: Report) -> list[Document]:
+    """The documents of one manifest; what is wrong with it is reported."""
     try:
         text = decode(read_file(path, MAX_FILE_BYTES))
     except Unreadable as error:

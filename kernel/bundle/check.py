@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from kernel.bundle.dependencies import circles, misplaced
-from kernel.bundle.extensions import CheckedExtension, check_extension
+from kernel.bundle.extension_config import check_given, check_used
+from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
 from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
 from kernel.bundle.positions import Mapping as MappingNode
@@ -84,8 +85,10 @@ class Checker:
         *,
         complete: bool = True,
         packages: Packages | None = None,
+        base_extensions: Bundled | None = None,
     ) -> None:
         self._packages = packages or NoPackages()
+        self._base_extensions = base_extensions or NoBundled()
         self._packaged: dict[str, CheckedTool] = {}
         self._documents = list(documents)
         self._base = base
@@ -211,7 +214,11 @@ class Checker:
         extensions: dict[str, CheckedExtension] = {}
         for document, name, built in self._of("Extension"):
             extension = extensions[name] = CheckedExtension(document, name, built)
-            check_extension(extension, self._files, self._report)
+            check_extension(extension, self._files, self._report, self._base_extensions)
+            check_given(extension, self._report)
+            if self._base_extensions.find(name) is not None and not extension.bundled:
+                message = f"{document.resource} replaces the bundled extension of that name"
+                self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
         for extension in extensions.values():
             for index, value in enumerate(extension.resource.spec.depends_on):
                 at: Path = ("spec", "dependsOn", index)
@@ -314,7 +321,7 @@ class Checker:
                 self._report.error("E_CONFIG_INVALID_VALUE", ref.message.format(text), place, ref.suggestion)
             return None
         own = (ref.kind, ref.name) in self._found
-        bundled = ref.kind == "Tool" and ref.name in self._base
+        bundled = self._is_bundled(ref)
         if ref.package is None or (self._package and ref.package == self._package):
             if own or (bundled and ref.package is None):
                 return ref.name
@@ -331,6 +338,7 @@ class Checker:
             return None
         names = {name for kind, name in self._found if kind == ref.kind and self._is_written(kind, name)}
         names |= set(self._base) if ref.kind == "Tool" else set()
+        names |= set(self._base_extensions.names()) if ref.kind == "Extension" else set()
         hint = did_you_mean(ref.name, names)
         if hint is None and SEPARATOR in ref.name and ref.name.partition(SEPARATOR)[0] in names:
             hint = f"A reference names the whole Tool: {ref.kind}/{ref.name.partition(SEPARATOR)[0]}."
@@ -340,6 +348,11 @@ class Checker:
         missing = text if "/" in text else f"'{ref.kind}/{text[1:]}"
         self._report.error("E_CONFIG_MISSING_REF", f"there is no {missing}", place, hint)
         return None
+
+    def _is_bundled(self, ref: Ref) -> bool:
+        if ref.kind == "Extension":
+            return self._base_extensions.find(ref.name) is not None
+        return ref.kind == "Tool" and ref.name in self._base
 
     def _refer_package(self, document: Document, ref: Ref, at: Path, place: Place) -> str | None:
         """The name of a tool of an installed package; None after reporting that there is none."""
@@ -459,7 +472,7 @@ class Checker:
         for index, item in enumerate(agent.body.extensions):
             at: Path = ("spec", "extensions", index)
             name = self._refer(document, read_use(item, "Extension"), at)
-            extension = extensions.get(name) if name is not None else None
+            extension = (extensions.get(name) or self._base_extensions.find(name)) if name is not None else None
             if extension is None:
                 continue
             if extension.name in seen:
@@ -472,7 +485,9 @@ class Checker:
                 hint = "Write the extension in Python, or leave it out of the agent for now."
                 self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), hint)
             elif extension.entry:
-                agent.extensions.append(extension.spec(None if isinstance(item, str) else item.config))
+                own = None if isinstance(item, str) else item.config
+                check_used(extension, own, document, at, self._report)
+                agent.extensions.append(extension.spec(own))
         self._misplaced(agent, extensions)
 
     def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +40,7 @@ class CheckedExtension(Struct):
 
     `modules` are those that it may import from the bundle, `beside` where they are if not in `root`. `missing` says
     why an agent cannot use it, although nothing is wrong with it; None: it can. `depends_on` are names of Extensions.
+    `bundled`: its code comes with the kernel. `schema` is what its config must fit, None when anything does.
     """
 
     document: Document
@@ -51,6 +52,13 @@ class CheckedExtension(Struct):
     beside: list[str] = []
     missing: str | None = None
     depends_on: list[str] = []
+    bundled: bool = False
+    code_of: resources.Extension | None = None
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        body = (self.code_of or self.resource).spec
+        return body.config_schema if isinstance(body, resources.ExtensionBody) else None
 
     def spec(self, config: dict[str, Any] | None) -> ExtensionSpec:
         """For one agent; its own `config` takes the place of the document's."""
@@ -65,11 +73,35 @@ class CheckedExtension(Struct):
             resource=fields,
             config=fields["spec"].get("config") or {},
             exposes_tools=automatic,
-            modules=self.modules,
+            modules=None if self.bundled else self.modules,
+            config_schema=self.schema,
+            bundled=self.bundled,
         )
 
 
-def check_extension(extension: CheckedExtension, files: Files, report: Report) -> None:
+class Bundled(Protocol):
+    """The extensions that come with the kernel."""
+
+    def names(self) -> list[str]:
+        """All of them."""
+
+    def find(self, name: str) -> CheckedExtension | None:
+        """The one of this name."""
+
+
+class NoBundled:
+    """There are none."""
+
+    def names(self) -> list[str]:
+        """None."""
+        return []
+
+    def find(self, name: str) -> CheckedExtension | None:
+        """None."""
+        return None
+
+
+def check_extension(extension: CheckedExtension, files: Files, report: Report, bundled: Bundled) -> None:
     """Report what is wrong with the entry, and fill in what was found."""
     document, entry = extension.document, extension.resource.spec.entry
     if not entry:
@@ -77,10 +109,16 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report) -
     at: Path = ("spec", "entry")
     place, text = document.place(*at), document.text(*at)
     if entry.startswith(_BASE_ENTRY):
-        if not is_resource_name(entry.removeprefix(_BASE_ENTRY)):
+        name = entry.removeprefix(_BASE_ENTRY)
+        if not is_resource_name(name):
             message = f"{text} names no bundled extension"
             report.error("E_CONFIG_ENTRY", message, place, "Write @goondan/base/NAME.")
-        extension.missing = f"there is no bundled extension {text} yet"
+        found_there = bundled.find(name)
+        if found_there is None:
+            extension.missing = f"there is no bundled extension {text}"
+        else:
+            assert isinstance(found_there.resource, resources.Extension)
+            extension.entry, extension.code_of, extension.bundled = found_there.entry, found_there.resource, True
         return
     found = files.find(entry)
     if found.fault is not None:

@@ -85,6 +85,7 @@ def inspect_bundle(
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
         from kernel.bundle.base import base_tools
+        from kernel.bundle.base_extensions import BaseExtensions
         from kernel.bundle.check import Checker
         from kernel.bundle.files import BundleFiles
         from kernel.bundle.granting import grant
@@ -104,7 +105,14 @@ def inspect_bundle(
         root = None if state_dir is None else root_of(state_dir)
         packages = PackageFolders(None if root is None else os.path.join(root, PACKAGES), report)
         checker = Checker(
-            loaded.documents, base_tools(), files, variables, report, complete=loaded.complete, packages=packages
+            loaded.documents,
+            base_tools(),
+            files,
+            variables,
+            report,
+            complete=loaded.complete,
+            packages=packages,
+            base_extensions=BaseExtensions(),
         )
         checked = checker.check()
         sources += [document for package in packages.found() for document in package.documents]

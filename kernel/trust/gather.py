@@ -59,7 +59,7 @@ def powers_of(
 
     agents = list(checked.agents.values())
     for agent in agents:
-        add(_module(extension, root) for extension in agent.extensions)
+        add(_module(extension, root) for extension in agent.extensions if not extension.bundled)
     tools = [(tool, _asked(tool, agents)) for tool in checked.tools.values()]
     models = [power for agent in agents for power in _model(agent, env)]
     add(power for power in models if isinstance(power, OpenKey))

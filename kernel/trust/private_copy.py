@@ -43,7 +43,7 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
     Raises GoondanError E_BUNDLE_UNTRUSTED when a module has changed since it was judged, E_STATE without a copy.
     """
     place = os.path.join(plan.state_dir, COPIES, os.urandom(8).hex())
-    extensions = [extension for agent in plan.agents.values() for extension in agent.extensions]
+    extensions = [one for agent in plan.agents.values() for one in agent.extensions if not one.bundled]
     tools = [tool for tool in plan.toolhost.tools if not tool.bundled and within(tool.root, root)]
     try:
         os.makedirs(plan.state_dir, 0o700, exist_ok=True)
@@ -67,7 +67,7 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         return place + path[len(root.rstrip("/")) :] if within(path, root) else path
 
     def agent(spec: AgentSpec) -> AgentSpec:
-        own = [replace(extension, entry=moved(extension.entry)) for extension in spec.extensions]
+        own = [one if one.bundled else replace(one, entry=moved(one.entry)) for one in spec.extensions]
         return replace(spec, extensions=own)
 
     def tool(spec: ToolSpec) -> ToolSpec:

@@ -1,0 +1,67 @@
+"""The bundled extensions: Extension documents of `@goondan/base`, each beside its code in `agentproc/base/`.
+
+A manifest is read when a bundle names its extension, and no other is: a bundle without bundled extensions pays nothing.
+No code is imported here. The folder of `message-window` is `message_window`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from kernel.bundle.base import IN_AGENTS, read_manifest, tool_folders
+from kernel.bundle.extensions import CheckedExtension
+from kernel.bundle.files import BundleFiles
+from kernel.bundle.positions import Budget
+from kernel.bundle.problems import BundleError, Report
+from kernel.bundle.shape import Builder, Environment
+from schemas.address import is_resource_name
+from schemas.resources import Extension
+
+EXTENSION_MANIFEST: Final = "extension.yaml"
+
+
+class BaseExtensions:
+    """Those that come with the kernel, read when they are asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, CheckedExtension] = {}
+
+    def names(self) -> list[str]:
+        """All of them, in the order of names."""
+        return sorted(os.path.basename(folder).replace("_", "-") for folder in _folders())
+
+    def find(self, name: str) -> CheckedExtension | None:
+        """The bundled extension of this name. Raises BundleError when its manifest is broken."""
+        if name not in self._known:
+            folder = self._folder(name)
+            if folder is None:
+                return None
+            self._known[name] = _load(folder)
+        return self._known[name]
+
+    @staticmethod
+    def _folder(name: str) -> str | None:
+        if not is_resource_name(name) or "_" in name:
+            return None
+        wanted = name.replace("-", "_")
+        return next((folder for folder in _folders() if os.path.basename(folder) == wanted), None)
+
+
+def _folders() -> list[str]:
+    return [folder for folder in tool_folders(IN_AGENTS) if os.path.isfile(os.path.join(folder, EXTENSION_MANIFEST))]
+
+
+def _load(folder: str) -> CheckedExtension:
+    report = Report()
+    path = os.path.join(folder, EXTENSION_MANIFEST)
+    found: list[CheckedExtension] = []
+    for document in read_manifest(path, Budget(), report):
+        document.resource = "Extension"
+        built: Extension = Builder(document, Environment(None), report).build(Extension)
+        document.resource = f"Extension/{built.metadata.name}"
+        entry = BundleFiles(folder).find(built.spec.entry)
+        found.append(CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True))
+    if report.errors:
+        raise BundleError(report.errors, report.dropped)
+    return found[0]

@@ -1,0 +1,70 @@
+"""Whether the config of an extension fits the schema that the extension declares, said where the config is written.
+
+Pure. Source: requirements EXT-02, EXT-10.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kernel.bundle.extensions import CheckedExtension
+from kernel.bundle.problems import Path, Report, did_you_mean
+from kernel.bundle.shape import Document
+from schemas.errors import GoondanError
+from schemas.extension_config import check_config
+
+
+def check_given(extension: CheckedExtension, report: Report) -> None:
+    """Report what does not fit in the config that the Extension's own document gives, and a schema that is none."""
+    config = extension.resource.spec.config
+    issues = _issues(extension, config or {}, report)
+    if config is not None:
+        _report(extension, issues, extension.document, ("spec", "config"), report)
+
+
+def check_used(
+    extension: CheckedExtension, own: dict[str, Any] | None, document: Document, at: Path, report: Report
+) -> None:
+    """Report what does not fit in the config that one agent gives, or what is missing when nobody gives one.
+
+    `at` is where the extension stands in the agent's `document`. A config of the Extension's own document has been
+    looked at already.
+    """
+    if own is not None:
+        _report(extension, _issues(extension, own, report), document, (*at, "config"), report)
+    elif extension.resource.spec.config is None:
+        _report(extension, _issues(extension, {}, report), document, at, report)
+
+
+def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
+    try:
+        return check_config(extension.schema, config)
+    except GoondanError as error:
+        place = extension.document.place("spec", "configSchema")
+        report.error("E_CONFIG_SCHEMA", f"the configSchema cannot be used: {error.info.message}", place)
+        return []
+
+
+def _report(extension: CheckedExtension, issues: list[str], document: Document, at: Path, report: Report) -> None:
+    properties = (extension.schema or {}).get("properties")
+    known = list(properties) if isinstance(properties, dict) else []
+    for issue in issues:
+        where, _, what = issue.partition(": ")
+        key = where.removeprefix("config").lstrip(".").partition(".")[0].partition("[")[0]
+        hint = did_you_mean(key, known) if key not in known else None
+        if hint is None and known:
+            hint = "It has: " + ", ".join(known) + "."
+        place = document.key(*at, key) if document.has(*at, key) else document.place(*at)
+        report.error(_CODES.get(what, "E_CONFIG_INVALID_VALUE"), _printable(extension, issue), place, hint)
+
+
+def _printable(extension: CheckedExtension, issue: str) -> str:
+    message = f"the config of {extension.document.resource} does not fit: {issue}"
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message)
+
+
+#: What is wrong with one place, as schemas.arguments words it, and its code; everything else is a wrong value.
+_CODES: Final = {
+    "unexpected property": "E_CONFIG_UNKNOWN_FIELD",
+    "required property is missing": "E_CONFIG_MISSING_FIELD",
+}
