@@ -317,7 +317,7 @@ FIELDS: dict[str, str] = {
     "SwarmBody: entryAgent agents policy": "what is in it", "Example: input output": TEXT,
     "ToolExport: name description parameters idempotent background examples aliases": TEXT,
     "ToolBody: entry errorMessageLimit exports sandbox": "what is in it",
-    "ExtensionBody: entry": "Module", "ExtensionBody: config dependsOn": TEXT,
+    "ExtensionBody: entry": "Module", "ExtensionBody: config configSchema dependsOn": TEXT,
     "ExtensionV09Body: entry": "Module", "ExtensionV09Body: config dependsOn runtime": TEXT,
     "ToolV09Body: entry errorMessageLimit exports sandbox runtime auth": "what is in it",
     "ConnectorEvent: name properties": LATER, "ConnectorBody: entry events": LATER,
