@@ -39,8 +39,9 @@ from schemas.spans import call_span, step_span
 _MAX_NAME: Final = 170
 #: Hexadecimal digits of the digest in an id: two questions of one call never meet by chance.
 _ID_DIGITS: Final = 24
-#: How the names of questions begin that middleware asks (extensions/asking.py).
-_PLACE: Final = re.compile(r"@(?:turn|step(\d{1,9}))\.")
+#: How the names of questions begin that extensions ask (extensions/asking.py): around a turn or a step, or in a call,
+#: whose id may hold any character and is therefore preceded by its length.
+_PLACE: Final = re.compile(r"@(?:turn|step(?P<step>\d{1,9})|call(?P<length>\d{1,4}))\.")
 #: An agent's name in a message (characters); it may be anything that a model wrote.
 _MAX_TARGET: Final = 256
 
@@ -116,7 +117,14 @@ def asking_span(turn_id: str, name: str) -> str:
     place = _PLACE.match(name)
     if place is None:
         return call_span(f"{turn_id}/{name}")
-    return step_span(turn_id, int(place[1] or 0))
+    if place["length"] is not None:
+        return call_span(f"{turn_id}/{name[place.end() : place.end() + int(place['length'])]}")
+    return step_span(turn_id, int(place["step"] or 0))
+
+
+def call_place(tool_call_id: str) -> str:
+    """How the names of questions begin that the handler of a call asks in the agent's process."""
+    return f"@call{len(tool_call_id)}.{tool_call_id}"
 
 
 def spawn_frame(

@@ -268,6 +268,10 @@ class ConversationStore:
     ) -> None:
         """Fold the turn's events into the base and store its end and its answer (inside `write(final=True)`)."""
         self._fold(turn_id)
+        started = _started(turn_id)
+        self._execute(
+            "DELETE FROM meta WHERE name > ? AND name < ?", (started, started[:-1] + chr(ord(started[-1]) + 1))
+        )
         self._execute(
             "UPDATE turns SET status = ?, ended_at = ?, steps = ?, answer = ? WHERE event_key = ?",
             (status, at, steps, answer, event_key),
@@ -277,6 +281,18 @@ class ConversationStore:
         if self._finished % _TRIM_EVERY == 0 or self._stored >= _TRIM_BYTES:
             self._trim()
             self._stored = 0
+
+    # --- calls that run in the agent's process
+
+    def record_start(self, turn_id: str, tool_call_id: str) -> None:
+        """Record that this call of a running turn begins (inside `write`). The end of the turn forgets it."""
+        self._execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_started(turn_id) + tool_call_id,))
+
+    def was_started(self, turn_id: str, tool_call_id: str) -> bool:
+        """Whether the begin of this call was recorded."""
+        with self._errors():
+            name = _started(turn_id) + tool_call_id
+            return self._open().execute("SELECT 1 FROM meta WHERE name = ?", (name,)).fetchone() is not None
 
     # --- messages
 
@@ -581,6 +597,11 @@ def _is_full(folder: Path) -> bool:
     except OSError:
         return False
     return left.f_bavail * left.f_frsize < _WRITE_BYTES
+
+
+def _started(turn_id: str) -> str:
+    """How the names of rows in `meta` begin that record calls of this turn."""
+    return f"started:{turn_id}/"
 
 
 def _closed() -> GoondanError:

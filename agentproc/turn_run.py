@@ -26,6 +26,7 @@ from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
 from agentproc.conversation import Append, Presented, encode_message, error_result
+from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.point_stages import PointStages
@@ -123,11 +124,14 @@ class TurnRun:
         self._awaited = bool(frame.chain)
         self._notes = TurnNotes(runner.store, name, self._trace_id, frame.parent_span_id, runner.redact)
         workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
-        self._local_calls = LocalCalls(runner.spec.name, runner.instance_key, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         asker = Asker(runner.spec.name, runner.instance_key, name)
         swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock, runner.events)
         self._base_calls = BaseCalls(swarm)
+        self._asking = Asking(swarm)
+        self._local_calls = LocalCalls(
+            runner.spec.name, runner.instance_key, workdir, runner.store, self._asking.in_call, self.abandon
+        )
         self._stages: Stages | None = None
         if wrapped and not runner.pipeline.empty:
             self._stages = Stages(
@@ -138,7 +142,7 @@ class TurnRun:
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
                 from_raw(frame.payload, AgentEvent),
-                swarm,
+                self._asking,
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
@@ -223,6 +227,7 @@ class TurnRun:
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
+        self._asking.close()
         self._local_calls.close()
         self._base_calls.close()
         if self._lost:
@@ -386,6 +391,7 @@ class TurnRun:
                 tool_call_id=part.tool_call_id,
                 context=self._context,
                 message=message,
+                again=action.again,
                 done=then,
             )
             return

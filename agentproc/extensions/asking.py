@@ -1,9 +1,10 @@
-"""`ctx.agents` of turn and step middleware: asks other agents of the swarm, over the agent's own link.
+"""`ctx.agents` of turn and step middleware, and `ctx.runtime` of tools that extensions registered: ask other agents of
+the swarm, over the agent's own link.
 
 Rules.
-- A question's id is made of the turn's, of where it is asked (the turn or one of its steps, and the extension), and of
-  how often the same was asked there. So middleware that another process enters again asks under the same ids, in
-  whatever order, and gets the stored answers.
+- A question's id is made of the turn's, of where it is asked (the turn or one of its steps and the extension, or a tool
+  call), and of how often the same was asked there. So middleware that another process enters again asks under the same
+  ids, in whatever order, and gets the stored answers.
 - What is open when the turn has ended is given up; what is asked after that is refused.
 
 Source: docs/decisions/060; requirements AGENTS-02, AGENTS-03, AGENTS-12, AGENTS-19.
@@ -18,14 +19,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from agentproc.extensions.pipeline import MiddlewareError
-from agentproc.questions import Question
+from agentproc.questions import Question, call_place
 from agentproc.swarm import Swarm
 from schemas.codec import encode_value
 from schemas.questions import TIMEOUT_MS
 
 
-class AskingMiddleware:
-    """What the middleware of one turn has asked."""
+class Asking:
+    """What the extensions of one turn have asked."""
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -46,9 +47,17 @@ class AskingMiddleware:
 
         return AgentsApi(ask)
 
+    def in_call(self, tool_call_id: str) -> AgentsApi:
+        """What the handler of one tool call has as `ctx.runtime`; its time is that of the call."""
+
+        async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
+            return await self._ask(call_place(tool_call_id), op, fields)
+
+        return AgentsApi(ask)
+
     async def _ask(self, layer: str, op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
         if self._over:
-            raise MiddlewareError("the turn has ended, and ctx.agents with it")
+            raise MiddlewareError("the turn has ended, and nothing can be asked any more")
         question = Question(op=op, name=self._name(layer, op, fields), **fields)
         task = asyncio.get_running_loop().create_task(self._put(question))
         self._open.add(task)
@@ -77,8 +86,8 @@ class AskingMiddleware:
 
 
 class AgentsApi:
-    """`ctx.agents`. What fails raises GoondanError, whose `code` says how: E_AGENT_NOT_FOUND, E_AGENT_TIMEOUT,
-    E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
+    """`ctx.agents`, `ctx.runtime`. What fails raises GoondanError, whose `code` says how: E_AGENT_NOT_FOUND,
+    E_AGENT_TIMEOUT, E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
     """
 
     __slots__ = ("_ask",)

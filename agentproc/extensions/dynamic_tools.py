@@ -5,7 +5,8 @@ Rules.
   bundle is refused. A dotted name (`skills.list`) is shown to the model as `skills__list`.
 - A tool is in the catalog of the next step, not of the running one. v0.9 extensions have theirs in the registry only,
   unless annotated `goondan.ai/expose-tools: auto`.
-- A call ends in exactly one result: what the handler returned, or what it raised. A handler that is no coroutine
+- A call ends in exactly one result: what the handler returned, or what it raised. After a crash only a tool that says
+  `idempotent: true` is run again (local_calls.py). A handler that is no coroutine
   function runs in a thread, because it may block.
 
 Source: design sections 7, 9 and 12; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09, HANDLER-02.
@@ -25,6 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from agentproc.conversation import Message, error_result
+from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
@@ -167,9 +169,17 @@ async def run_handler(
 
 
 def call_context(
-    tool: DynamicTool, *, agent: str, instance_key: str, turn_id: str, call_id: str, message: Message, workdir: str
+    tool: DynamicTool,
+    *,
+    agent: str,
+    instance_key: str,
+    turn_id: str,
+    call_id: str,
+    message: Message,
+    workdir: str,
+    agents: Agents,
 ) -> LocalContext:
-    """The `ctx` of one call."""
+    """The `ctx` of one call. `agents` is for a handler that can await: one in a thread gets None."""
     return LocalContext(
         agent_name=agent,
         instance_key=instance_key,
@@ -177,16 +187,18 @@ def call_context(
         tool_call_id=call_id,
         message=message,
         workdir=workdir,
+        runtime=agents if iscoroutinefunction(tool.handler) else None,
         logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {call_id}"),
     )
 
 
 def _fields(item: Any) -> dict[str, Any]:
     if isinstance(item, CatalogItem):
-        return {"name": item.name, "description": item.description, "parameters": item.parameters}
+        given = {"name": item.name, "description": item.description, "parameters": item.parameters}
+        return {**given, "idempotent": item.idempotent}
     if isinstance(item, Mapping):
         return dict(item)
-    names = ("name", "description", "parameters", "handler", "metadata", "source", "tool", "export")
+    names = ("name", "description", "parameters", "handler", "metadata", "source", "tool", "export", "idempotent")
     return {name: getattr(item, name) for name in names if hasattr(item, name)}
 
 
@@ -212,6 +224,7 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         "errorMessageLimit": fields.get("errorMessageLimit"),
         "tool": fields.get("tool"),
         "export": fields.get("export"),
+        "idempotent": fields.get("idempotent"),
     }
     try:
         item = msgspec.convert({key: value for key, value in given.items() if value is not None}, CatalogItem)

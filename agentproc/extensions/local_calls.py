@@ -3,7 +3,10 @@
 The same rules as for calls over the bus: checked against the step's catalog and the tool's schema, bounded by the
 turn's time, ended by exactly one result, given up without one.
 
-Source: requirements DYNAMIC-07, CALL-01 to CALL-04; design section 9.
+The begin of a call is recorded before its handler runs. A turn that another process takes up runs such a call again
+only if the tool is idempotent; else nobody knows what came of it, and its result says so.
+
+Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/decisions/073.
 """
 
 from __future__ import annotations
@@ -15,17 +18,34 @@ from typing import Any
 from agentproc.calls import CallContext, call_time_left, failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.conversation import Message
+from agentproc.extensions.contexts import Agents
 from agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
-from schemas.frames import ToolResult
+from agentproc.extensions.values import tool_error_of
+from agentproc.store import ConversationStore
+from schemas.errors import GoondanError, tool_error
+from schemas.frames import ToolError, ToolResult
 
 
 class LocalCalls:
-    """The calls of one turn that run here. `workdir` is the instance's."""
+    """The calls of one turn that run here. `workdir` is the instance's; `ask` makes a call's way to other agents, and
+    `lost` is called when the lease is gone.
+    """
 
-    def __init__(self, agent: str, instance_key: str, workdir: str) -> None:
+    def __init__(
+        self,
+        agent: str,
+        instance_key: str,
+        workdir: str,
+        store: ConversationStore,
+        ask: Callable[[str], Agents],
+        lost: Callable[[], None],
+    ) -> None:
         self._agent = agent
         self._instance_key = instance_key
         self._workdir = workdir
+        self._store = store
+        self._ask = ask
+        self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, asyncio.Task[None]] = {}
 
@@ -38,13 +58,28 @@ class LocalCalls:
         tool_call_id: str,
         context: CallContext,
         message: Message,
+        again: bool,
         done: Callable[[ToolResult], None],
     ) -> None:
-        """Check the call and run it; `done` gets its result, never from inside this function."""
+        """Check the call and run it; `done` gets its result, never from inside this function.
+
+        `again`: an earlier incarnation may have run it.
+        """
         allowed = catalog.check(tool.item.name, args)
         if not isinstance(allowed, Allowed):
             self._loop.call_soon(done, failed_result(allowed, tool.item.error_message_limit))
             return
+        if not tool.item.idempotent:
+            try:
+                unknown = self._begin(tool.item.name, context.turn_id, tool_call_id, again)
+            except GoondanError as error:
+                if error.info.code == "E_LEASE_LOST":
+                    self._lost()
+                    return
+                unknown = tool_error_of(error, error.info.code)
+            if unknown is not None:
+                self._loop.call_soon(done, failed_result(unknown, tool.item.error_message_limit))
+                return
         ctx = call_context(
             tool,
             agent=self._agent,
@@ -53,6 +88,7 @@ class LocalCalls:
             call_id=tool_call_id,
             message=message,
             workdir=self._workdir,
+            agents=self._ask(tool_call_id),
         )
         timeout_s = max(0.0, call_time_left(context, self._loop.time()))
 
@@ -64,6 +100,15 @@ class LocalCalls:
             done(result)
 
         self._open[tool_call_id] = self._loop.create_task(call())
+
+    def _begin(self, name: str, turn_id: str, tool_call_id: str, again: bool) -> ToolError | None:
+        """Record that the call begins; the error of one that has begun before. Raises GoondanError."""
+        if again and self._store.was_started(turn_id, tool_call_id):
+            text = f"Tool '{name}' was running when the agent's process ended; what came of it is not known."
+            return tool_error("E_TOOL_OUTCOME_UNKNOWN", text, name="AgentLost")
+        with self._store.write(reserve=True):
+            self._store.record_start(turn_id, tool_call_id)
+        return None
 
     def drop(self, tool_call_id: str) -> None:
         """Give a call up; its `done` is not called any more."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from agentproc.catalog import Catalog, StepCatalog
 from agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
-from agentproc.extensions.asking import AskingMiddleware
+from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import (
     UNCHANGED,
     CallScope,
@@ -38,7 +38,6 @@ from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
 from agentproc.providers.base import ModelAnswer
-from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from schemas.errors import GoondanError, error_payload
@@ -56,7 +55,7 @@ _unwinding: set[asyncio.Task[None]] = set()
 
 class Stages:
     """The chains of one turn. `push` gives the turn machine an input, `use` the run the catalog of its step; `lost` is
-    called when the lease is gone. `swarm` is the turn's side of its swarm.
+    called when the lease is gone. `asking` is what the turn's extensions ask other agents through.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Stages:
         transcript: Transcript,
         execution: Execution,
         input_event: AgentEvent,
-        swarm: Swarm,
+        asking: Asking,
         *,
         push: Callable[[Input], None],
         use: Callable[[StepCatalog], None],
@@ -85,8 +84,7 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._place = "turn"
         self._emitted = 0
-        self._asking = AskingMiddleware(swarm)
-        self._turn = TurnScope(execution, input_event, transcript, self._emit, self._asking.at)
+        self._turn = TurnScope(execution, input_event, transcript, self._emit, asking.at)
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -328,7 +326,6 @@ class Stages:
             self._timer.cancel()
         self._stop_step()
         _cancel(self._turn_task)
-        self._asking.close()
 
     # --- inside
 
