@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
+from agentproc.blocked_loop import LoopWatch, blocked_error
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
 from agentproc.completions import Ended, read_answer, read_completion
@@ -95,6 +96,8 @@ class TurnRunner:
         self.place = Place(spec.name, instance_key, files, spec.state_dir)
         self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place)
         self.watch = Watch()
+        self.loop_watch = LoopWatch(files)
+        self._blocked = self.loop_watch.take() if spec.extensions else None
         self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
@@ -195,6 +198,7 @@ class TurnRunner:
         """Let the extensions clean up, stop timers, give back the file and the model's connections."""
         await self.extensions.close()
         self.watch.close()
+        self.loop_watch.close()
         self.acks.close()
         self.caller.abandon()
         self.store.close()
@@ -223,10 +227,18 @@ class TurnRunner:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
             if self._broken is not None:
                 raise self._broken
+            blocked, self._blocked = self._blocked, None
+            if blocked is not None and blocked.event_id != event_id:
+                blocked = None
+            if self.spec.extensions:
+                self.loop_watch.begin(event_id)
             workdir = frame.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
-            await self.workspaces.enter(workdir)
+            if blocked is None:
+                await self.workspaces.enter(workdir)
             run = self._run = TurnRun(self, frame, first, row)
             turn = run.turn.turn_id
+            if blocked is not None:
+                raise GoondanError(blocked_error(blocked, self.spec.extensions))
             if self._cancelled == (event_id, epoch):
                 run.cancel()
             return await run.go()
@@ -243,6 +255,7 @@ class TurnRunner:
             info = internal_error(type(error).__name__)
             ended = None if self._run is None else self._run.fail(info)
         finally:
+            self.loop_watch.end()
             if self._run is not None:
                 self._run.release()
                 self._run = None

@@ -616,6 +616,7 @@ class TurnRun:
 
     def _renew(self) -> None:
         """Say that the turn is alive, and hear of it if the lease is gone."""
+        self._runner.loop_watch.go_on()
         self._timers[0].cancel()
         self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
         if self._renewing is not None:

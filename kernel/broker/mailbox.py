@@ -42,8 +42,8 @@ FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dea
 
 #: Deliveries without progress after which an event is a dead letter (delivery.md section 3).
 MAX_ATTEMPTS: Final = 5
-#: A holder that says nothing for this long is taken for hung: generous, since turns renew every 10 s (seconds).
-LEASE_S: Final = 60.0
+#: A holder that says nothing for this long is taken for hung; turns renew every 10 s (seconds).
+LEASE_S: Final = 30.0
 #: Events that may wait for one instance; more are refused with E_OVERLOADED.
 MAX_QUEUED: Final = 10_000
 #: What a request that nobody waits for holds for its answer (bytes): the answer becomes an event, and takes its place.
