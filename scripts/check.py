@@ -92,6 +92,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "schemas": python("-m", "schemas.export", "--check"),
     "documents": python("-m", "scripts.bundle_docs", "--check"),
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
+    "manifests": python("-m", "scripts.prepare_manifests", "--check"),
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),

@@ -31,7 +31,7 @@ def write_or_check(pages: Iterable[Page], script: str, arguments: list[str]) -> 
         if "--check" not in arguments:
             page.path.write_text(text, encoding="utf-8")
         elif not page.path.is_file() or page.path.read_text(encoding="utf-8") != text:
-            problems.append(f"docs/{page.path.name} is out of date: run {script}")
+            problems.append(f"{page.path.name} is out of date: run {script}")
         for problem in problems:
             print(problem, file=sys.stderr)
             status = 1

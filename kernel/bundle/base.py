@@ -18,6 +18,7 @@ from typing import Final
 from kernel.bundle.files import BundleFiles, read_file
 from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from kernel.bundle.prepared import prepared_nodes
 from kernel.bundle.problems import BundleError, Place, Report
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import CheckedTool, check_tool
@@ -77,10 +78,14 @@ def load_manifests(folders: list[str], *, schemas: bool = False) -> dict[str, Ch
 def read_manifest(path: str, budget: Budget, report: Report) -> list[Document]:
     """The documents of one manifest; what is wrong with it is reported."""
     try:
-        text = decode(read_file(path, MAX_FILE_BYTES))
+        data = read_file(path, MAX_FILE_BYTES)
     except Unreadable as error:
         report.error("E_CONFIG_NOT_FOUND", str(error), Place(path))
         return []
+    known = prepared_nodes(data)
+    if known is not None:
+        return [Document(path, known)]
+    text = decode(data)
     if isinstance(text, Fault):
         report.error(text.code, text.message, Place(path, text.line, text.column))
         return []

@@ -31,7 +31,10 @@ MAX_FAULTS: Final = 50
 Plain = str | int | float | bool | None
 
 
-class Scalar(Struct, frozen=True):
+# The nodes of the bundled manifests are also kept as arrays, each with its tag first (prepared.py).
+
+
+class Scalar(Struct, frozen=True, array_like=True, tag="s"):
     """One value. `text` is what stands in the file, `value` what it means; lines and columns count from 1."""
 
     value: Plain
@@ -40,24 +43,24 @@ class Scalar(Struct, frozen=True):
     column: int
 
 
-class Sequence(Struct, frozen=True):
+class Sequence(Struct, frozen=True, array_like=True, tag="l"):
     """A list."""
 
-    items: list[Any]  # of Node
+    items: list[Node]
     line: int
     column: int
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, array_like=True):
     """One key of a mapping, with its own position, and its value."""
 
     key: str
     line: int
     column: int
-    value: Any  # a Node
+    value: Node
 
 
-class Mapping(Struct, frozen=True):
+class Mapping(Struct, frozen=True, array_like=True, tag="m"):
     """An object. Keys are unique strings."""
 
     entries: dict[str, Entry]

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, base_tools, load_manifests, tool_folders
-from kernel.bundle.problems import BundleError
+from kernel.bundle import base, prepared
+from kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, base_tools, load_manifests, read_manifest, tool_folders
+from kernel.bundle.positions import Budget, compose
+from kernel.bundle.prepared import prepared_nodes
+from kernel.bundle.problems import BundleError, Report
 
 FOLDERS = [*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)]
 
@@ -30,3 +33,38 @@ def broken(tmp_path: Path, schema: object) -> list[str]:
 def test_one_that_is_not_sound_is_found_here(tmp_path: Path, schema: object) -> None:
     with pytest.raises(BundleError):
         load_manifests(broken(tmp_path, schema), schemas=True)
+
+
+def manifests() -> list[Path]:
+    return [path for folder in FOLDERS if (path := Path(folder, MANIFEST)).is_file()]
+
+
+def test_no_start_reads_the_yaml_of_a_bundled_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(base, "compose", lambda text, _: asked.append(text))
+    assert len(load_manifests(FOLDERS)) == len(manifests()) > 10
+    assert asked == []
+
+
+@pytest.mark.parametrize("path", manifests(), ids=lambda path: path.parent.name)
+def test_what_was_prepared_is_what_the_yaml_says(path: Path) -> None:
+    assert [prepared_nodes(path.read_bytes())] == compose(path.read_text(), Budget()).documents
+
+
+def test_a_manifest_that_has_changed_since_is_read(tmp_path: Path) -> None:
+    changed = tmp_path / MANIFEST
+    changed.write_text(manifests()[0].read_text().replace("kind: Tool", "kind: Another"))
+    (document,) = read_manifest(str(changed), Budget(), Report())
+    assert document.text("kind") == "'Another'"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"a": 1}'], ids=["none", "empty", "nothing", "damaged"])
+def test_without_what_was_prepared_every_manifest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "prepared.json").write_bytes(content)
+    monkeypatch.setattr(prepared, "FILE", str(tmp_path / "prepared.json"))
+    monkeypatch.setattr(prepared, "_prepared", prepared._prepared.__wrapped__)
+    assert prepared_nodes(manifests()[0].read_bytes()) is None
+    assert load_manifests(FOLDERS).keys() == base_tools().keys()

@@ -1,0 +1,52 @@
+"""The nodes of the bundled tools' manifests, made beforehand: reading their YAML takes 15 ms, and every start waits.
+
+The manifests are what counts. The nodes of one are found by the digest of its bytes, so a manifest that has changed
+since is read as YAML, and nobody but the clock notices. `scripts/prepare_manifests.py` writes the file, and `make
+check` fails when it is out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import Unreadable
+from kernel.bundle.positions import Mapping
+
+#: The file, beside this module.
+FILE: Final = "prepared.json"
+#: It is some 100 KB (bytes); more is none of ours.
+MAX_PREPARED_BYTES: Final = 4 << 20
+
+
+class Prepared(Struct, frozen=True):
+    """One manifest: `manifest` is its file from the root of the packages, for whoever looks; `node` its document."""
+
+    manifest: str
+    node: Mapping
+
+
+def manifest_digest(data: bytes) -> str:
+    """By what the bytes of a manifest are found: SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def prepared_nodes(data: bytes) -> Mapping | None:
+    """The only document of a manifest with these bytes; None when it is not known and has to be read."""
+    found = _prepared().get(manifest_digest(data))
+    return None if found is None else found.node
+
+
+@lru_cache(maxsize=1)
+def _prepared() -> dict[str, Prepared]:
+    try:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), FILE)
+        return msgspec.json.decode(read_file(path, MAX_PREPARED_BYTES), type=dict[str, Prepared])
+    except (Unreadable, msgspec.DecodeError):
+        return {}  # every manifest is read, then
