@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from schemas import frames, launch, receipts, resources, worker_frames
+from schemas import budgets, frames, launch, receipts, resources, worker_frames
 from schemas.blobs import MAX_BLOB_BYTES
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -47,6 +47,9 @@ _PAYLOADS: Final = (
     frames.AgentsCatalog,
     frames.RestartRequest,
     frames.RestartAnswer,
+    budgets.BudgetReserve,
+    budgets.BudgetGranted,
+    budgets.BudgetSettle,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

@@ -57,6 +57,8 @@ FrameType = Literal[
     "agents.list",
     "agents.catalog",
     "restart",
+    "budget.reserve",
+    "budget.settle",
     "admin",
     "reply",
     "runtime.event",
@@ -111,6 +113,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     (schemas/spans.py). `waited_ms` (`event` to an agent): how long ago the broker accepted it, and `place_ms`
     for how much of that its turn waited for a place. `workdir_base`
     (`tool.call` only): the folder that `workdir` is or lies in; beneath it no link may be followed on the way there.
+    `budget` (`event` to an agent): its model calls, and tool calls that it runs itself, are reserved (PROTOCOL.md).
     """
 
     type: str
@@ -147,6 +150,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     waited_ms: int | None = field(default=None, name="waitedMs")
     workdir_base: str | None = field(default=None, name="workdirBase")
     place_ms: int | None = field(default=None, name="placeMs")
+    budget: bool = False
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

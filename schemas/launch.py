@@ -13,6 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from schemas.budgets import BudgetLimits, Pricing
+
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
 #: Swarm.spec.policy.maxStepsPerTurn
@@ -32,7 +34,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     An empty `model` of a vendor means the first that its server lists. `chosen_by` is the environment variable that
     made `provider: auto` choose this one, "" when none did, None when the bundle names its provider.
 
-    `key_origin` is the only origin (`scheme://host:port`) that the key is sent to; None: the vendor's.
+    `key_origin` is the only origin (`scheme://host:port`) that the key is sent to; None: the vendor's. `pricing`: what
+    it costs; None: nothing.
     """
 
     provider: Literal["anthropic", "openai", "embedded"]
@@ -42,6 +45,7 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     params: dict[str, Any] = {}
     chosen_by: str | None = None
     key_origin: str | None = None
+    pricing: Pricing | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the key."""
@@ -114,7 +118,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     `extensions` load in this order. After `idle_s` seconds without an event the agent process asks whether it may
     leave. A turn whose model says nothing for `stall_timeout_s` seconds fails. The file of one instance's conversation
     takes up to `conversation_mb` MiB, with what lies beside it. `resource` and `swarm` are the documents of the agent
-    and of its Swarm as written, for its extensions; empty when it has none.
+    and of its Swarm as written, for its extensions; empty when it has none. `budget`: what everything that one message
+    to it sets going may use.
     """
 
     name: str
@@ -133,6 +138,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     conversation_mb: int = DEFAULT_CONVERSATION_MB
     resource: dict[str, Any] = {}
     swarm: dict[str, Any] = {}
+    budget: BudgetLimits | None = None
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

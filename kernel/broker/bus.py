@@ -92,6 +92,7 @@ class Bus:
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)
         self.calls = Calls()
+        self.budgets = self.mailbox.budgets
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
         #: The kernel is stopping: nothing new is taken or handed out.

@@ -62,6 +62,7 @@ class Events:
 
     def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers, restarts: Restarts) -> None:
         self._bus = bus
+        self._budgets = tool_calls.budgets
         self._restarts = restarts
         self._quiet = quiet
         self._mailbox = bus.mailbox
@@ -131,6 +132,7 @@ class Events:
             asynchronous=_is_asynchronous(actor, frame),
         )
         self._admit(connection, actor, event, now)
+        event.budget = self._budgets.line_of(event, actor.root, actor.turn)
         if event.asking is not None:
             event.asking.work.requests[event] = None
         event.asker = connection
@@ -360,6 +362,7 @@ class Events:
         self._tool_calls.drop(event)
         self.cancels.ending(event)
         self._mailbox.finish(event, item.state, item.answer, item.blob)
+        self._budgets.ended(event)
         self._bus.counters["answers"] += 1
         if item.state in ("expired", "dead"):
             self._bus.counters[f"events_{item.state}"] += 1
@@ -375,6 +378,7 @@ class Events:
         if event.asking is not None:
             event.asking.work.requests.pop(event, None)
         self._mailbox.unstage(event)
+        self._budgets.ended(event)
         event.state = event.end = "cancelled"
         self._mailbox.forget_idle(event.instance)  # it may have been made for this event
         self._bus.counters["disk_full"] += 1
@@ -407,6 +411,7 @@ class Events:
         if not self.processes.has_place(instance, now):
             return
         event = instance.queue[0]
+        self._budgets.left(event)
         self._mailbox.lease(event, now)
         content = event.content
         frame = Frame(
@@ -432,6 +437,7 @@ class Events:
             root_event=event.root,
             in_reply_to=event.in_reply_to,
             asynchronous=event.in_reply_to is not None,
+            budget=event.budget is not None,
         )
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)

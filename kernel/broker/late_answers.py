@@ -47,7 +47,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
     if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
         bus.counters["answers_too_large"] += 1
         payload, blob = no_room_answer(event, size), None
-    return Event(
+    follow = Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),
         sender=sender,
@@ -66,6 +66,9 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         in_reply_to=reply_to.correlation_id,
         since=bus.now,
     )
+    path = () if event.budget is None else event.budget.path  # the asker's own, whatever the asked agent has spent
+    follow.budget = bus.budgets.line(event.root, path, asker.name, int((bus.booted_at + bus.now) * 1000))
+    return follow
 
 
 def news(event: Event) -> Frame:

@@ -13,13 +13,23 @@ Source: docs/design/delivery.md, "The journal".
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Raw
 
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
-from kernel.broker.journal.records import Accepted, Deadline, EpochsReserved, Finished, InstanceSpawned, RestartWished
+from kernel.broker.journal.records import (
+    Accepted,
+    BudgetHold,
+    BudgetTree,
+    Deadline,
+    EpochsReserved,
+    Finished,
+    InstanceSpawned,
+    RestartWished,
+)
 from kernel.broker.mailbox import Event, State
 from kernel.broker.spawns import SpawnRecord
 from schemas.frames import Blob
@@ -64,6 +74,7 @@ class Ledger:
             asynchronous=event.asynchronous,
             in_reply_to=event.in_reply_to,
             parent_span_id=content.parent_span_id,
+            budgets=None if event.budget is None else [*event.budget.path] or None,
         )
         return _put(event, record, refusable=True)
 
@@ -145,6 +156,20 @@ class Ledger:
         """Conversations begin anew."""
         subject = records.fresh_subject(agent)
         return Item((Retire(subject), Put(subject, records.encode(records.FreshStart(agent, generation)))))
+
+    def budget(self, record: BudgetTree, over: Iterable[str] = ()) -> Item:
+        """What a tree of work has used by now; the model calls `over` are settled."""
+        subject = records.budget_subject(record.root)
+        settled = (Retire(records.hold_subject(hold_id)) for hold_id in over)
+        return Item((*settled, Retire(subject), Put(subject, records.encode(record))))
+
+    def budget_over(self, root: str) -> Item:
+        """Nobody needs to know any more what a tree has used."""
+        return Item((Retire(records.budget_subject(root)),))
+
+    def budget_held(self, record: BudgetHold) -> Item:
+        """A model call is about to be made."""
+        return Item((Put(records.hold_subject(record.id), records.encode(record)),), refusable=True)
 
     def restart_over(self, subject: str) -> Item:
         """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""

@@ -23,6 +23,7 @@ from msgspec import Raw, Struct
 
 from kernel.broker.assignments import Assignments
 from kernel.broker.blobs import HeldBlobs, Receiver, size_of
+from kernel.broker.budgets.book import Book, Line
 from kernel.broker.contents import Content, Contents
 from kernel.broker.due import Due
 from kernel.broker.epochs import Epochs
@@ -123,6 +124,7 @@ class Event:
         "asking",
         "asynchronous",
         "blob",
+        "budget",
         "call_id",
         "cancelled",
         "deadline",
@@ -203,6 +205,8 @@ class Event:
         self.cancelled = False
         #: How it ends, from the moment in which that is decided.
         self.end: State | None = None
+        #: The budgets that its turns are charged to; None: nobody counts.
+        self.budget: Line | None = None
 
     @property
     def answer_id(self) -> str:
@@ -400,10 +404,10 @@ class Staged(Struct, frozen=True):
 
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
     `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
-    wish may be granted. `fresh`: conversations begin anew. `note`: nothing waits for it.
+    wish may be granted. `fresh`: conversations begin anew. `budget`: see budgets/desk.py. `note`: nothing waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "note"]
     item: Item
     #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
@@ -417,7 +421,7 @@ class Staged(Struct, frozen=True):
     state: State = "done"
     #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
     follow: Event | None = None
-    #: The subject of the wish that a `restart` is about, or the agent of a `fresh`.
+    #: The subject of the wish that a `restart` is about, the agent of a `fresh`, or what a `budget` is about.
     wish: str = ""
 
 
@@ -451,6 +455,7 @@ class Mailbox:
         self.answers = Pool(MAX_TURN_ANSWERS, kept_of(MAX_TURN_ANSWERS))
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
+        self.budgets = Book()
         self.hosts = Assignments()
         self.epochs = epochs
         #: Instances with an event that is leased.
@@ -563,7 +568,9 @@ class Mailbox:
 
     def _rests(self, instance: Instance) -> None:
         """It holds no event any more, and needs no place."""
-        instance.leased = None
+        event, instance.leased = instance.leased, None
+        if event is not None and event.budget is not None:
+            self.budgets.left(event.budget, event.id)
         del self.holding[instance]
         self.places.release(instance)
 

@@ -25,6 +25,8 @@ from kernel.broker.journal.records import (
     Accepted,
     AnswerUnwanted,
     Attempt,
+    BudgetHold,
+    BudgetTree,
     CancelWish,
     EpochsReserved,
     Finished,
@@ -71,15 +73,17 @@ class Restored(NamedTuple):
     spawned: list[SpawnRecord]
     #: Instances whose deletion was decided and is not over.
     deleted: list[InstanceDeleted]
+    #: Of accepted events: the agents whose budgets led to them, by their ids.
+    budgets: dict[str, tuple[str, ...]]
 
 
 #: Of a journal without any of it.
-NOTHING: Final = Restored([], [])
+NOTHING: Final = Restored([], [], {})
 
 
 def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
     """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
-    restored = Restored([], [])
+    restored = Restored([], [], {})
     for row in rows:
         try:
             _apply(bus, row, restored)
@@ -116,11 +120,19 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     if isinstance(record, FreshStart):
         bus.generations[record.agent] = record.generation
         return
+    if isinstance(record, BudgetTree):
+        bus.budgets.restore(record)
+        return
+    if isinstance(record, BudgetHold):
+        bus.budgets.restore_hold(record)
+        return
     event_id = records.event_of(row.subject)
     if event_id is None:
         raise BadRow(row, f"{type(record).__name__} is about no event")
     if isinstance(record, Accepted):
         _accept(bus, row, event_id, record)
+        if record.budgets:
+            restored.budgets[event_id] = tuple(record.budgets)
         return
     event = bus.mailbox.events.get(event_id)
     if event is None:

@@ -17,6 +17,7 @@ import msgspec
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
@@ -63,7 +64,8 @@ class Router:
     def __init__(self, bus: Bus, folders: Folders, restored: Restored = NOTHING) -> None:
         """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
         self.bus = bus
-        self._tool_calls = ToolCalls(bus)
+        self._budgets = budgets = Budgets(bus)
+        self._tool_calls = ToolCalls(bus, budgets)
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
@@ -76,6 +78,7 @@ class Router:
         directory.restore(restored.spawned)
         self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
         self._deletions.resume(restored.deleted, bus.now)
+        budgets.resume(restored.budgets)
         self._events.end_without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
@@ -101,6 +104,8 @@ class Router:
                 **every,
                 **asking,
                 "restart": restarts.ask,
+                "budget.reserve": budgets.reserve,
+                "budget.settle": budgets.settle,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
@@ -187,10 +192,13 @@ class Router:
                 self._events.refused(item)
                 self._dead.refused(item)
                 self._restarts.refused(item.wish)
+                self._budgets.refused(item.wish)
             elif item.kind == "restart":
                 self._restarts.settled(item.wish)
             elif item.kind == "fresh":
                 self._fresh.settled(item.wish)
+            elif item.kind == "budget":
+                self._budgets.settled(item.wish)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
             elif item.instance is not None:
@@ -220,6 +228,7 @@ class Router:
         self._processes.tick(now)
         self._restarts.tick(now)
         self._quiet.tick(now)
+        self._budgets.tick(now)
         self._deletions.tick(now)
 
     def shut_down(self, grace_ms: int) -> None:
@@ -267,6 +276,7 @@ class Router:
         bus = self.bus
         bus.plan = plan
         self._prepare(plan)
+        self._budgets.revise(plan)
         self._actors.revise(plan)
         for connection in self._connections[AGENTS].values():
             connection.allowed = self._allowed.get(connection.claims.agent or "", frozenset())
@@ -388,7 +398,7 @@ class Router:
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
         who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py.
+        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
@@ -404,6 +414,9 @@ class Router:
         if op == "instance.delete" and operator:
             self._deletions.ask(connection, frame, asked, now)
             return
+        if op == "budget" and operator:
+            self._budgets.tell(connection, frame, asked.get("eventId"))
+            return
         if op == "why" and operator:
             Waits(self.bus).tell(connection, frame, now)
             return
@@ -412,8 +425,8 @@ class Router:
             return
         if op != "stats":
             message = (
-                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `dead.*` and "
-                "`instance.delete`"
+                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
+                "`dead.*` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox

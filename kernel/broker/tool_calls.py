@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
 from kernel.broker.cancels import Cancels
@@ -41,8 +42,9 @@ class ToolCalls:
 
     cancels: Cancels
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets) -> None:
         self._bus = bus
+        self.budgets = budgets
         self._calls = bus.calls
         self._get = bus.calls.get
         self._out = bus.out
@@ -99,6 +101,8 @@ class ToolCalls:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters"))
         if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
+        if event.budget is not None:
+            self.budgets.start_call(event.budget, event, call_id, frame, now)
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
             self._take_large(call, frame.blob)
@@ -202,6 +206,9 @@ class ToolCalls:
 
     def stored(self, instance: Instance, frame: Frame) -> None:
         """The agent has stored results: its host need not keep them."""
+        event = instance.leased
+        if event is not None and event.budget is not None and frame.calls:
+            self._bus.budgets.stored(event.budget, event.id, frame.calls)
         if instance.host is not None and frame.calls:
             self._bus.send(instance.host, Frame("ack", stage="result", calls=frame.calls))
 

@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from schemas.blobs import MAX_BLOB_BYTES
 from schemas.blobs import describe as describe_payload
+from schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
 from schemas.errors import error_payload
 from schemas.frames import (
@@ -410,6 +411,34 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "restart",
             Frame("restart", id="x.18", call_id="t1/c2", payload=to_raw(RestartRequest("tool:self-restart"))),
             "RestartRequest",
+        ),
+        (
+            "budget.reserve",
+            Frame(
+                "budget.reserve",
+                id="x.19",
+                event_id="e-1",
+                epoch=7,
+                payload=to_raw(BudgetReserve("0f3a", "model", 1200, 8192)),
+            ),
+            "BudgetReserve",
+        ),
+        (
+            "reply to budget.reserve",
+            Frame(
+                "reply",
+                id="b.19",
+                in_reply_to="x.19",
+                payload=to_raw(BudgetGranted(4096, 60000, [BudgetLeft("coder", "tokens", 5296.0, 20000.0)])),
+            ),
+            "BudgetGranted",
+        ),
+        (
+            "budget.settle",
+            Frame(
+                "budget.settle", id="x.20", event_id="e-1", payload=to_raw(BudgetSettle("0f3a", False, True, 1180, 310))
+            ),
+            "BudgetSettle",
         ),
         (
             "agents.spawn in the name of a call",

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from kernel.broker.budgets.amounts import Spend
 from kernel.broker.workdirs import Beneath
 from schemas.frames import NO_PAYLOAD, Blob, OptionalRaw, ReplyTo, Source
 
@@ -82,6 +83,8 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     parent_span_id: str | None = None
     #: How the instance's working directory is reached, where it is another's (workdirs.Workdir).
     instance_beneath: Beneath | None = None
+    #: The agents whose budgets led to it, the outermost first.
+    budgets: list[str] | None = None
 
 
 class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):
@@ -158,6 +161,40 @@ class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     top: int
 
 
+class BudgetTree(Struct, frozen=True, array_like=True, tag="budget", kw_only=True):
+    """What everything that began with one event has used."""
+
+    #: The event.
+    root: str
+    #: When it was accepted (milliseconds since 1970).
+    began_ms: int
+    #: Of each agent with a budget: what was spent of it, by the agent that did; "" where nobody knows who.
+    accounts: dict[str, dict[str, Spend]]
+    #: Of each agent: whose budgets led to its last event.
+    paths: dict[str, list[str]]
+    #: Digests of tool calls that were counted and may be sent again, in a row, by their events.
+    charged: dict[str, bytes]
+    #: Until a newer record is there, so many tool calls more may have been counted.
+    slack: int
+    #: When the last of it ended (milliseconds since 1970).
+    ended_ms: int | None = None
+
+
+class BudgetHold(Struct, frozen=True, array_like=True, tag="budget_hold", kw_only=True):
+    """A model call is about to be made, and nobody has said yet what it came to."""
+
+    #: The event that its tree began with, and the one whose turn makes it.
+    root: str
+    event_id: str
+    #: Its own id, which no other has.
+    id: str
+    #: The agent that makes it, and those whose budgets it is charged to.
+    agent: str
+    accounts: list[str]
+    #: What it uses at most.
+    amount: Spend
+
+
 Record = (
     Accepted
     | Attempt
@@ -169,6 +206,8 @@ Record = (
     | EpochsReserved
     | RestartWished
     | FreshStart
+    | BudgetTree
+    | BudgetHold
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -180,6 +219,8 @@ _INSTANCE: Final = "instance:"
 _DELETED: Final = "deleted:"
 _RESTART: Final = "restart:"
 _FRESH: Final = "fresh:"
+_BUDGET: Final = "budget:"
+_HOLD: Final = "budget-hold:"
 
 
 def encode(record: Record) -> bytes:
@@ -220,6 +261,16 @@ def fresh_subject(agent: str) -> str:
 def restart_subject(agent: str, key: str, call_id: str) -> str:
     """The subject of an instance's wish for a restart."""
     return f"{_RESTART}{agent}/{key}/{call_id}"
+
+
+def budget_subject(root: str) -> str:
+    """The subject of what a tree of work has used."""
+    return _BUDGET + root
+
+
+def hold_subject(hold_id: str) -> str:
+    """The subject of a model call that is about to be made."""
+    return _HOLD + hold_id
 
 
 def event_digest(agent: str, key: str, sender: str, content: str | None) -> bytes:

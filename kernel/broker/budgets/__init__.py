@@ -1,0 +1,1 @@
+"""Budgets: what everything that one message set going may use, in all."""

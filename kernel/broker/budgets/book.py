@@ -1,0 +1,463 @@
+"""The book of budgets: what each tree of work has used, and whether it may have more. A pure state machine.
+
+A tree is everything that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A line
+are the accounts that a turn is charged to: its own agent's, and those of all whose turns led to it. Each of them is
+charged with the whole amount, and each can say no.
+
+Rules.
+- A tool call is counted when it starts, and stays counted. A call that is sent again under its callId is the same call.
+- A model call is held with what it may use at most, and settled with what it used. While others hold something that
+  they may give back, it waits; when nobody does, it is refused, or may write only as much as there is room for.
+- What is held is spent when the turn that holds it loses its process or ends: nobody knows what became of the call.
+- Tool calls are too quick for a write of each. The journal knows a number above all that were counted: after the death
+  of a broker as many count as could have been, never fewer (`slack`).
+- When one dimension is spent, no call of that line starts any more; only where `toolCalls` alone is spent, models may
+  be asked on, so that they can say what they have.
+
+Source: docs/decisions/070.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from msgspec import Struct, structs
+
+from kernel.broker.budgets.amounts import FREE, Dimension, Limits, Prices, Spend
+from kernel.broker.journal.records import BudgetHold, BudgetTree
+
+#: An answer shorter than this (tokens) is of no use: a model call that could write less is refused.
+MIN_OUTPUT: Final = 256
+#: Tool calls that may be counted ahead of the journal: one in so many of the lowest limit, and so many at most. That is
+#: also what a broker that is killed costs a budget.
+SLACK_PART: Final = 50
+MAX_SLACK: Final = 64
+#: Model calls that one turn may have under way.
+MAX_HOLDS: Final = 16
+#: Bytes that stand for a tool call.
+DIGEST_BYTES: Final = 8
+#: Stands for the agent where nobody knows who has spent it: what a broker had counted ahead when it was killed.
+UNKNOWN: Final = ""
+
+#: `journal`: the journal has to be ahead first. `others`: others may give back what they hold.
+Wait = Literal["journal", "others"]
+
+
+class Shortage(Struct, frozen=True):
+    """Why nothing more is given: of whose budget which dimension, with its limit and what is spent of it. `wanted` is
+    what the call would have taken, 0 where nothing at all is left. Money in billionths, `wallSeconds` in milliseconds.
+    """
+
+    account: Account
+    dimension: Dimension
+    limit: int
+    spent: int
+    wanted: int = 0
+
+
+class Account:
+    """The budget of one agent in one tree. `limits` None: the bundle gives it none any more."""
+
+    __slots__ = ("agent", "by", "held", "limits", "spent")
+
+    def __init__(self, agent: str, limits: Limits | None) -> None:
+        self.agent = agent
+        self.limits = limits
+        self.spent = Spend()
+        self.held = Spend()
+        #: The same as `spent`, by the agent that has spent it.
+        self.by: dict[str, Spend] = {}
+
+    def charge(self, spender: str, amount: Spend) -> None:
+        """It was spent by this agent."""
+        self.spent.add(amount)
+        own = self.by.get(spender)
+        if own is None:
+            own = self.by[spender] = Spend()
+        own.add(amount)
+
+
+class Line:
+    """The accounts that a turn is charged to. `path`: the agents whose budgets led to it, the outermost first."""
+
+    __slots__ = ("accounts", "path", "tree")
+
+    def __init__(self, tree: Tree, path: tuple[str, ...], accounts: list[Account]) -> None:
+        self.tree = tree
+        self.path = path
+        self.accounts = accounts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose accounts they are: the path of what follows from this turn."""
+        return tuple(account.agent for account in self.accounts)
+
+
+class Hold(Struct, frozen=True):
+    """A model call that is under way. `amount` is what it may use at most; `output_tokens` of that was granted."""
+
+    id: str
+    event_id: str
+    spender: str
+    line: Line
+    amount: Spend
+
+
+class Tree:
+    """What began with one event. `began_ms`: when that was accepted (milliseconds since 1970)."""
+
+    __slots__ = (
+        "accounts",
+        "began_ms",
+        "ceiling",
+        "ceilings",
+        "charged",
+        "counted",
+        "ended_ms",
+        "holds",
+        "known",
+        "lines",
+        "paths",
+        "root",
+        "slack",
+        "told",
+    )
+
+    def __init__(self, root: str, began_ms: int) -> None:
+        self.root = root
+        self.began_ms = began_ms
+        #: When its last event ended; None: there are some.
+        self.ended_ms: int | None = None
+        self.accounts: dict[str, Account] = {}
+        self.lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
+        self.holds: dict[str, Hold] = {}
+        #: The path of each agent's last event: for the end of pending work, of which only the root is known.
+        self.paths: dict[str, tuple[str, ...]] = {}
+        #: Tool calls of turns that are not over, by their events: each is counted, and may be sent again.
+        self.charged: dict[str, set[bytes]] = {}
+        #: Tool calls that this broker has counted, and how many of them the journal has been told of.
+        self.counted = self.told = 0
+        #: How far that may go by each record: the one that the journal has, and those that are on their way there.
+        self.ceilings: deque[int] = deque([0])
+        #: The lowest of them.
+        self.ceiling = 0
+        #: What the last record allows beyond its own number.
+        self.slack = 0
+        #: The journal has been told of this tree.
+        self.known = False
+
+
+class Book:
+    """All trees. Times are milliseconds since 1970."""
+
+    def __init__(self) -> None:
+        self.trees: dict[str, Tree] = {}
+        self.limits: dict[str, Limits] = {}
+        self.prices: dict[str, Prices] = {}
+        #: Trees that the journal is to hear of.
+        self.dirty: dict[Tree, None] = {}
+        #: Model calls that nobody settles any more: what the journal still has of them can go.
+        self.lost: list[Hold] = []
+        self._held: list[BudgetHold] = []
+        #: Trees that are over, the first that ended first.
+        self.ended: dict[Tree, None] = {}
+
+    def revise(self, limits: Mapping[str, Limits], prices: Mapping[str, Prices]) -> None:
+        """What the bundle says from now on, by agent."""
+        self.limits, self.prices = dict(limits), dict(prices)
+        for tree in self.trees.values():
+            for account in tree.accounts.values():
+                account.limits = self.limits.get(account.agent)
+
+    # --- lines
+
+    def line(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> Line | None:
+        """What a turn of `agent` is charged to; None: to nothing."""
+        own = agent if agent in self.limits and agent not in path else None
+        if not path and own is None:
+            return None
+        tree = self.trees.get(root)
+        if tree is None:
+            tree = self.trees[root] = Tree(root, at_ms)
+        if tree.ended_ms is not None:
+            tree.ended_ms = None
+            self.ended.pop(tree, None)
+        tree.paths[agent] = path
+        line = tree.lines.get((path, own))
+        if line is None:
+            names = path if own is None else (*path, own)
+            line = tree.lines[path, own] = Line(tree, path, [self._account(tree, name) for name in names])
+        return line
+
+    def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
+        """The path of the last event of an agent in this tree."""
+        tree = None if root is None else self.trees.get(root)
+        return () if tree is None else tree.paths.get(agent, ())
+
+    def _account(self, tree: Tree, agent: str) -> Account:
+        account = tree.accounts.get(agent)
+        if account is None:
+            account = tree.accounts[agent] = Account(agent, self.limits.get(agent))
+        return account
+
+    # --- what is spent
+
+    def spent(self, line: Line, now_ms: int) -> Shortage | None:
+        """Which budget has nothing left; `toolCalls` alone does not count."""
+        for account in line.accounts:
+            limits = account.limits
+            if limits is None:
+                continue
+            spent, held = account.spent, account.held
+            if limits.calls is not None and spent.calls + held.calls >= limits.calls:
+                return Shortage(account, "calls", limits.calls, spent.calls + held.calls)
+            if limits.model_calls is not None and spent.model_calls + held.model_calls >= limits.model_calls:
+                return Shortage(account, "modelCalls", limits.model_calls, spent.model_calls + held.model_calls)
+            if limits.tokens is not None and spent.tokens >= limits.tokens:
+                return Shortage(account, "tokens", limits.tokens, spent.tokens)
+            if limits.input_tokens is not None and spent.input_tokens >= limits.input_tokens:
+                return Shortage(account, "inputTokens", limits.input_tokens, spent.input_tokens)
+            if limits.output_tokens is not None and spent.output_tokens >= limits.output_tokens:
+                return Shortage(account, "outputTokens", limits.output_tokens, spent.output_tokens)
+            if limits.money is not None and spent.money >= limits.money:
+                return Shortage(account, "money", limits.money, spent.money)
+            if limits.wall_ms is not None and now_ms - line.tree.began_ms >= limits.wall_ms:
+                return Shortage(account, "wallSeconds", limits.wall_ms, now_ms - line.tree.began_ms)
+        return None
+
+    # --- tool calls
+
+    def charge_tool(self, line: Line, spender: str, event_id: str, call_id: str, now_ms: int) -> Shortage | Wait | None:
+        """Count a tool call that is about to start; None: it may start. One that was counted before may, too."""
+        tree = line.tree
+        digest = digest_of(event_id, call_id)
+        counted = tree.charged.get(event_id)
+        if counted is not None and digest in counted:
+            return None
+        if (shortage := self.spent(line, now_ms)) is not None:
+            return shortage
+        for account in line.accounts:
+            limit = None if account.limits is None else account.limits.tool_calls
+            if limit is not None and account.spent.tool_calls >= limit:
+                return Shortage(account, "toolCalls", limit, account.spent.tool_calls)
+        if tree.counted >= tree.ceiling:
+            if len(tree.ceilings) == 1:
+                self.dirty[tree] = None
+            return "journal"
+        for account in line.accounts:
+            account.spent.tool_calls += 1
+            own = account.by.get(spender)
+            if own is None:
+                own = account.by[spender] = Spend()
+            own.tool_calls += 1
+        if counted is None:
+            counted = tree.charged[event_id] = set()
+        counted.add(digest)
+        tree.counted += 1
+        if 2 * (tree.counted - tree.told) >= tree.slack:
+            self.dirty[tree] = None
+        return None
+
+    def stored(self, line: Line, event_id: str, call_ids: Iterable[str]) -> None:
+        """The results of these calls are stored: nobody sends them again."""
+        counted = line.tree.charged.get(event_id)
+        if counted is not None:
+            counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
+
+    # --- model calls
+
+    def reserve(
+        self, line: Line, spender: str, event_id: str, hold_id: str, wanted: tuple[int, int], now_ms: int
+    ) -> Hold | Shortage | Wait:
+        """Hold what a model call may use. `wanted`: tokens that it reads, and those that it may write."""
+        tree = line.tree
+        if (shortage := self.spent(line, now_ms)) is not None:
+            return shortage
+        read, output = wanted
+        least = min(output, MIN_OUTPUT)
+        prices = self.prices.get(spender, FREE)
+        room = output
+        for account in line.accounts:
+            given = self._room(account, read, output, least, prices)
+            if not isinstance(given, int):
+                return given
+            room = min(room, given)
+        amount = Spend(1, 0, read, room, prices.cost(read, room))
+        hold = tree.holds[hold_id] = Hold(hold_id, event_id, spender, line, amount)
+        for account in line.accounts:
+            account.held.add(amount)
+        return hold
+
+    def _room(self, account: Account, read: int, output: int, least: int, prices: Prices) -> int | Shortage | Wait:
+        """How much a model may write by this account: `output`, or less."""
+        limits, spent, held = account.limits, account.spent, account.held
+        if limits is None:
+            return output
+        rows: list[tuple[Dimension, int | None, int, int, int, int]] = [
+            ("tokens", limits.tokens, spent.tokens, held.tokens, read, 1),
+            ("inputTokens", limits.input_tokens, spent.input_tokens, held.input_tokens, read, 0),
+            ("outputTokens", limits.output_tokens, spent.output_tokens, held.output_tokens, 0, 1),
+        ]
+        room = output
+        for dimension, limit, of_spent, of_held, fixed, each in rows:
+            if limit is None:
+                continue
+            left = limit - of_spent
+            if left < fixed + each * least:
+                return Shortage(account, dimension, limit, of_spent, fixed + each * least)
+            if left - of_held < fixed + each * output:
+                if of_held:
+                    return "others"
+                room = min(room, left - fixed)
+        if limits.money is not None:
+            left, cost = limits.money - spent.money, prices.cost(read, least)
+            if left < cost:
+                return Shortage(account, "money", limits.money, spent.money, cost)
+            if left - held.money < prices.cost(read, output):
+                if held.money:
+                    return "others"
+                affordable = prices.affordable_output(left - prices.cost(read, 0) - 1)
+                room = room if affordable is None else max(least, min(room, affordable))
+        return room
+
+    def settle(self, hold: Hold, amount: Spend | None) -> None:
+        """A model call has used `amount`; None: nobody knows, so all that was held counts. With a `Spend()` it was not
+        made.
+        """
+        tree = hold.line.tree
+        if tree.holds.pop(hold.id, None) is None:
+            return
+        for account in hold.line.accounts:
+            account.held.take(hold.amount)
+            account.charge(hold.spender, hold.amount if amount is None else amount)
+        self.dirty[tree] = None
+
+    def left(self, line: Line, event_id: str) -> None:
+        """The turn of this event is held by nobody: the model calls that it had under way count as spent."""
+        for hold in [hold for hold in line.tree.holds.values() if hold.event_id == event_id]:
+            self.lose(hold)
+
+    def lose(self, hold: Hold) -> None:
+        """Nobody will say what this model call came to."""
+        self.settle(hold, None)
+        self.lost.append(hold)
+
+    # --- ends
+
+    def event_over(self, line: Line, event_id: str) -> None:
+        """The event has ended: nobody sends calls of its turns again."""
+        line.tree.charged.pop(event_id, None)
+
+    def tree_over(self, tree: Tree, now_ms: int) -> None:
+        """No event of the tree is left. What it has used is kept, for who looks, and for work that goes on."""
+        if tree.ended_ms is None:
+            tree.ended_ms = now_ms
+            self.ended[tree] = None
+            self.dirty[tree] = None
+
+    def forget(self, tree: Tree) -> None:
+        """Nobody needs the tree any more."""
+        self.trees.pop(tree.root, None)
+        self.ended.pop(tree, None)
+        self.dirty.pop(tree, None)
+
+    # --- the journal
+
+    def record(self, tree: Tree) -> BudgetTree:
+        """What the journal is told now. As long as it knows nothing newer, `slack` tool calls may be counted."""
+        self.dirty.pop(tree, None)
+        tree.known = True
+        tree.told, tree.slack = tree.counted, slack_of(tree)
+        tree.ceilings.append(tree.counted + tree.slack)
+        tree.ceiling = min(tree.ceilings)
+        return BudgetTree(
+            root=tree.root,
+            began_ms=tree.began_ms,
+            accounts={
+                name: {spender: structs.replace(amount) for spender, amount in account.by.items()}
+                for name, account in tree.accounts.items()
+            },
+            paths={agent: list(path) for agent, path in tree.paths.items()},
+            charged={event_id: b"".join(sorted(digests)) for event_id, digests in tree.charged.items() if digests},
+            slack=tree.slack,
+            ended_ms=tree.ended_ms,
+        )
+
+    @staticmethod
+    def written(tree: Tree) -> None:
+        """The journal has the next record of this tree."""
+        tree.ceilings.popleft()
+        tree.ceiling = min(tree.ceilings)
+
+    def restore(self, record: BudgetTree) -> Tree:
+        """A tree as the journal knows it. Tool calls that may have been counted since count."""
+        tree = self.trees[record.root] = Tree(record.root, record.began_ms)
+        tree.paths = {agent: tuple(path) for agent, path in record.paths.items()}
+        tree.charged = {
+            event_id: {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
+            for event_id, data in record.charged.items()
+        }
+        tree.ended_ms = record.ended_ms
+        for name, by in record.accounts.items():
+            account = self._account(tree, name)
+            for spender, amount in by.items():
+                account.charge(spender, amount)
+        if tree.ended_ms is not None:
+            self.ended[tree] = None
+        tree.slack, tree.known = record.slack, True
+        return tree
+
+    def restore_hold(self, record: BudgetHold) -> None:
+        """A model call that was under way. Its tree may have been written later."""
+        self._held.append(record)
+
+    def adopt_holds(self) -> None:
+        """All trees are there: the model calls that were under way are held again."""
+        for record in self._held:
+            tree = self.trees.get(record.root)
+            if tree is None:  # a tree is written before its first model call, so that was damaged
+                tree = self.trees[record.root] = Tree(record.root, 0)
+            line = Line(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
+            tree.holds[record.id] = Hold(record.id, record.event_id, record.agent, line, record.amount)
+            for account in line.accounts:
+                account.held.add(record.amount)
+        self._held.clear()
+
+    def restored(self) -> None:
+        """All of the journal was read: what a broker that is gone may have counted ahead, counts."""
+        for tree in self.trees.values():
+            ahead, tree.slack = tree.slack, 0  # what comes now waits for a record of its own
+            if tree.ended_ms is not None:
+                continue
+            for account in tree.accounts.values():
+                limits = account.limits
+                rooms = [ahead]
+                if limits is not None and limits.tool_calls is not None:
+                    rooms.append(limits.tool_calls - account.spent.tool_calls)
+                if limits is not None and limits.calls is not None:
+                    rooms.append(limits.calls - account.spent.calls - account.held.calls)
+                if (counted := min(rooms)) > 0:
+                    account.charge(UNKNOWN, Spend(tool_calls=counted))
+            self.dirty[tree] = None
+
+
+def slack_of(tree: Tree) -> int:
+    """How many tool calls of a tree may be counted ahead of the journal; none of a tree that is over."""
+    if tree.ended_ms is not None:
+        return 0
+    slack = MAX_SLACK
+    for account in tree.accounts.values():
+        limits = account.limits
+        for limit in () if limits is None else (limits.calls, limits.tool_calls):
+            if limit is not None:
+                slack = min(slack, max(1, limit // SLACK_PART))
+    return slack
+
+
+def digest_of(event_id: str, call_id: str) -> bytes:
+    """Stands for a call of an event."""
+    name = f"{event_id}\0{call_id}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()

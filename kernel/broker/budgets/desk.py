@@ -1,0 +1,375 @@
+"""What agents ask of budgets, and what the journal is told of them. Pure; book.py has the rules.
+
+- A tool call is counted when its frame comes, without another frame.
+- A model call is reserved by `budget.reserve` and settled by `budget.settle`. Each is answered when the journal has it.
+- What waits for others is looked at again when one of them has settled, in the order in which it came.
+
+Source: docs/decisions/070; PROTOCOL.md "Budgets".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
+from kernel.broker.budgets.book import MAX_HOLDS, Hold, Line, Shortage, Tree
+from kernel.broker.budgets.words import budget_spent, left_of, report
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.journal.interface import Item, Retire
+from kernel.broker.journal.records import BudgetHold, hold_subject
+from kernel.broker.mailbox import Event, Staged
+from kernel.broker.presence import Connection
+from schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import Frame
+from schemas.launch import KernelPlan
+
+#: Trees that are over are kept for this long (milliseconds), and so many of them at most: for `gdn budget`, and for
+#: pending work that ends later.
+KEEP_MS: Final = 7 * 24 * 3600 * 1000
+MAX_ENDED: Final = 1024
+#: Trees of one answer: it has to fit a frame, whatever number of agents has spent something.
+MAX_LISTED: Final = 50
+#: How soon a tool call is sent again that is ahead of the journal (milliseconds): a write takes about as long.
+JOURNAL_MS: Final = 2
+#: Characters of an id that an agent gives a model call.
+MAX_HOLD_ID: Final = 64
+
+
+class _Waiting(Struct):
+    """A model call that waits for what others may give back."""
+
+    connection: Connection
+    frame_id: str
+    event: Event
+    line: Line
+    request: BudgetReserve
+
+
+class Budgets:
+    """The budgets of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._book = bus.budgets
+        #: Frames to answer when the journal has it, by the model call that they are about.
+        self._asked: dict[str, list[tuple[Connection, str]]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        #: Trees of records that are on their way into the journal, in order.
+        self._records: deque[Tree] = deque()
+        self.revise(bus.plan)
+
+    def revise(self, plan: KernelPlan) -> None:
+        """The bundle gives these budgets and prices from now on."""
+        specs = plan.agents.values()
+        self._book.revise(
+            {spec.name: limits_of(spec.budget) for spec in specs if spec.budget is not None},
+            {spec.name: prices_of(spec.model.pricing) for spec in specs},
+        )
+
+    def resume(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        """All of the journal was read. `paths` are those of accepted events, by their ids."""
+        bus, book = self._bus, self._book
+        events = bus.mailbox.events
+        book.adopt_holds()
+        for event in events.values():
+            if not event.finished:
+                at_ms = self._ms(event.since)
+                event.budget = book.line(event.root, paths.get(event.id, ()), event.instance.agent, at_ms)
+        for tree in list(book.trees.values()):
+            for hold in list(tree.holds.values()):
+                known = events.get(hold.event_id)
+                if known is None or known.finished:
+                    book.lose(hold)
+        book.restored()
+        for tree in list(book.trees.values()):
+            self._look(tree)
+        self.flush()
+
+    # --- what is asked
+
+    def line_of(self, event: Event, root: str | None, turn: Event | None) -> Line | None:
+        """What a new event is charged to. `root`: what its sender has begun with, if not with this; `turn`: the one
+        that asks. Raises GoondanError E_BUDGET_SPENT when a turn asks and no more may start.
+        """
+        book, agent = self._book, event.instance.agent
+        if not book.limits and not book.trees:
+            return None
+        now_ms = self._ms(self._bus.now)
+        if turn is None:
+            return book.line(event.root, book.path_of(root, agent), agent, now_ms)
+        line = book.line(event.root, () if turn.budget is None else turn.budget.names, agent, now_ms)
+        if line is not None and (shortage := book.spent(line, now_ms)) is not None:
+            raise self._spent(line, shortage, agent)
+        return line
+
+    def start_call(self, line: Line, event: Event, call_id: str, frame: Frame, now: float) -> None:
+        """Count a tool call of a turn that starts now. Raises GoondanError E_BUDGET_SPENT, E_OVERLOADED."""
+        agent = event.instance.agent
+        book, now_ms = self._book, self._ms(now)
+        verdict = book.charge_tool(line, agent, event.id, call_id, now_ms)
+        if book.dirty:
+            self.flush()
+        if verdict is None:
+            left = _wall_left(line, now_ms)
+            if left is not None and (frame.deadline_ms is None or frame.deadline_ms > left):
+                frame.deadline_ms = left
+            return
+        if isinstance(verdict, Shortage):
+            raise self._spent(line, verdict, agent)
+        message = "the budget waits for the journal"
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=JOURNAL_MS))
+
+    def reserve(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`budget.reserve` from an agent."""
+        instance = connection.instance
+        event = instance.leased if instance is not None else None
+        if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
+            raise fail("E_LEASE_LOST", "a call needs the lease of its event")
+        request = from_raw(frame.payload, BudgetReserve)
+        line = event.budget
+        if line is None:
+            self._grant(connection, frame.id, None)
+        elif request.kind == "tool":
+            if not 0 < len(request.id) <= MAX_ID:
+                raise fail("E_FRAME_INVALID", f"a call needs an id of 1 to {MAX_ID} characters")
+            self.start_call(line, event, request.id, frame, now)
+            self._grant(connection, frame.id, None, line)
+        else:
+            self._reserve_model(connection, frame, event, line, request)
+
+    def _reserve_model(
+        self, connection: Connection, frame: Frame, event: Event, line: Line, request: BudgetReserve
+    ) -> None:
+        if not 0 < len(request.id) <= MAX_HOLD_ID or "/" in request.id:
+            raise fail("E_FRAME_INVALID", f"a model call needs an id of 1 to {MAX_HOLD_ID} characters without a slash")
+        hold_id = f"{event.id}/{request.id}"
+        hold = line.tree.holds.get(hold_id)
+        if hold is not None:
+            if hold_id in self._asked:
+                self._asked[hold_id].append((connection, frame.id))
+            else:
+                self._grant(connection, frame.id, hold)
+            return
+        waiting = _Waiting(connection, frame.id, event, line, request)
+        if hold_id not in self._waiting:
+            held = sum(hold.event_id == event.id for hold in line.tree.holds.values())
+            if held + sum(other.event is event for other in self._waiting.values()) >= MAX_HOLDS:
+                message = f"a turn has {MAX_HOLDS} model calls under way at most"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        self._waiting[hold_id] = waiting
+        self._judge(hold_id, waiting)
+
+    def settle(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`budget.settle` from an agent."""
+        request = from_raw(frame.payload, BudgetSettle)
+        event = self._bus.mailbox.events.get(frame.event_id or "")
+        hold_id = f"{frame.event_id}/{request.id}"
+        line = None if event is None or event.instance is not connection.instance else event.budget
+        if line is not None:
+            waiting = self._waiting.get(hold_id)
+            if waiting is not None:  # it was given up before it was its turn
+                del self._waiting[hold_id]
+            hold = line.tree.holds.get(hold_id)
+            if hold is not None:
+                self._book.settle(hold, self._amount(hold, request))
+                self._asked.pop(hold_id, None)  # who gives a call up does not wait for the word that it may be made
+                self._write(line.tree, [hold_id])
+                self._retry()
+        # What is in the journal before it, is there when this is: a repeat after a crash finds nothing to settle.
+        note = Frame("reply", in_reply_to=frame.id)
+        if line is None:
+            self._bus.send(connection, note)
+        else:
+            self._asked.setdefault(_settled(hold_id), []).append((connection, frame.id))
+            self._bus.staged.append(Staged("budget", Item(()), wish=_settled(hold_id)))
+
+    def _amount(self, hold: Hold, request: BudgetSettle) -> Spend | None:
+        if request.unused:
+            return Spend()
+        if not request.known:
+            return None
+        cached = min(request.cached_tokens, request.input_tokens)
+        written = min(request.cache_write_tokens, request.input_tokens - cached)
+        prices = self._book.prices.get(hold.spender, FREE)
+        money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
+        return Spend(1, 0, request.input_tokens, request.output_tokens, money)
+
+    def tell(self, connection: Connection, frame: Frame, event_id: Any) -> None:
+        """`{op: "budget"}`: the trees that are not over, the newest first, or the last ones where all are over; with
+        `eventId` the tree of that event, or the one that began with it. Raises GoondanError E_EVENT_NOT_FOUND.
+        """
+        book, now_ms = self._book, self._ms(self._bus.now)
+        if event_id is None:
+            open_trees = [tree for tree in book.trees.values() if tree.ended_ms is None]
+            trees = (open_trees or list(book.ended))[::-1]
+        else:
+            event = self._bus.mailbox.events.get(event_id) if isinstance(event_id, str) else None
+            root = event_id if event is None else event.root
+            if not isinstance(root, str) or root not in book.trees:
+                raise fail("E_EVENT_NOT_FOUND", f"nothing is counted for event {str(event_id)[:100]!r}")
+            trees = [book.trees[root]]
+        body = {
+            "trees": [report(tree, now_ms) for tree in trees[:MAX_LISTED]],
+            "more": max(0, len(trees) - MAX_LISTED),
+        }
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    # --- what becomes of it
+
+    def settled(self, wish: str) -> None:
+        """The journal has it."""
+        if wish == _RECORD:
+            self._book.written(self._records.popleft())
+            return
+        settles = wish.startswith(_SETTLED)
+        hold = None if settles else self._hold(wish)
+        for connection, frame_id in self._asked.pop(wish, ()):
+            if settles:
+                self._bus.send(connection, Frame("reply", in_reply_to=frame_id))
+            else:
+                self._grant(connection, frame_id, hold)
+
+    def refused(self, wish: str) -> None:
+        """The disk has no room for a model call."""
+        hold, asked = self._hold(wish), self._asked.pop(wish, ())
+        if hold is not None:
+            self._book.settle(hold, Spend())
+        for connection, frame_id in asked:
+            info = error_payload("E_DISK_FULL", "the disk of the state directory is full; no model call is made")
+            self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
+
+    def left(self, event: Event) -> None:
+        """The event is handed to another process: what its last one had under way counts."""
+        if event.budget is not None:
+            self._book.left(event.budget, event.id)
+
+    def ended(self, event: Event) -> None:
+        """An event is over, or was never accepted."""
+        line = event.budget
+        if line is None:
+            return
+        self._book.event_over(line, event.id)
+        self._look(line.tree)
+
+    def tick(self, now: float) -> None:
+        """What was lost with a process is written down, and what waits for others is looked at again."""
+        book = self._book
+        if book.dirty or book.lost:
+            self.flush()
+        if self._waiting:
+            self._retry()
+        while book.ended:
+            tree = next(iter(book.ended))
+            if len(book.ended) <= MAX_ENDED and self._ms(now) - (tree.ended_ms or 0) < KEEP_MS:
+                break
+            book.forget(tree)
+            self._bus.staged.append(Staged("note", self._bus.ledger.budget_over(tree.root)))
+
+    def flush(self) -> None:
+        """Tell the journal of what has changed."""
+        book = self._book
+        lost, book.lost = book.lost, []
+        gone: dict[Tree, list[str]] = {}
+        for hold in lost:
+            gone.setdefault(hold.line.tree, []).append(hold.id)
+        for tree in [*book.dirty]:
+            self._write(tree, gone.pop(tree, []))
+        for ids in gone.values():
+            self._bus.staged.append(Staged("note", Item(tuple(Retire(hold_subject(name)) for name in ids))))
+
+    # --- inside
+
+    def _judge(self, hold_id: str, waiting: _Waiting) -> None:
+        event, line, request = waiting.event, waiting.line, waiting.request
+        if event.instance.leased is not event:
+            del self._waiting[hold_id]
+            return
+        agent = event.instance.agent
+        wanted = (request.input_tokens, request.output_tokens)
+        verdict = self._book.reserve(line, agent, event.id, hold_id, wanted, self._ms(self._bus.now))
+        if isinstance(verdict, str):
+            return
+        del self._waiting[hold_id]
+        connection = waiting.connection
+        if isinstance(verdict, Shortage):
+            info = self._spent(line, verdict, agent).info
+            self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=waiting.frame_id))
+            return
+        tree = line.tree
+        if not tree.known:
+            self._write(tree, [])
+        record = BudgetHold(
+            root=tree.root,
+            event_id=event.id,
+            id=hold_id,
+            agent=agent,
+            accounts=list(line.names),
+            amount=verdict.amount,
+        )
+        self._asked[hold_id] = [(connection, waiting.frame_id)]
+        self._bus.staged.append(Staged("budget", self._bus.ledger.budget_held(record), wish=hold_id))
+
+    def _retry(self) -> None:
+        for hold_id, waiting in list(self._waiting.items()):
+            self._judge(hold_id, waiting)
+
+    def _write(self, tree: Tree, over: list[str]) -> None:
+        record = self._book.record(tree)
+        self._records.append(tree)
+        self._bus.staged.append(Staged("budget", self._bus.ledger.budget(record, over), wish=_RECORD))
+
+    def _look(self, tree: Tree) -> None:
+        """A tree without events is over; one that has used nothing is forgotten."""
+        if self._bus.mailbox.open.of_root(tree.root):
+            return
+        for hold in list(tree.holds.values()):
+            self._book.lose(hold)
+        if tree.known or any(account.by for account in tree.accounts.values()):
+            self._book.tree_over(tree, self._ms(self._bus.now))
+        else:
+            self._book.forget(tree)
+
+    def _grant(self, connection: Connection, frame_id: str, hold: Hold | None, line: Line | None = None) -> None:
+        granted = BudgetGranted()
+        line = line or (None if hold is None else hold.line)
+        if line is not None:
+            now_ms = self._ms(self._bus.now)
+            output = None if hold is None else hold.amount.output_tokens
+            granted = BudgetGranted(output, _wall_left(line, now_ms), left_of(line, now_ms))
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
+
+    def _spent(self, line: Line, shortage: Shortage, agent: str) -> GoondanError:
+        self._bus.counters["budget_refusals"] += 1
+        return budget_spent(line.tree.root, shortage, agent)
+
+    def _hold(self, hold_id: str) -> Hold | None:
+        event = self._bus.mailbox.events.get(hold_id.rpartition("/")[0])
+        return None if event is None or event.budget is None else event.budget.tree.holds.get(hold_id)
+
+    def _ms(self, now: float) -> int:
+        return int((self._bus.booted_at + now) * 1000)
+
+
+#: Stands for a record of a tree among what the journal is told; no model call has such a name.
+_RECORD: Final = "record"
+_SETTLED: Final = "settled\0"
+
+
+def _settled(hold_id: str) -> str:
+    return _SETTLED + hold_id
+
+
+def _wall_left(line: Line, now_ms: int) -> int | None:
+    """How long what starts now may take (milliseconds, 1 at least); None: any time."""
+    left = [
+        account.limits.wall_ms - (now_ms - line.tree.began_ms)
+        for account in line.accounts
+        if account.limits is not None and account.limits.wall_ms is not None
+    ]
+    return max(1, min(left)) if left else None

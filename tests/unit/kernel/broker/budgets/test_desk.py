@@ -1,0 +1,371 @@
+"""Budgets in the broker: who is charged, what is refused and to whom that is said, and what survives a death."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from kernel.broker.presence import Connection
+from schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
+from schemas.codec import from_raw, to_raw
+from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from schemas.launch import KernelPlan, ModelSpec
+from tests.unit.kernel.broker.swarm import TOOL
+from tests.unit.kernel.broker.swarm import plan as swarm_plan
+from tests.unit.kernel.broker.test_durability import admin, run, said, subjects
+from tests.unit.kernel.broker.world import World
+
+PRICED = ModelSpec(provider="embedded", pricing=Pricing(input_per_million=1000.0, output_per_million=2000.0))
+
+
+def budgeted(**limits: BudgetLimits) -> World:
+    """`coder/k` works on `e1`, whose agents have these budgets, and has made no call of its own yet."""
+    world = World()
+    world.plan = with_limits(swarm_plan(), limits)
+    world.router = world._new_router()
+    for actor in world.actors():
+        actor.wire.cut(reconnect=True)
+    world.clients[0].ask("e1", calls=0)
+    # The agent of the world would end its turn at once: here the test speaks for it.
+    instance = None
+    for _ in range(40):
+        for actor in world.actors():
+            if actor not in world.agents.values():
+                while world.pump_up(actor) or world.pump_down(actor):
+                    pass
+            elif instance is None or instance.leased is None:
+                world.pump_up(actor)
+                if instance is None or instance.conn is None:
+                    world.pump_down(actor)
+        world.supervisor.reconcile()
+        instance = world.router.bus.mailbox.instances.get(("coder", "k"))
+    assert instance is not None
+    assert instance.leased is not None
+    return world
+
+
+def in_a_call(**limits: BudgetLimits) -> World:
+    """`coder/k` works on `e1`, whose agents have these budgets, and waits for the result of its first call."""
+    world = World()
+    world.plan = with_limits(swarm_plan(), limits)
+    world.router = world._new_router()
+    for actor in world.actors():
+        actor.wire.cut(reconnect=True)
+    world.clients[0].ask("e1")
+    run(world, 20)
+    for _ in range(5):
+        world.advance(0.1)
+        run(world)
+    assert list(world.host.running) == ["coder/k/e1/0"]
+    return world
+
+
+def child_works(world: World, calls: int) -> None:
+    """`reviewer/k` makes its calls one after another, and answers."""
+    for number in range(calls):
+        for _ in range(5):
+            world.advance(0.1)
+            run(world)
+        call_id = next(name for name in world.host.running if name.endswith(f"/{number}") and "reviewer" in name)
+        del world.host.running[call_id]
+        world.host.kept[call_id] = "ran"
+        world.host.give(call_id)
+    run(world, 10)
+
+
+def with_limits(plan: KernelPlan, limits: dict[str, BudgetLimits]) -> KernelPlan:
+    agents = {name: structs.replace(spec, budget=limits.get(name), model=PRICED) for name, spec in plan.agents.items()}
+    return structs.replace(plan, agents=agents)
+
+
+def speaker(world: World, agent: str = "coder", key: str = "k") -> Connection:
+    connection = world.router.bus.mailbox.instances[agent, key].conn
+    assert connection is not None
+    return connection
+
+
+def tell(world: World, frame: Frame, agent: str = "coder", event_id: str = "e1") -> list[Frame]:
+    """A frame of the turn, and what its agent hears because of it."""
+    frame.event_id = event_id
+    frame.epoch = world.router.bus.mailbox.instances[agent, "k"].epoch
+    return [told for told in said(world, speaker(world, agent), frame) if told.type != "ping"]
+
+
+def call(world: World, call_id: str, agent: str = "coder", event_id: str = "e1", **more: Any) -> str | None:
+    """A tool call; the code of what it is refused with. Sent again while the journal is behind, as a link does it."""
+    for _ in range(3):
+        frame = Frame("tool.call", id=f"f-{call_id}", call_id=call_id, tool=TOOL, payload=to_raw({}), **more)
+        code = next((error_of(told).code for told in tell(world, frame, agent, event_id) if told.type == "error"), None)
+        if code != "E_OVERLOADED":
+            return code
+    raise AssertionError("the journal never came")
+
+
+def error_of(frame: Frame) -> ErrorPayload:
+    assert frame.type == "error", frame
+    return from_raw(frame.payload, ErrorPayload)
+
+
+def reserve(
+    world: World, name: str, read: int = 100, output: int = 1000, *, kind: str = "model", **where: Any
+) -> BudgetGranted | ErrorPayload | None:
+    request = {"id": name, "kind": kind, "inputTokens": read, "outputTokens": output}
+    told = tell(world, Frame("budget.reserve", id=f"r-{name}", payload=to_raw(request)), **where)
+    if not told:
+        return None
+    (answer,) = told
+    assert answer.in_reply_to == f"r-{name}"
+    return error_of(answer) if answer.type == "error" else from_raw(answer.payload, BudgetGranted)
+
+
+def settle(world: World, name: str, read: int = 0, output: int = 0, **more: Any) -> list[Frame]:
+    where = {key: more.pop(key) for key in ("agent", "event_id") if key in more}
+    said_ = BudgetSettle(name, input_tokens=read, output_tokens=output, **more)
+    told = tell(world, Frame("budget.settle", id=f"s-{name}", payload=to_raw(said_)), **where)
+    assert f"s-{name}" in [frame.in_reply_to for frame in told]
+    return [frame for frame in told if frame.in_reply_to != f"s-{name}"]
+
+
+def spent(world: World, agent: str = "coder", what: str = "spent", event_id: str = "e1") -> dict[str, float]:
+    (tree,) = admin(world, "budget", eventId=event_id)["trees"]
+    (found,) = [budget for budget in tree["budgets"] if budget["agent"] == agent]
+    amounts: dict[str, float] = found[what]
+    return amounts
+
+
+def ask(world: World, name: str, target: str = "reviewer", *, waits: bool = True) -> list[Frame]:
+    """`coder/k` asks in its turn."""
+    event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=3)
+    frame = Frame("event", id=f"a-{name}", to=target, instance_key="k", event_id=name, payload=to_raw(event))
+    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), not waits
+    return said(world, speaker(world), frame)
+
+
+def test_an_agent_without_a_budget_is_told_nothing_and_nothing_is_written() -> None:
+    world = budgeted()
+    assert world.router.bus.mailbox.events["e1"].budget is None
+    assert call(world, "c1") is None
+    assert reserve(world, "m1") == BudgetGranted()
+    assert not [subject for subject in subjects(world) if subject.startswith("budget")]
+    assert world.router.bus.budgets.trees == {}
+
+
+def test_tool_calls_are_counted_once_each_and_refused_with_the_whole_story() -> None:
+    world = budgeted(coder=BudgetLimits(tool_calls=2))
+    assert [call(world, name) for name in ("c1", "c2", "c1")] == [None, None, None]
+    assert call(world, "c3") == "E_BUDGET_SPENT"
+    told = tell(world, Frame("tool.call", id="f", call_id="c4", tool=TOOL, payload=to_raw({})))
+    error = error_of(told[0])
+    assert error.message == "the budget of agent 'coder' is spent: 2 of 2 tool calls (coder 2)"
+    assert "gdn budget e1" in (error.suggestion or "")
+    assert "c4" not in world.router.bus.calls.open
+    assert isinstance(reserve(world, "m1"), BudgetGranted), "the model may say what it has"
+
+
+def test_a_model_call_is_held_settled_and_priced() -> None:
+    world = budgeted(coder=BudgetLimits(tokens=10_000, money=20.0))
+    granted = reserve(world, "m1", 1_000, 2_000)
+    assert isinstance(granted, BudgetGranted)
+    assert granted.output_tokens == 2_000
+    assert [(row.whose, row.dimension, row.left, row.limit) for row in granted.left] == [
+        ("coder", "tokens", 7_000.0, 10_000.0),
+        ("coder", "money", 15.0, 20.0),
+    ]
+    assert spent(world, what="held")["tokens"] == 3_000
+    settle(world, "m1", 900, 100)
+    amounts = spent(world)
+    assert (amounts["modelCalls"], amounts["inputTokens"], amounts["outputTokens"]) == (1, 900, 100)
+    assert amounts["money"] == pytest.approx(0.9 + 0.2)
+    settle(world, "m1", 900, 100)
+    assert spent(world)["tokens"] == 1_000, "said twice, it counts once"
+
+
+def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_which_it_came() -> None:
+    world = budgeted(coder=BudgetLimits(tokens=5_000))
+    assert isinstance(reserve(world, "m1", 1_000, 3_000), BudgetGranted)
+    assert reserve(world, "m2", 1_000, 2_000) is None
+    assert reserve(world, "m3", 1_000, 2_000) is None
+    told = settle(world, "m1", 500, 500)
+    assert [frame.in_reply_to for frame in told] == ["r-m2"]
+    assert settle(world, "m3", unused=True) == [], "it gives up waiting"
+    assert settle(world, "m2", 1_000, 2_000) == []
+    short = reserve(world, "m4", 900, 2_000)
+    assert isinstance(short, ErrorPayload)
+    assert short.message == (
+        "the budget of agent 'coder' is spent: 4,000 of 5,000 tokens (coder 4,000); "
+        "the next model call of 'coder' may take 1,156 tokens"
+    )
+
+
+def test_a_call_that_was_not_made_is_given_back_and_one_of_unknown_size_counts_as_it_was_held() -> None:
+    world = budgeted(coder=BudgetLimits(model_calls=2, tokens=10_000))
+    reserve(world, "m1", 1_000, 2_000)
+    settle(world, "m1", unused=True)
+    assert spent(world)["modelCalls"] == 0
+    reserve(world, "m2", 1_000, 2_000)
+    settle(world, "m2", known=False)
+    assert (spent(world)["modelCalls"], spent(world)["tokens"]) == (1, 3_000)
+
+
+@pytest.mark.parametrize("killed", ["agent", "broker", "both"])
+def test_what_a_crash_hides_is_spent(killed: str) -> None:
+    world = budgeted(coder=BudgetLimits(calls=100, tokens=10_000))
+    assert call(world, "c1") is None
+    assert isinstance(reserve(world, "m1", 1_000, 2_000), BudgetGranted)
+    assert call(world, "c2") is None
+    if killed in ("broker", "both"):
+        world.kill_broker()
+        assert spent(world, what="held")["tokens"] == 3_000
+    if killed in ("agent", "both"):
+        world.kill_agent(world.agents["coder", "k"])
+    if killed == "broker":
+        connection_back(world)
+        settle(world, "m1", 100, 100)
+        assert spent(world)["tokens"] == 200, "the agent lives and says what it came to"
+        assert call(world, "c1") is None
+    else:
+        run(world, 20)
+        world.advance(0.3)
+        assert spent(world)["tokens"] == 3_000
+        assert spent(world, what="held")["tokens"] == 0
+    amounts = spent(world)
+    assert amounts["modelCalls"] == 1
+    assert 2 <= amounts["toolCalls"] <= 2 + 2, "a broker's death costs a fiftieth at most"
+
+
+def connection_back(world: World) -> None:
+    """The agent, which lives, says hello to the new broker with what it holds."""
+    agent = world.agents["coder", "k"]
+    agent.held = Frame(
+        "event", event_id="e1", epoch=next(iter(world.router.bus.mailbox.events.values())).instance.epoch
+    )
+    for _ in range(20):
+        for actor in world.actors():
+            while world.pump_up(actor) or (actor is not agent and world.pump_down(actor)):
+                pass
+        if agent.peer.phase != "ready":
+            world.pump_down(agent)
+        if world.router.bus.mailbox.instances["coder", "k"].leased is not None:
+            return
+    raise AssertionError("it did not come back")
+
+
+def test_a_resumed_call_is_counted_once_also_by_another_broker() -> None:
+    world = budgeted(coder=BudgetLimits(tool_calls=50))
+    for name in ("c1", "c2", "c3"):
+        assert call(world, name) is None
+    world.kill_broker()
+    connection_back(world)
+    before = spent(world)["toolCalls"]
+    assert before <= 4
+    for name in ("c1", "c2", "c3"):
+        assert call(world, name, first_sent_ms=1) is None
+    assert spent(world)["toolCalls"] == before
+    assert call(world, "new", first_sent_ms=1) is None
+    assert spent(world)["toolCalls"] == before + 1, "whoever says that it is old is not believed"
+
+
+def test_a_child_is_charged_to_the_asker_too_and_stops_with_it() -> None:
+    world = in_a_call(coder=BudgetLimits(tool_calls=4, calls=5))
+    ask(world, "r1")
+    line = world.router.bus.mailbox.events["r1"].budget
+    assert line is not None
+    assert line.names == ("coder",)
+    child_works(world, 3)
+    assert spent(world, what="by")["reviewer"]["toolCalls"] == 3  # type: ignore[index]
+    assert spent(world)["toolCalls"] == 4
+    assert call(world, "c1") == "E_BUDGET_SPENT"
+    assert isinstance(reserve(world, "m1"), BudgetGranted)
+    refused = ask(world, "r2")
+    assert error_of(refused[0]).code == "E_BUDGET_SPENT", "nothing more of the tree starts"
+    assert "5 of 5 calls (reviewer 3, coder 1)" in error_of(refused[0]).message
+
+
+def test_what_is_asked_without_waiting_is_charged_and_its_answer_is_the_askers_own_work() -> None:
+    world = in_a_call(coder=BudgetLimits(calls=100), reviewer=BudgetLimits(calls=50))
+    ask(world, "r1", waits=False)
+    event = world.router.bus.mailbox.events["r1"]
+    assert event.budget is not None
+    assert event.budget.names == ("coder", "reviewer")
+    world.kill_broker()
+    event = world.router.bus.mailbox.events["r1"]
+    assert event.budget is not None
+    assert event.budget.names == ("coder", "reviewer"), "the journal knows whose budgets led to it"
+    child_works(world, 3)
+    answer = world.router.bus.mailbox.events["r1:answer"]
+    assert answer.budget is not None
+    assert answer.budget.names == ("coder",)
+
+
+def test_a_tree_that_is_over_is_kept_and_what_goes_on_of_it_is_counted_with_it() -> None:
+    world = budgeted(coder=BudgetLimits(calls=100))
+    assert call(world, "c1") is None
+    assert isinstance(reserve(world, "m1"), BudgetGranted)
+    settle(world, "m1", 10, 10)
+    world.host.work()
+    world.settle()
+    assert "e1" not in world.router.bus.mailbox.events
+    world.kill_broker()
+    (tree,) = admin(world, "budget", eventId="e1")["trees"]
+    assert tree["endedMs"] is not None
+    assert tree["budgets"][0]["spent"]["calls"] == 2, "no broker counted ahead of an account that is closed"
+    assert admin(world, "budget")["trees"] == [tree]
+    assert admin(world, "budget", eventId="no such") == {"error": "E_EVENT_NOT_FOUND"}
+
+
+def test_a_hijacked_agent_gets_nothing_by_other_words() -> None:
+    world = budgeted(coder=BudgetLimits(calls=2))
+    assert call(world, "c1") is None
+    assert call(world, "c2") is None
+    wrong = Frame("budget.reserve", id="w", event_id="e1", epoch=-1, payload=to_raw(BudgetReserve("m", "model")))
+    assert error_of(said(world, speaker(world), wrong)[0]).code == "E_LEASE_LOST"
+    for name, payload in (
+        ("settles what it never had", to_raw(BudgetSettle("m1", unused=True))),
+        ("negative", to_raw({"id": "m1", "inputTokens": -5})),
+        ("rubbish", to_raw([1, 2])),
+    ):
+        tell(world, Frame("budget.settle", id=name, payload=payload))
+        assert spent(world)["calls"] == 2, name
+    for request in ({"id": "", "kind": "model"}, {"id": "a/b", "kind": "model"}, {"id": "x" * 300, "kind": "tool"}):
+        (told,) = tell(world, Frame("budget.reserve", id="bad", payload=to_raw(request)))
+        assert error_of(told).code == "E_FRAME_INVALID"
+    assert call(world, "c1", first_sent_ms=1) is None, "that one runs already"
+    assert call(world, "c9", first_sent_ms=1) == "E_BUDGET_SPENT"
+
+
+def test_a_full_disk_refuses_a_model_call_and_holds_nothing() -> None:
+    world = budgeted(coder=BudgetLimits(calls=10))
+    world.full = True
+    short = reserve(world, "m1")
+    assert isinstance(short, ErrorPayload)
+    assert short.code == "E_DISK_FULL"
+    world.full = False
+    assert spent(world, what="held")["calls"] == 0
+    assert isinstance(reserve(world, "m2"), BudgetGranted)
+
+
+def test_time_that_is_left_shortens_calls() -> None:
+    world = budgeted(coder=BudgetLimits(wall_seconds=60))
+    granted = reserve(world, "m1")
+    assert isinstance(granted, BudgetGranted)
+    assert 0 < (granted.left_ms or 0) <= 60_000
+    settle(world, "m1")
+    world.now += 59
+    assert call(world, "c1", deadline_ms=120_000) is None
+    assert world.router.bus.calls.open["c1"].deadline_ms is not None
+    assert world.router.bus.calls.open["c1"].deadline_ms <= 1_000
+    world.now += 2
+    assert call(world, "c2") == "E_BUDGET_SPENT"
+    short = reserve(world, "m2")
+    assert isinstance(short, ErrorPayload)
+    assert "61 of 60 seconds" in short.message or "62 of 60 seconds" in short.message
+
+
+def test_a_bundle_that_raises_a_limit_is_believed_at_once() -> None:
+    world = budgeted(coder=BudgetLimits(calls=1))
+    assert call(world, "c1") is None
+    assert call(world, "c2") == "E_BUDGET_SPENT"
+    world.router._budgets.revise(with_limits(swarm_plan(), {"coder": BudgetLimits(calls=2)}))
+    assert call(world, "c2") is None
