@@ -257,6 +257,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 parent_span_id="00f067aa0ba902b7",
                 waited_ms=12,
                 place_ms=5,
+                budget=True,
                 deadline_ms=59990,
                 source=Source("client", "operator"),
                 auth=to_raw({"user": "u"}),
