@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix simulate chaos check format bench pins requirements clean
+.PHONY: help setup run test test-matrix simulate chaos mutations check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -10,6 +10,7 @@ help:
 	@echo "make test-matrix   README and quickstart word by word, then tests, on clean setups (minutes; best as root)"
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
 	@echo "make chaos         200 kills of everything under load, power cuts at every call (minutes)"
+	@echo "make mutations     change lines that requirements need, and see their tests fail   ARGS=\"--all\" or ids"
 	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make bench         benchmarks beside their baselines"
@@ -40,6 +41,10 @@ chaos:
 	@scripts/setup dev
 	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py $(ARGS)
 	.venv/bin/python -m tests.power.replay
+
+mutations:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.mutations $(ARGS)
 
 check:
 	@scripts/setup dev

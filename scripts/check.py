@@ -94,6 +94,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "tool pages": python("-m", "scripts.tool_docs", "--check"),
     "manifests": python("-m", "scripts.prepare_manifests", "--check"),
     "requirements": python("-m", "scripts.requirements", "--quiet"),
+    "mutations": python("-m", "scripts.mutations", "--check"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),

@@ -289,7 +289,7 @@ class Stages:
                 log.warning("%s", _story(layer, "toolCall", error))
                 told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
                 if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
-                    # The message is the extension's own words (CALL-13); who said them stands here.
+                    # The message is the extension's own words (CALL-14); who said them stands here.
                     told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
 
