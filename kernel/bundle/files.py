@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
@@ -26,11 +26,18 @@ MAX_DIGESTED_BYTES: Final = 1 << 20
 SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
-class BundleFiles:
-    """Looks up paths that documents name, relative to the bundle's root."""
+#: What files are taken to hold, by their absolute paths, whatever stands there; None: the file is taken as gone. So a
+#: change is looked at before it is made.
+Overlay = Mapping[str, bytes | None]
+NOTHING: Final[Overlay] = {}
 
-    def __init__(self, root: str) -> None:
+
+class BundleFiles:
+    """Looks up paths that documents name, relative to the bundle's root. `instead`: see Overlay; of texts only."""
+
+    def __init__(self, root: str, instead: Overlay = NOTHING) -> None:
         self.root = os.path.realpath(root)
+        self._instead = instead
 
     def find(self, named: str) -> Found:
         """A regular file of the bundle; links may not lead out of it. Never raises."""
@@ -41,6 +48,8 @@ class BundleFiles:
         lexical = os.path.normpath(os.path.join(self.root, named))
         if not self._inside(lexical):
             return Found("", "the path leads out of the bundle")
+        if lexical in self._instead:
+            return Found(lexical, None if self._instead[lexical] is not None else "the file does not exist")
         try:
             real = os.path.realpath(lexical, strict=True)
             state = os.stat(real)
@@ -55,7 +64,7 @@ class BundleFiles:
     def read_text(self, path: str) -> str:
         """A text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
         try:
-            return read_file(path, MAX_PROMPT_BYTES).decode("utf-8")
+            return read_instead(path, MAX_PROMPT_BYTES, self._instead).decode("utf-8")
         except UnicodeDecodeError:
             raise Unreadable("it is not UTF-8") from None
 
@@ -128,6 +137,18 @@ def read_file(path: str, limit: int) -> bytes:
         raise Unreadable(_why(error)) from None
     finally:
         os.close(fd)
+    if len(data) > limit:
+        raise Unreadable(f"it is larger than {limit} bytes")
+    return data
+
+
+def read_instead(path: str, limit: int, instead: Overlay) -> bytes:
+    """The content of a file, or what it is taken to hold. Raises Unreadable."""
+    if path not in instead:
+        return read_file(path, limit)
+    data = instead[path]
+    if data is None:
+        raise Unreadable("no such file or directory")
     if len(data) > limit:
         raise Unreadable(f"it is larger than {limit} bytes")
     return data

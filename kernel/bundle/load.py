@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kernel.bundle.files import list_documents, read_file
+from kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
 from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
 from kernel.bundle.problems import Place, Report
@@ -41,8 +41,10 @@ class Loaded(Struct):
     complete: bool
 
 
-def load_documents(path: str, report: Report) -> Loaded:
-    """Read the bundle at `path` (absolute, links resolved). Everything that is wrong goes into `report`."""
+def load_documents(path: str, report: Report, instead: Overlay = NOTHING) -> Loaded:
+    """Read the bundle at `path` (absolute, links resolved). Everything that is wrong goes into `report`. `instead`:
+    what files are taken to hold.
+    """
     folder = os.path.isdir(path)
     loaded = Loaded(path if folder else os.path.dirname(path), [], [], True)
     budget = Budget()
@@ -53,17 +55,17 @@ def load_documents(path: str, report: Report) -> Loaded:
         loaded.complete = False
         return loaded
     for file in files:
-        _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, budget, report)
+        _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, budget, report, instead)
     if not loaded.documents and not report.errors:
         message = "there is no document in it" if not folder else "there is no YAML file with a Goondan document in it"
         report.error("E_CONFIG_NOT_FOUND", message, Place(path))
     return loaded
 
 
-def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: Report) -> None:
+def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: Report, instead: Overlay) -> None:
     """Read one file. `strict`: every document in it must be ours."""
     try:
-        data = read_file(file, MAX_FILE_BYTES)
+        data = read_instead(file, MAX_FILE_BYTES, instead)
     except Unreadable as error:
         if strict:
             report.error("E_CONFIG_NOT_FOUND", f"the file cannot be read: {error}", Place(file))

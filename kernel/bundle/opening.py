@@ -71,12 +71,14 @@ def inspect_bundle(
     policy: str | None = None,
     asking: Asking | None = None,
     to_run: bool = False,
+    instead: Mapping[str, bytes | None] | None = None,
 ) -> Inspected:
     """Validate the bundle at `path` (absolute, from kernel.paths.find_bundle).
 
     `state_dir` keeps what is known about handlers; None: nothing is kept. `env` defaults to the process's.
     `handlers` False: modules are not looked at. `policy` is a file beside the state root's own policy.yaml.
     `asking` says what the command itself trusts. `to_run`: modules of a bundle that may not run are not looked at.
+    `instead`: what documents and prompts are taken to hold, by their paths (kernel.bundle.files.Overlay).
     Raises BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
@@ -99,9 +101,9 @@ def inspect_bundle(
         from kernel.trust.asking import Asking
         from kernel.trust.look import look
 
-        loaded = load_documents(path, report)
+        loaded = load_documents(path, report, instead or {})
         sources = [source.path for source in loaded.sources]
-        files, variables = BundleFiles(loaded.root), os.environ if env is None else env
+        files, variables = BundleFiles(loaded.root, instead or {}), os.environ if env is None else env
         root = None if state_dir is None else root_of(state_dir)
         packages = PackageFolders(None if root is None else os.path.join(root, PACKAGES), report)
         checker = Checker(
@@ -119,7 +121,7 @@ def inspect_bundle(
         policies = ([os.path.join(root, POLICY_FILE)] if root else ["/nonexistent"]) + ([policy] if policy else [])
         terms = gather(path, checked, packages.found(), policies, root, report)
         grant(checked, terms, files, report)
-        written = _written(loaded, checked, root, policy, report)
+        written = _written(loaded, checked, root, policy, report, instead or {})
         judgement = look(path, loaded, checked, root, variables, asking or Asking())
         if not judgement.trusted:
             for agent in checked.agents.values():
@@ -149,8 +151,15 @@ def inspect_bundle(
     )
 
 
-def _written(loaded: Loaded, checked: Checked, root: str | None, policy: str | None, report: Report) -> list[Written]:
-    """What of the bundle a tool may have written, each reported."""
+def _written(
+    loaded: Loaded,
+    checked: Checked,
+    root: str | None,
+    policy: str | None,
+    report: Report,
+    instead: Mapping[str, bytes | None],
+) -> list[Written]:
+    """What of the bundle a tool may have written, each reported. What is taken for a file's content is no tool's."""
     if root is None:
         return []
     from kernel.grants.written import find_written
@@ -164,7 +173,7 @@ def _written(loaded: Loaded, checked: Checked, root: str | None, policy: str | N
     own_tools = (tool.root for tool in checked.tools.values() if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
     paths = [*read, *checked.files, *modules, *checked.extension_roots, *own_tools, *([policy] if policy else [])]
-    found = find_written(paths, root, read=read)
+    found = find_written([path for path in paths if path not in instead], root, read=read)
     for file in found:
         message = f"a tool may have written this file: tools could write to {file.folder} when it was changed last"
         report.error("E_CONFIG_WRITTEN", message, Place(file.path))

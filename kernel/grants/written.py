@@ -103,6 +103,25 @@ def accept(files: Iterable[Written], state_root: str) -> None:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
 
 
+def pin(digests: Mapping[str, str | None], state_root: str) -> None:
+    """Accept files with just these bytes (SHA-256), whoever can write there: for what the kernel itself has written.
+    None: a file is not accepted any more. Raises GoondanError E_STATE.
+    """
+    if doubt(state_root) is not None:
+        return  # what is accepted is not read there, and nothing else is either
+    known = read_accepted(state_root)
+    for path, digest in digests.items():
+        if digest is None:
+            known.pop(path, None)
+        else:
+            known[path] = digest
+    path = os.path.join(state_root, ACCEPTED_FILE)
+    try:
+        replace_file(path, msgspec.json.encode(known), sync=True)
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+
+
 def read_accepted(state_root: str) -> dict[str, str]:
     """What was accepted: path -> SHA-256. Nothing in a state root that is not to be believed."""
     if doubt(state_root) is not None:

@@ -1,0 +1,281 @@
+"""Making a commit the one that is checked out: files, branch and index, or none of them.
+
+Order: the index is locked, so that no git command of the user's comes between; what is going to happen is written down
+(`intent.json`); the files are changed; the bundle is looked at as it stands there; the branch is moved, which is the
+decision; the index follows. Whoever finds an intent and no process behind it undoes it when the branch was not moved,
+and completes it when it was. A file that is neither as before nor as after is somebody's own work, and stays.
+
+Source: docs/decisions/067.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kernel.bundle.files import read_file
+from kernel.bundle.lookup import Unreadable
+from kernel.changesets.checkout import Checkout
+from kernel.changesets.entries import TreeEntry
+from kernel.changesets.git import References, Store, io_error
+from kernel.changesets.repository import Repository, conflict, named
+from kernel.grants.written import find_written, pin
+from schemas.errors import GoondanError
+from schemas.private_files import replace_file
+
+INTENT: Final = "intent.json"
+#: Of an intent (bytes).
+_MAX_INTENT: Final = 4 << 20
+
+
+class Step(Struct, frozen=True):
+    """One file: what it was and what it becomes; None where it is not there."""
+
+    path: str
+    before: TreeEntry | None
+    after: TreeEntry | None
+
+
+class Intent(Struct, frozen=True, kw_only=True):
+    """What is going to happen: `ref` moves from `old` to `new` in the checkout at `top`. `lock` is device and inode of
+    our lock of the index.
+    """
+
+    changeset: str
+    top: str
+    git_dir: str
+    index: str
+    ref: str
+    old: str
+    new: str
+    steps: list[Step]
+    lock: tuple[int, int]
+    umask: int
+
+
+class Application:
+    """Applies commits of one repository. `folder` is the changesets' own, `state_root` the state root."""
+
+    def __init__(self, folder: str, state_root: str, store: Store, refs: References) -> None:
+        self._intent = os.path.join(folder, INTENT)
+        self._index = os.path.join(folder, "index")
+        self._state_root = state_root
+        self._store = store
+        self._refs = refs
+
+    def apply(
+        self,
+        repository: Repository,
+        intent: Intent,
+        check: Callable[[], None],
+        note: Callable[[], object],
+    ) -> None:
+        """Carry it out. `check` looks at the bundle when its files are in place; what it raises undoes everything.
+        `note` remembers that it is done.
+
+        Raises GoondanError E_CHANGESET_CONFLICT, E_CHANGESET_IO, and what `check` raises.
+        """
+        beside = f"{intent.index}.goondan-{intent.changeset}"
+        self._remember(intent)  # so that a lock without a number is found and removed
+        lock = _new_lock(beside)
+        try:
+            state = os.fstat(lock)
+            intent = msgspec.structs.replace(intent, lock=(state.st_dev, state.st_ino))
+            self._remember(intent)
+            try:
+                _take(beside, intent.index)
+                self._still(repository, intent)
+                self._new_index(intent, all_steps=True)
+                self._write(intent)
+                check()
+                self._refs.move(intent.ref, intent.new, intent.old, f"changeset {intent.changeset}")
+            except GoondanError:
+                # A branch that did move is not told from the error alone.
+                if self._refs.commit_of(intent.ref) != intent.new:
+                    self.undo(intent)
+                    raise
+            self._put_index(intent, lock)
+            note()
+            self._forget()
+        except OSError as error:
+            raise io_error(f"{error.filename or intent.top}: {error.strerror}") from None
+        finally:
+            os.close(lock)
+            self._unlock(intent)
+
+    def recover(self, intent: Intent, note: Callable[[], object]) -> bool:
+        """Undo or complete it; whether it was completed, and `note` called. Raises GoondanError E_CHANGESET_IO."""
+        now = self._refs.commit_of(intent.ref)
+        self._unlock(intent)
+        if now is None or not self._store.has_ancestor(now, intent.new):
+            self.undo(intent)
+            return False
+        self._write(intent)
+        beside = f"{intent.index}.goondan-{intent.changeset}"
+        lock = _new_lock(beside)
+        try:
+            state = os.fstat(lock)
+            intent = msgspec.structs.replace(intent, lock=(state.st_dev, state.st_ino))
+            _take(beside, intent.index)
+            self._new_index(intent, all_steps=False)
+            self._put_index(intent, lock)
+        except GoondanError as error:
+            if error.info.code != "E_CHANGESET_CONFLICT":
+                raise
+            # Somebody works in the repository: its status shows them what the index lacks.
+        finally:
+            os.close(lock)
+            self._unlock(intent)
+        note()
+        self._forget()
+        return True
+
+    def undo(self, intent: Intent) -> None:
+        """Put the files back."""
+        checkout = Checkout(intent.top, intent.changeset, intent.umask)
+        pins: dict[str, str | None] = {}
+        for step in intent.steps:
+            checkout.clean(step.path)
+            if self._is(checkout, step.path, step.after):
+                if step.before is None:
+                    checkout.remove(step.path)
+                    pins[os.path.join(intent.top, step.path)] = None
+                else:
+                    data = self._store.blob(step.before.oid)
+                    checkout.write(step.path, data)
+                    pins[os.path.join(intent.top, step.path)] = hashlib.sha256(data).hexdigest()
+        self._pin(pins)
+        self._forget()
+
+    # --- inside
+
+    def _still(self, repository: Repository, intent: Intent) -> None:
+        """Raises GoondanError E_CHANGESET_CONFLICT unless everything is as it was when the commit was made."""
+        head = repository.head()
+        if (head.ref, head.commit) != (intent.ref, intent.old):
+            raise conflict("the branch has moved while the changeset was committed", "Commit it again.")
+        checkout = Checkout(intent.top, intent.changeset)
+        odd = [step.path for step in intent.steps if not self._is(checkout, step.path, step.before)]
+        if odd:
+            raise conflict(f"the checkout does not have these as they are in the commit: {named(odd)}")
+
+    def _is(self, checkout: Checkout, path: str, entry: TreeEntry | None) -> bool:
+        found = checkout.read(path)
+        if found is None or entry is None:
+            return found is None and entry is None
+        return found[0] == entry.mode and self._store.oid_of(found[1]) == entry.oid
+
+    def _write(self, intent: Intent) -> None:
+        """Bring the files that are as before to what they become."""
+        checkout = Checkout(intent.top, intent.changeset, intent.umask)
+        pins: dict[str, str | None] = {}
+        for step in intent.steps:
+            checkout.clean(step.path)
+            place = os.path.join(intent.top, step.path)
+            if self._is(checkout, step.path, step.before):
+                if step.after is None:
+                    checkout.remove(step.path)
+                else:
+                    checkout.write(step.path, self._store.blob(step.after.oid))
+            elif not self._is(checkout, step.path, step.after):
+                continue
+            pins[place] = None if step.after is None else hashlib.sha256(self._store.blob(step.after.oid)).hexdigest()
+        self._pin(pins)
+
+    def _pin(self, digests: dict[str, str | None]) -> None:
+        """Files that we have written where jails can write are ours with just these bytes (docs/decisions/034)."""
+        doubted = {file.path for file in find_written(digests, self._state_root, accepted=True)}
+        wanted = {path: digest for path, digest in digests.items() if digest is None or path in doubted}
+        if wanted:
+            pin(wanted, self._state_root)
+
+    def _new_index(self, intent: Intent, *, all_steps: bool) -> None:
+        """The index that follows, in a file of our own; without `all_steps` only what is as before is changed."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._index)
+        if os.path.exists(intent.index):
+            with open(intent.index, "rb") as source, open(self._index, "wb") as out:
+                out.write(source.read())
+        else:
+            self._store.fill_index(self._index, intent.old)
+        steps = intent.steps
+        if not all_steps:
+            now = self._store.index_entries(self._index)
+            steps = [step for step in steps if _same(now.get(step.path), step.before)]
+        self._store.change_index(self._index, {step.path: step.after for step in steps})
+
+    def _put_index(self, intent: Intent, lock: int) -> None:
+        with open(self._index, "rb") as source:
+            data = source.read()
+        os.ftruncate(lock, 0)
+        at = 0
+        while at < len(data):
+            at += os.pwrite(lock, data[at:], at)
+        os.fchmod(lock, 0o644 if not os.path.exists(intent.index) else os.stat(intent.index).st_mode & 0o777)
+        os.fsync(lock)
+        os.rename(intent.index + ".lock", intent.index)
+        os.unlink(self._index)
+
+    def _unlock(self, intent: Intent) -> None:
+        """Remove the lock of the index, if it is ours."""
+        with suppress(OSError):
+            os.unlink(f"{intent.index}.goondan-{intent.changeset}")
+        with suppress(OSError):
+            state = os.lstat(intent.index + ".lock")
+            if (state.st_dev, state.st_ino) == tuple(intent.lock):
+                os.unlink(intent.index + ".lock")
+
+    def _remember(self, intent: Intent) -> None:
+        try:
+            replace_file(self._intent, msgspec.json.encode(intent), sync=True)
+        except OSError as error:
+            raise io_error(f"{self._intent}: {error.strerror}") from None
+
+    def _forget(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._intent)
+
+
+def begun(folder: str) -> Intent | None:
+    """What a program that was killed had begun. Raises GoondanError E_CHANGESET_IO for what cannot be read."""
+    path = os.path.join(folder, INTENT)
+    if not os.path.lexists(path):
+        return None
+    try:
+        return msgspec.json.decode(read_file(path, _MAX_INTENT), type=Intent)
+    except (Unreadable, msgspec.DecodeError) as error:
+        raise io_error(f"{path} cannot be read: {error}") from None
+
+
+def _new_lock(path: str) -> int:
+    """A file that is to become a lock: its descriptor. What a program that was killed left there goes."""
+    with suppress(OSError):
+        os.unlink(path)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise io_error(f"{path}: {error.strerror}") from None
+
+
+def _take(beside: str, index: str) -> None:
+    """Lock an index as git does, with a file whose number is known already. Raises E_CHANGESET_CONFLICT."""
+    try:
+        os.link(beside, index + ".lock")
+    except FileExistsError:
+        message = f"another git command works in the repository ({index}.lock)"
+        raise conflict(message, "Wait for it, and commit the changeset again; remove the file if none runs.") from None
+    except OSError as error:
+        raise io_error(f"{index}.lock: {error.strerror}") from None
+    os.unlink(beside)
+
+
+def _same(one: TreeEntry | None, other: TreeEntry | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.mode, one.oid) == (other.mode, other.oid)

@@ -1,0 +1,483 @@
+"""Opening and committing the changesets of one bundle, and taking commits back. One at a time: whoever works here holds
+the lock of the changesets' folder.
+
+Everything that it does can be killed at any point. What is half done is completed or undone by whoever comes next
+(`Engine.recover`); a question that is asked again is answered from the record.
+
+Source: docs/decisions/067; requirements BUNDLE-02 to BUNDLE-08.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from msgspec.structs import replace
+
+from kernel.changesets.applying import Application, Intent, Step, begun
+from kernel.changesets.bundles import bundle_files, check
+from kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
+from kernel.changesets.git import Author, References, Store, io_error
+from kernel.changesets.paths import within_prefix
+from kernel.changesets.proposed import Proposed, denied, read_worktree
+from kernel.changesets.records import FOLDER, WORKTREES, Record, Records
+from kernel.changesets.repository import Head, Repository, conflict, find, named
+from kernel.paths import root_of
+from kernel.supervisor_client import rfc3339
+from kernel.supervisor_options import Options
+from kernel.trust.powers import Power
+from schemas.changesets import (
+    ID_DIGITS,
+    MAX_MESSAGE,
+    MAX_REASON,
+    ChangesetError,
+    ChangesetHint,
+    ChangesetSummary,
+    CommittedChangeset,
+    HeldChangeset,
+    OpenedChangeset,
+)
+from schemas.errors import GoondanError, fail
+from schemas.frames import ErrorPayload
+from schemas.trees import remove_tree
+from schemas.visible import visible_line
+
+LOCK: Final = "lock"
+#: Worktrees of one instance, and in all: each is a copy of the repository.
+MAX_OPEN_OF_ONE: Final = 8
+MAX_OPEN: Final = 64
+#: What a worktree may hold (bytes): more is a repository of data, which would be copied for each changeset.
+MAX_WORKTREE_BYTES: Final = 512 << 20
+#: Files that the hint names.
+MAX_HINTED: Final = 100
+
+log = logging.getLogger("changesets")
+
+#: Looks at the bundle as it stands in the checkout; raises GoondanError when it may not run.
+Look = Callable[[], None]
+
+
+class Engine:
+    """The changesets of the bundle that `options` name. `powers` are those that were agreed to."""
+
+    def __init__(self, options: Options, powers: list[Power]) -> None:
+        self._options = options
+        self._powers = powers
+        self.folder = os.path.join(options.state_dir, FOLDER)
+        self.records = Records(self.folder)
+
+    # --- what is asked
+
+    def open(self, *, request: str, agent: str, instance_key: str, event_id: str, reason: str) -> OpenedChangeset:
+        """A new worktree of the commit that is checked out. Raises GoondanError E_CHANGESET_IO, E_CHANGESET_CONFLICT,
+        E_OVERLOADED.
+        """
+        known = self.records.all()
+        for record in known:
+            if record.request == request and record.state == "open":
+                return self._opened(record)
+        held = [record for record in known if record.state == "open"]
+        own = [record for record in held if (record.agent, record.instance_key) == (agent, instance_key)]
+        if len(own) >= MAX_OPEN_OF_ONE or len(held) >= MAX_OPEN:
+            message = f"{len(own)} changesets of this instance are open, {len(held)} in all"
+            raise fail("E_OVERLOADED", message, suggestion="Commit one of them, or end the turn.")
+        repository = self._repository()
+        head = repository.head()
+        changeset_id = os.urandom(ID_DIGITS // 2).hex()
+        record = Record(
+            changeset_id=changeset_id,
+            state="open",
+            agent=agent,
+            instance_key=instance_key,
+            event_id=event_id,
+            request=request,
+            reason=visible_line(reason[:MAX_REASON]),
+            base=head.commit,
+            opened_at=rfc3339(time.time()),
+            admin_dir=repository.admin_dir(changeset_id),
+        )
+        files = repository.store.files(head.commit)
+        if sum(entry.size for entry in files.values() if entry.size > 0) > MAX_WORKTREE_BYTES:
+            raise io_error(f"the repository has over {MAX_WORKTREE_BYTES >> 20} MiB; a bundle needs one of its own")
+        # First, so that what follows is found and removed if this is killed.
+        self.records.put(replace(record, request=""))
+        try:
+            self._make_worktree(repository, record, files)
+            self.records.put(record)
+        except BaseException:
+            self.remove([changeset_id])
+            raise
+        return self._opened(record, repository)
+
+    def commit(
+        self, changeset_id: str, message: str, *, agent: str, instance_key: str, look: Look
+    ) -> CommittedChangeset:
+        """Make a commit of what a worktree holds, and what is checked out of it. What goes wrong is in the answer."""
+        record = self.records.get(changeset_id)
+        if record is None or (record.agent, record.instance_key) != (agent, instance_key):
+            error = ChangesetError("E_CHANGESET_IO", f"this instance has no changeset {changeset_id[:40]!r}")
+            return CommittedChangeset(status="failed", changeset_id=changeset_id[:40], base_ref="", error=error)
+        if record.result is not None:
+            return record.result
+        base_ref = f"git:{record.base}"
+        try:
+            return self._commit(record, message, look)
+        except GoondanError as error:
+            log.info("changeset %s of %s: %s", changeset_id, agent, visible_line(str(error)))
+            return not_committed(changeset_id, base_ref, error.info)
+        except OSError as error:
+            message = f"{error.filename or 'the worktree'}: {error.strerror}"
+            return not_committed(changeset_id, base_ref, io_error(message).info)
+
+    def revert(self, changeset_id: str, look: Look) -> CommittedChangeset:
+        """Take back what a changeset has changed, as a new commit. The operator's: what the changeset was allowed to
+        change is not asked again. Raises GoondanError.
+        """
+        record = self.records.get(changeset_id)
+        if record is None or record.state != "committed" or not record.commit:
+            raise fail("E_USAGE", f"there is no committed changeset {changeset_id[:40]!r}")
+        repository = self._repository()
+        head = repository.head()
+        files = repository.store.files(head.commit)
+        before, after = repository.store.files(record.parent), repository.store.files(record.commit)
+        wanted: dict[str, TreeEntry | None] = {}
+        for path in before.keys() | after.keys():
+            if before.get(path) != after.get(path):
+                wanted[path] = before.get(path)
+        changes = self._merged(repository.store, after, files, self._contents(repository.store, wanted))
+        self._committed_only(repository, head, files)
+        if not changes:
+            raise conflict(f"nothing of changeset {changeset_id} is left to be taken back")
+        made = Record(
+            changeset_id=os.urandom(ID_DIGITS // 2).hex(),
+            state="open",
+            agent="",
+            instance_key="",
+            event_id="",
+            request="",
+            reason=f"revert of changeset {changeset_id}",
+            base=head.commit,
+            opened_at=rfc3339(time.time()),
+            reverts=changeset_id,
+        )
+        text = f"Revert changeset {changeset_id}\n\nThis takes back commit {record.commit}."
+        return self._make_commit(repository, made, head, files, changes, text, look)
+
+    def remove(self, changeset_ids: Iterable[str]) -> None:
+        """Remove these worktrees, and forget what was not committed."""
+        for changeset_id in changeset_ids:
+            record = self.records.get(changeset_id)
+            if record is None or record.state != "open":
+                continue
+            self._remove_worktree(record)
+            self.records.remove(changeset_id)
+
+    def held(self) -> list[HeldChangeset]:
+        """The worktrees that are there, with the events whose turns have them."""
+        return [HeldChangeset(one.changeset_id, one.event_id) for one in self.records.all() if one.state == "open"]
+
+    def difference(self, changeset_id: str) -> bytes:
+        """What a changeset has changed, or would, as a patch. Raises GoondanError."""
+        record = self.records.get(changeset_id)
+        if record is None:
+            raise fail("E_USAGE", f"there is no changeset {changeset_id[:40]!r}", suggestion="gdn changeset list")
+        store = self._repository().store
+        if record.state == "committed":
+            return store.diff(record.parent, record.commit) if record.commit else b""
+        files = store.files(record.base)
+        changes = read_worktree(self._worktree(record), files, store.oid)
+        return store.diff(record.base, self._tree(store, record.base, changes))
+
+    # --- after a kill
+
+    def recover(self) -> None:
+        """Complete or undo what a program that was killed had begun, and remove worktrees that are not remembered.
+
+        Raises GoondanError E_CHANGESET_IO.
+        """
+        intent = begun(self.folder)
+        if intent is not None:
+            refs = References(intent.git_dir)
+            layout = refs.layout()
+            store = Store(self._private(), layout.objects, layout.object_format)
+            record = self.records.get(intent.changeset)
+
+            def note() -> None:
+                if record is not None and record.state == "open":
+                    self._committed(record, intent.old, intent.new, intent.steps)
+
+            done = Application(self.folder, root_of(self._options.state_dir), store, refs).recover(intent, note)
+            log.warning("changeset %s was interrupted: %s", intent.changeset, "completed" if done else "undone")
+        known = {record.changeset_id: record for record in self.records.all() if record.state == "open"}
+        for record in known.values():
+            if not record.request:  # its opening was never answered, or it was to take another one back
+                self.remove([record.changeset_id])
+        worktrees = os.path.join(self.folder, WORKTREES)
+        for name in os.listdir(worktrees) if os.path.isdir(worktrees) else []:
+            if name not in known:
+                remove_tree(os.path.join(worktrees, name))
+
+    # --- inside
+
+    def _repository(self) -> Repository:
+        bundle = self._options.bundle
+        repository = Repository(bundle if os.path.isdir(bundle) else os.path.dirname(bundle), self._private())
+        if within_prefix(os.path.realpath(self._options.state_dir), repository.top):
+            message = f"the state directory {self._options.state_dir} lies in the bundle's repository"
+            raise io_error(message, "Set GOONDAN_STATE_ROOT to a folder outside of it.")
+        return repository
+
+    def _private(self) -> str:
+        """Where our own repository is, which has nothing but a configuration."""
+        os.makedirs(self.folder, 0o700, exist_ok=True)
+        return os.path.join(self.folder, "git")
+
+    def _worktree(self, record: Record) -> str:
+        return os.path.join(self.folder, WORKTREES, record.changeset_id)
+
+    def _opened(self, record: Record, repository: Repository | None = None) -> OpenedChangeset:
+        repository = repository or self._repository()
+        hinted = bundle_files(self._options, repository)[:MAX_HINTED]
+        hint = ChangesetHint(repository.prefix or ".", hinted)
+        return OpenedChangeset(record.changeset_id, f"git:{record.base}", self._worktree(record), hint)
+
+    def _make_worktree(self, repository: Repository, record: Record, files: Mapping[str, TreeEntry]) -> None:
+        """Register it, and write its files ourselves: git would run the filters of the repository."""
+        worktree = self._worktree(record)
+        os.makedirs(os.path.dirname(worktree), 0o700, exist_ok=True)
+        repository.refs.add_worktree(worktree, record.base)
+        if not os.path.isdir(record.admin_dir):
+            raise io_error(f"git keeps the worktree in another place than {record.admin_dir}")
+        repository.store.fill_index(os.path.join(record.admin_dir, "index"), record.base)
+        os.chmod(worktree, 0o700)
+        places: dict[str, list[str]] = {}
+        for path, entry in files.items():
+            place = os.path.join(worktree, path)
+            if entry.mode == SUBMODULE:
+                os.makedirs(place, 0o700, exist_ok=True)
+                continue
+            if any(part in ("", ".", "..", ".git") for part in path.split("/")):
+                raise io_error(f"the repository has a file of a name that is none: {path!r}")
+            places.setdefault(entry.oid, []).append(path)
+
+        def write(oid: str, data: bytes) -> None:
+            for path in places[oid]:
+                place = os.path.join(worktree, path)
+                os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+                mode = files[path].mode
+                if mode == LINK:
+                    os.symlink(os.fsdecode(data), place)
+                    continue
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(place, flags, 0o600 if mode == REGULAR else 0o700), "wb") as out:
+                    out.write(data)
+
+        repository.store.blobs(places, write)
+
+    def _remove_worktree(self, record: Record) -> None:
+        remove_tree(self._worktree(record))
+        admin = record.admin_dir
+        # The repository's own record of it: only where it is still about this worktree.
+        if os.path.basename(admin) == record.changeset_id and os.path.basename(os.path.dirname(admin)) == "worktrees":
+            remove_tree(admin)
+            with suppress(OSError):  # as git does with its last one
+                os.rmdir(os.path.dirname(admin))
+
+    def _commit(self, record: Record, message: str, look: Look) -> CommittedChangeset:
+        repository = self._repository()
+        store, head = repository.store, repository.head()
+        base = store.files(record.base)
+        changes = read_worktree(self._worktree(record), base, store.oid)
+        files = base
+        if head.commit != record.base:
+            files = store.files(head.commit)
+            changes = self._merged(store, base, files, changes)
+        if not changes:
+            return self._committed(record, head.commit, head.commit, [])
+        self._committed_only(repository, head, files)
+        check(self._options, self._powers, repository, files, changes)
+        about = f"Changeset-Id: {record.changeset_id}\nChangeset-By: {record.agent} {record.instance_key}"
+        text = f"{_message(message) or record.reason or 'Change the bundle'}\n\n{about}\n"
+        return self._make_commit(repository, record, head, files, changes, text, look)
+
+    def _committed_only(self, repository: Repository, head: Head, files: Mapping[str, TreeEntry]) -> None:
+        """Raises GoondanError E_CHANGESET_CONFLICT while a person's own work is in the checkout."""
+        dirty = repository.uncommitted(head.commit, files)
+        if dirty:
+            raise conflict(f"tracked files have changes that are not committed: {named(dirty)}")
+
+    def _merged(
+        self,
+        store: Store,
+        base: Mapping[str, TreeEntry],
+        head: Mapping[str, TreeEntry],
+        changes: Mapping[str, Proposed | None],
+    ) -> dict[str, Proposed | None]:
+        """What is to be changed of `head`, where `changes` were made from `base`. Raises E_CHANGESET_CONFLICT."""
+        merged: dict[str, Proposed | None] = {}
+        odd = []
+        for path, ours in changes.items():
+            was, now = base.get(path), head.get(path)
+            if _same(was, now):
+                merged[path] = ours
+            elif _is(store, ours, now):
+                continue  # somebody else has made the same change
+            elif ours is None or was is None or now is None or {was.mode, now.mode, ours.mode} != {REGULAR}:
+                odd.append(path)
+            else:
+                text = store.merge_file(ours.data, store.blob(was.oid), store.blob(now.oid), self.folder)
+                if text is None:
+                    odd.append(path)
+                elif store.oid_of(text) != now.oid:
+                    merged[path] = Proposed(REGULAR, text)
+        if odd:
+            message = f"the bundle has changed since the changeset was opened, in the same places: {named(odd)}"
+            raise conflict(message, "Open a new changeset and make the change there.")
+        return merged
+
+    def _make_commit(
+        self,
+        repository: Repository,
+        record: Record,
+        head: Head,
+        files: Mapping[str, TreeEntry],
+        changes: Mapping[str, Proposed | None],
+        text: str,
+        look: Look,
+    ) -> CommittedChangeset:
+        store = repository.store
+        entries = self._stored(store, changes)
+        tree = store.write_tree(head.commit, entries, os.path.join(self.folder, "tree"))
+        name = f"Agent/{record.agent}" if record.agent else "Goondan operator"
+        commit = store.commit(tree, head.commit, text, Author(name, f"{record.agent or 'operator'}@goondan.invalid"))
+        intent = Intent(
+            changeset=record.changeset_id,
+            top=repository.top,
+            git_dir=repository.git_dir,
+            index=repository.index,
+            ref=head.ref,
+            old=head.commit,
+            new=commit,
+            steps=[Step(path, files.get(path), entry) for path, entry in sorted(entries.items())],
+            lock=(0, 0),
+            umask=self._options.umask,
+        )
+        if record.reverts:
+            self.records.put(record)
+        try:
+            root = root_of(self._options.state_dir)
+            Application(self.folder, root, store, repository.refs).apply(
+                repository, intent, look, lambda: self._note(record, intent.old, intent.new, intent.steps)
+            )
+        except GoondanError:
+            if record.reverts:
+                self.records.remove(record.changeset_id)
+            raise
+        return self._committed(record, head.commit, commit, intent.steps)
+
+    def _committed(self, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
+        """It is done: its answer."""
+        result = self._note(record, parent, commit, steps)
+        self._remove_worktree(record)
+        return result
+
+    def _note(self, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
+        """Remember that it is done."""
+        known = self.records.get(record.changeset_id)
+        if known is not None and known.result is not None:
+            return known.result
+        summary = ChangesetSummary(
+            files_changed=[step.path for step in steps if step.before is not None and step.after is not None],
+            files_added=[step.path for step in steps if step.before is None],
+            files_deleted=[step.path for step in steps if step.after is None],
+        )
+        result = CommittedChangeset(
+            status="ok",
+            changeset_id=record.changeset_id,
+            base_ref=f"git:{record.base}",
+            new_ref=f"git:{commit}",
+            summary=summary,
+        )
+        ended = rfc3339(time.time())
+        done = replace(record, state="committed", parent=parent, commit=commit, result=result, ended_at=ended)
+        self.records.put(done)
+        return result
+
+    def _stored(self, store: Store, changes: Mapping[str, Proposed | None]) -> dict[str, TreeEntry | None]:
+        return {
+            path: None
+            if proposed is None
+            else TreeEntry(proposed.mode, store.write_blob(proposed.data), len(proposed.data))
+            for path, proposed in changes.items()
+        }
+
+    def _tree(self, store: Store, base: str, changes: Mapping[str, Proposed | None]) -> str:
+        return store.write_tree(base, self._stored(store, changes), os.path.join(self.folder, "tree"))
+
+    def _contents(self, store: Store, entries: Mapping[str, TreeEntry | None]) -> dict[str, Proposed | None]:
+        odd = [path for path, entry in entries.items() if entry is not None and entry.mode in (LINK, SUBMODULE)]
+        if odd:
+            raise denied(f"no ordinary files: {named(odd)}")
+        return {
+            path: None if entry is None else Proposed(entry.mode, store.blob(entry.oid))
+            for path, entry in entries.items()
+        }
+
+
+@contextmanager
+def locked(folder: str, *, wait: bool) -> Iterator[bool]:
+    """Alone with the changesets in `folder`; without `wait`, whether nobody else is."""
+    os.makedirs(folder, 0o700, exist_ok=True)
+    lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(lock)
+
+
+def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> CommittedChangeset:
+    """The answer for what did not become a commit."""
+    failed = error.code not in ("E_CHANGESET_INVALID", "E_CHANGESET_DENIED", "E_CHANGESET_CONFLICT")
+    text = error.message if not error.suggestion else f"{error.message} {error.suggestion}"
+    code = "E_CHANGESET_IO" if failed else error.code
+    return CommittedChangeset(
+        status="failed" if failed else "rejected",
+        changeset_id=changeset_id,
+        base_ref=base_ref,
+        error=ChangesetError(code, text),
+    )
+
+
+def state_of(options: Options) -> str:
+    """The repository that a bundle is in, for a person; "" when it is in none."""
+    try:
+        return find(options.bundle if os.path.isdir(options.bundle) else os.path.dirname(options.bundle))[0]
+    except GoondanError:
+        return ""
+
+
+def _message(text: str) -> str:
+    kept = "".join(c for c in text[:MAX_MESSAGE] if c in "\n\t" or c.isprintable())
+    return kept.encode("utf-8", "replace").decode().strip()
+
+
+def _same(one: TreeEntry | None, other: TreeEntry | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.mode, one.oid) == (other.mode, other.oid)
+
+
+def _is(store: Store, proposed: Proposed | None, entry: TreeEntry | None) -> bool:
+    if proposed is None or entry is None:
+        return proposed is None and entry is None
+    return proposed.mode == entry.mode and store.oid_of(proposed.data) == entry.oid

@@ -1,0 +1,343 @@
+"""Running git so that nothing in a repository, a worktree or the environment makes it run a program.
+
+Two kinds of commands.
+- *About objects and indexes* (`Store`): their repository is a folder of our own, with a configuration that we wrote.
+  Only its objects are those of the bundle's repository. So no configuration, no attributes and no hooks of anybody else
+  are read: no filter, no merge driver and no file system monitor can be named.
+- *About refs and worktrees* (`References`): these have to name the bundle's repository. Hooks, the file system monitor
+  and every transport are switched off on the command line, which wins over that repository's configuration.
+
+No command is ever run in a worktree, and none looks for a repository by itself.
+
+Source: docs/decisions/067.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from kernel.changesets.entries import TreeEntry
+from schemas.errors import GoondanError, fail
+from schemas.visible import visible_line
+
+#: How long one git command may take (seconds). The longest reads or writes every file of a repository once.
+COMMAND_S: Final = 60.0
+#: Characters of what git says that a message repeats.
+MAX_SAID: Final = 300
+#: Files in one commit of a repository. More make each look at it slow; such a bundle needs a repository of its own.
+MAX_FILES: Final = 50_000
+#: Switched off for every command, whatever the repository's own configuration says.
+_OFF: Final = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.splitIndex=false",
+    "core.fsync=all",
+    "commit.gpgSign=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "protocol.allow=never",
+    "submodule.recurse=false",
+)
+
+
+class Author(Struct, frozen=True):
+    """Who a commit is by."""
+
+    name: str
+    email: str
+
+
+#: Who moves branches: it stands in reflogs.
+KERNEL: Final = Author("Goondan kernel", "kernel@goondan.invalid")
+
+
+def io_error(message: str, suggestion: str | None = None) -> GoondanError:
+    """E_CHANGESET_IO."""
+    return fail("E_CHANGESET_IO", message, suggestion=suggestion)
+
+
+def program() -> str:
+    """Where git is. Raises GoondanError E_CHANGESET_IO."""
+    found = shutil.which("git")
+    if found is None:
+        raise io_error("git is not installed", "Install git, then make a repository in the bundle's folder: git init.")
+    return os.path.realpath(found)
+
+
+def environment() -> dict[str, str]:
+    """What git sees: nothing of ours but the search path."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": "/nonexistent",
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "none",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_GRAFT_FILE": "/dev/null",
+        "GIT_LITERAL_PATHSPECS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_COMMITTER_NAME": KERNEL.name,
+        "GIT_COMMITTER_EMAIL": KERNEL.email,
+    }
+
+
+def run(
+    git_dir: str,
+    arguments: Iterable[str],
+    *,
+    data: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    allowed: Iterable[int] = (0,),
+) -> tuple[int, bytes]:
+    """Run one command on a repository; its exit status, one of `allowed`, and its output.
+
+    Raises GoondanError E_CHANGESET_IO.
+    """
+    settings = [part for setting in _OFF for part in ("-c", setting)]
+    command = [program(), f"--git-dir={git_dir}", *settings, *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            input=data,
+            capture_output=True,
+            env={**environment(), **(env or {})},
+            cwd="/",
+            timeout=COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise io_error(f"git {_verb(arguments)} took longer than {COMMAND_S:g} s") from None
+    except (OSError, ValueError) as error:
+        raise io_error(f"git {_verb(arguments)} could not be run: {error}") from None
+    if done.returncode not in allowed:
+        said = visible_line(done.stderr.decode("utf-8", "replace").strip())[:MAX_SAID]
+        raise io_error(f"git {_verb(arguments)} failed: {said or f'exit status {done.returncode}'}")
+    return done.returncode, done.stdout
+
+
+def _verb(arguments: Iterable[str]) -> str:
+    return next((part for part in arguments if not part.startswith("-")), "")
+
+
+class Layout(Struct, frozen=True):
+    """Where a repository keeps what all its worktrees share, the index of the checkout, and objects. `object_format`:
+    how they are named, `sha1` or `sha256`.
+    """
+
+    common_dir: str
+    index: str
+    objects: str
+    object_format: str
+
+
+class References:
+    """The refs and worktrees of the bundle's repository. `git_dir` is that of its checkout."""
+
+    def __init__(self, git_dir: str) -> None:
+        self._git_dir = git_dir
+
+    def layout(self) -> Layout:
+        """Where the repository keeps what. Raises GoondanError E_CHANGESET_IO."""
+        said = self._run(
+            "rev-parse", "--path-format=absolute", "--git-common-dir", "--git-path", "index", "--git-path", "objects",
+            "--show-object-format",
+        )  # fmt: skip
+        lines = said.decode("utf-8", "surrogateescape").split("\n")[:-1]
+        if len(lines) != 4:
+            raise io_error("the repository's path holds a line break")
+        common, index, objects, object_format = lines
+        return Layout(os.path.realpath(common), os.path.realpath(index), os.path.realpath(objects), object_format)
+
+    def branch(self) -> str | None:
+        """The full name of the branch that is checked out; None when it is a commit."""
+        status, out = run(self._git_dir, ["symbolic-ref", "--quiet", "HEAD"], allowed=(0, 1))
+        return None if status else os.fsdecode(out.removesuffix(b"\n"))
+
+    def commit_of(self, ref: str) -> str | None:
+        """The commit that a ref names; None when there is none."""
+        status, out = run(self._git_dir, ["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], allowed=(0, 1))
+        return None if status else out.decode().strip()
+
+    def move(self, ref: str, new: str, old: str, message: str) -> None:
+        """Have `ref` name `new` instead of `old`. Raises GoondanError E_CHANGESET_IO when it names anything else."""
+        self._run("update-ref", "-m", message, ref, new, old)
+
+    def add_worktree(self, folder: str, commit: str) -> None:
+        """Register an empty worktree of a commit."""
+        self._run("worktree", "add", "--quiet", "--detach", "--no-checkout", folder, commit)
+
+    def _run(self, *arguments: str) -> bytes:
+        return run(self._git_dir, arguments)[1]
+
+
+class Store:
+    """Objects and indexes. `private` is where a repository of our own is, or is made; it has nothing but a
+    configuration. `objects` is the folder of the objects of the bundle's.
+    """
+
+    def __init__(self, private: str, objects: str, object_format: str) -> None:
+        self._private = private = f"{private}-{object_format}"
+        self._env = {"GIT_OBJECT_DIRECTORY": objects}
+        self._format = object_format
+        if not os.path.exists(os.path.join(private, "HEAD")):
+            run(private, ["init", "--quiet", "--bare", "--template=", f"--object-format={object_format}", private])
+
+    def oid_of(self, data: bytes) -> str:
+        """The name of a blob with this content."""
+        return self.oid(b"blob %d\0" % len(data)).update(data)
+
+    def oid(self, head: bytes) -> Digest:
+        """For a blob whose content comes in pieces; `head` is `blob SIZE` and a zero byte."""
+        return Digest(self._format, head)
+
+    def tree_of(self, commit: str) -> str:
+        """The tree of a commit."""
+        return self._run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
+
+    def files(self, treeish: str) -> dict[str, TreeEntry]:
+        """Every file of a commit or tree, by its path. Raises GoondanError E_CHANGESET_IO for more than MAX_FILES."""
+        found: dict[str, TreeEntry] = {}
+        for line in self._run("ls-tree", "-r", "-l", "-z", "--full-tree", treeish).split(b"\0")[:-1]:
+            about, _, path = line.partition(b"\t")
+            mode, _, oid, size = about.split()
+            found[os.fsdecode(path)] = TreeEntry(mode.decode(), oid.decode(), int(size) if size != b"-" else -1)
+        if len(found) > MAX_FILES:
+            raise io_error(f"the repository has more than {MAX_FILES} files")
+        return found
+
+    def blob(self, oid: str) -> bytes:
+        """The content of one blob."""
+        return self._run("cat-file", "blob", oid)
+
+    def blobs(self, oids: Iterable[str], take: Callable[[str, bytes], Any]) -> None:
+        """Call `take(oid, content)` for each, in order."""
+        wanted = list(oids)
+        for at in range(0, len(wanted), 256):
+            part = wanted[at : at + 256]
+            out = self._run("cat-file", "--batch", data="".join(f"{oid}\n" for oid in part).encode())
+            here = 0
+            for oid in part:
+                line_end = out.index(b"\n", here)
+                words = out[here:line_end].split()
+                if len(words) != 3 or words[1] != b"blob":
+                    raise io_error(f"the repository lacks the object {oid}")
+                begin, size = line_end + 1, int(words[2])
+                take(oid, out[begin : begin + size])
+                here = begin + size + 1
+
+    def write_blob(self, data: bytes) -> str:
+        """Store a content as it is; its name."""
+        return self._run("hash-object", "-w", "-t", "blob", "--no-filters", "--stdin", data=data).decode().strip()
+
+    def write_tree(self, base: str, changes: Mapping[str, TreeEntry | None], index: str) -> str:
+        """The tree that `changes` make of `base`; None removes a file. `index` is a file that may be written for it."""
+        env = {"GIT_INDEX_FILE": index}
+        self._run("read-tree", base, env=env)
+        self.change_index(index, changes)
+        return self._run("write-tree", env=env).decode().strip()
+
+    def change_index(self, index: str, changes: Mapping[str, TreeEntry | None]) -> None:
+        """Put files into an index, or take them out."""
+        none = "0" * (64 if self._format == "sha256" else 40)
+        lines = b"".join(
+            (f"0 {none}\t" if entry is None else f"{entry.mode} {entry.oid}\t").encode() + os.fsencode(path) + b"\0"
+            for path, entry in changes.items()
+        )
+        self._run("update-index", "-z", "--index-info", data=lines, env={"GIT_INDEX_FILE": index})
+
+    def fill_index(self, index: str, treeish: str) -> None:
+        """Make an index that has the files of a tree."""
+        self._run("read-tree", treeish, env={"GIT_INDEX_FILE": index})
+
+    def staged(self, index: str, treeish: str) -> set[str]:
+        """The files in which an index differs from a tree."""
+        out = self._run("diff-index", "--cached", "--no-renames", "--name-only", "-z", treeish, env=_index(index))
+        return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
+
+    def index_entries(self, index: str) -> dict[str, TreeEntry]:
+        """What an index has, by path."""
+        found: dict[str, TreeEntry] = {}
+        for line in self._run("ls-files", "-s", "-z", "--full-name", env=_index(index)).split(b"\0")[:-1]:
+            about, _, path = line.partition(b"\t")
+            mode, oid, _ = about.split()
+            found[os.fsdecode(path)] = TreeEntry(mode.decode(), oid.decode())
+        return found
+
+    def touched(self, index: str, work_tree: str) -> set[str]:
+        """The files whose size or time is not that of an index: they may have changed. No content is looked at."""
+        env = {**self._env, **_index(index), "GIT_WORK_TREE": work_tree}
+        _, out = run(
+            self._private, ["-c", "core.bare=false", "diff-files", "--no-renames", "--name-only", "-z"], env=env
+        )
+        return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
+
+    def commit(self, tree: str, parent: str, message: str, author: Author) -> str:
+        """A commit; no branch names it yet."""
+        env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email}
+        out = self._run("commit-tree", "--no-gpg-sign", "-p", parent, tree, data=message.encode("utf-8"), env=env)
+        return out.decode().strip()
+
+    def has_ancestor(self, commit: str, ancestor: str) -> bool:
+        """Whether `ancestor` is `commit` or comes before it."""
+        status, _ = run(
+            self._private, ["merge-base", "--is-ancestor", ancestor, commit], env=self._env, allowed=(0, 1, 128)
+        )
+        return status == 0
+
+    def merge_file(self, ours: bytes, base: bytes, theirs: bytes, folder: str) -> bytes | None:
+        """What both have made of a text; None when they changed the same lines. `folder` is one of our own."""
+        names = [os.path.join(folder, name) for name in ("ours", "base", "theirs")]
+        try:
+            for name, data in zip(names, (ours, base, theirs), strict=True):
+                with open(name, "wb") as out:
+                    out.write(data)
+            status, merged = run(self._private, ["merge-file", "-p", "--quiet", *names], allowed=range(256))
+        finally:
+            for name in names:
+                if os.path.exists(name):
+                    os.unlink(name)
+        return merged if status == 0 else None
+
+    def diff(self, before: str, after: str) -> bytes:
+        """The difference of two trees as a patch."""
+        return self._run(
+            "diff-tree", "-r", "-p", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", before, after
+        )
+
+    def _run(self, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
+        return run(self._private, arguments, data=data, env={**self._env, **(env or {})})[1]
+
+
+class Digest:
+    """The name of an object whose content comes in pieces."""
+
+    def __init__(self, object_format: str, head: bytes) -> None:
+        self._hash = (hashlib.sha256 if object_format == "sha256" else hashlib.sha1)(head)
+
+    def add(self, data: bytes) -> None:
+        """More of the content."""
+        self._hash.update(data)
+
+    def update(self, data: bytes) -> str:
+        """The rest of the content; the name."""
+        self._hash.update(data)
+        return self._hash.hexdigest()
+
+
+def _index(path: str) -> dict[str, str]:
+    return {"GIT_INDEX_FILE": path}

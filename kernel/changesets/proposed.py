@@ -1,0 +1,174 @@
+"""What stands in the worktree of a changeset, compared with the commit that it began with.
+
+The folder is not trusted. It is read through descriptors, from its top, without following any link, and everything
+once: what was read is what is judged and committed, whatever happens to the folder meanwhile. Its `.git` is never
+looked at.
+
+Source: docs/decisions/067.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.changesets.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
+from kernel.changesets.git import Digest
+from kernel.changesets.paths import MAX_DEPTH, why_refused
+from schemas.errors import GoondanError, fail
+
+#: Entries that are looked at.
+MAX_ENTRIES: Final = 100_000
+#: Files that one changeset may change: a proposal that nobody can read is none.
+MAX_CHANGED: Final = 200
+#: Of a changed file, and of all of them together (bytes). Documents may have 1 MiB.
+MAX_FILE_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 8 << 20
+#: What interpreters leave beside modules, and no changeset consists of.
+_LEFT_BEHIND: Final = "__pycache__"
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Proposed(Struct, frozen=True):
+    """A file that a changeset adds or changes."""
+
+    mode: str
+    data: bytes
+
+
+def denied(message: str, suggestion: str | None = None) -> GoondanError:
+    """E_CHANGESET_DENIED."""
+    return fail("E_CHANGESET_DENIED", message, suggestion=suggestion)
+
+
+def read_worktree(
+    folder: str, base: Mapping[str, TreeEntry], digest: Callable[[bytes], Digest]
+) -> dict[str, Proposed | None]:
+    """What the worktree at `folder` changes of `base`, by path; None for a file that is gone.
+
+    Raises GoondanError E_CHANGESET_DENIED for what may be in no changeset, E_CHANGESET_IO.
+    """
+    return _Reading(folder, base, digest).changes
+
+
+class _Reading:
+    def __init__(self, folder: str, base: Mapping[str, TreeEntry], digest: Callable[[bytes], Digest]) -> None:
+        self.changes: dict[str, Proposed | None] = {}
+        self._base = base
+        self._digest = digest
+        self._seen: set[str] = set()
+        self._entries = 0
+        self._bytes = 0
+        try:
+            top = os.open(folder, _FOLDER)
+        except OSError as error:
+            raise fail("E_CHANGESET_IO", f"the worktree {folder} cannot be read: {error.strerror}") from None
+        try:
+            self._folder(top, "", 0)
+        except OSError as error:
+            raise fail("E_CHANGESET_IO", f"the worktree {folder} cannot be read: {error.strerror}") from None
+        finally:
+            os.close(top)
+        for path, entry in base.items():
+            if path not in self._seen and entry.mode != SUBMODULE and _LEFT_BEHIND not in path.split("/"):
+                self._change(path, None)
+
+    def _folder(self, here: int, prefix: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise denied(f"{prefix[:100]}… is deeper than {MAX_DEPTH} folders")
+        for name in sorted(os.listdir(here)):
+            self._entries += 1
+            if self._entries > MAX_ENTRIES:
+                raise denied(f"the worktree holds more than {MAX_ENTRIES} entries")
+            if (not prefix and name == ".git") or name == _LEFT_BEHIND:
+                continue
+            self._entry(here, name, prefix + name, depth)
+
+    def _entry(self, here: int, name: str, path: str, depth: int) -> None:
+        state = os.lstat(name, dir_fd=here)
+        known = self._base.get(path)
+        if known is not None and known.mode == SUBMODULE:
+            if not stat.S_ISDIR(state.st_mode) or not _is_empty(here, name):
+                raise denied(f"{_shown(path)} is a submodule, and a changeset may not change it")
+        elif stat.S_ISDIR(state.st_mode):
+            inside = os.open(name, _FOLDER, dir_fd=here)
+            try:
+                self._folder(inside, path + "/", depth + 1)
+            finally:
+                os.close(inside)
+        elif stat.S_ISLNK(state.st_mode):
+            target = os.fsencode(os.readlink(name, dir_fd=here))
+            self._seen.add(path)
+            if known is None or known.mode != LINK or self._oid(target) != known.oid:
+                raise denied(f"{_shown(path)} is a link", "Put the file itself there.")
+        elif stat.S_ISREG(state.st_mode):
+            self._file(here, name, path, known)
+        else:
+            raise denied(f"{_shown(path)} is neither a file nor a folder")
+
+    def _file(self, here: int, name: str, path: str, known: TreeEntry | None) -> None:
+        self._seen.add(path)
+        file = os.open(name, _FILE, dir_fd=here)
+        try:
+            state = os.fstat(file)
+            if not stat.S_ISREG(state.st_mode):
+                raise denied(f"{_shown(path)} is neither a file nor a folder")
+            mode = EXECUTABLE if state.st_mode & stat.S_IXUSR else REGULAR
+            if known is not None and known.mode == mode and known.size == state.st_size and self._is(file, known):
+                return
+            if state.st_nlink > 1:
+                raise denied(f"{_shown(path)} has another name (a hard link)", "Put a copy of it in its place.")
+            self._change(path, Proposed(mode, self._content(file, path)))
+        finally:
+            os.close(file)
+
+    def _is(self, file: int, known: TreeEntry) -> bool:
+        """Whether the file has the content that the commit has."""
+        digest, left = self._digest(b"blob %d\0" % known.size), known.size
+        while left > 0 and (part := os.read(file, min(left, 1 << 20))):
+            digest.add(part)
+            left -= len(part)
+        return left == 0 and not os.read(file, 1) and digest.update(b"") == known.oid
+
+    def _content(self, file: int, path: str) -> bytes:
+        os.lseek(file, 0, os.SEEK_SET)
+        parts: list[bytes] = []
+        left = MAX_FILE_BYTES + 1
+        while left > 0 and (part := os.read(file, left)):
+            parts.append(part)
+            left -= len(part)
+        if left <= 0:
+            raise denied(f"{_shown(path)} is larger than {MAX_FILE_BYTES} bytes")
+        data = b"".join(parts)
+        self._bytes += len(data)
+        if self._bytes > MAX_BYTES:
+            raise denied(f"the changed files have more than {MAX_BYTES} bytes together")
+        return data
+
+    def _change(self, path: str, proposed: Proposed | None) -> None:
+        why = why_refused(path)
+        if why is not None:
+            raise denied(f"{_shown(path)} may not be in a changeset: {why}")
+        self.changes[path] = proposed
+        if len(self.changes) > MAX_CHANGED:
+            raise denied(f"more than {MAX_CHANGED} files are changed")
+
+    def _oid(self, data: bytes) -> str:
+        return self._digest(b"blob %d\0" % len(data)).update(data)
+
+
+def _is_empty(here: int, name: str) -> bool:
+    folder = os.open(name, _FOLDER, dir_fd=here)
+    try:
+        return not os.listdir(folder)
+    finally:
+        os.close(folder)
+
+
+def _shown(path: str) -> str:
+    return repr(path[:200])

@@ -1,0 +1,140 @@
+"""A bundle in a repository of its own, for tests of changesets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from kernel.changesets.engine import Engine
+from kernel.supervisor_options import Options
+from schemas.changesets import CommittedChangeset, OpenedChangeset
+
+DOCUMENTS = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: words}
+spec:
+  entry: ./tools/words.py
+  exports: [{name: count, description: Counts words.}]
+---
+apiVersion: goondan.ai/v1
+kind: Extension
+metadata: {name: prompts}
+spec:
+  entry: ./extensions/prompts.py
+  config: {level: 1}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: assistant}
+spec:
+  modelConfig: {modelRef: Model/console}
+  prompt: {systemRef: prompts/system.md}
+  extensions: [Extension/prompts]
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: demo}
+spec:
+  entryAgent: Agent/assistant
+  agents: [{ref: Agent/assistant}]
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """One git command of the user's, with what it prints."""
+    settings = ["-c", "user.name=A Person", "-c", "user.email=person@example.invalid", "-c", "commit.gpgSign=false"]
+    done = subprocess.run(
+        ["git", "-C", str(folder), *settings, *arguments], check=True, capture_output=True, text=True, timeout=30
+    )
+    return done.stdout
+
+
+class Bundles:
+    """One bundle, its repository, and the engine of its changesets."""
+
+    def __init__(self, place: Path, folder: str = "") -> None:
+        self.repository = place / "repository"
+        self.root = self.repository / folder
+        self.files = {
+            "goondan.yaml": DOCUMENTS,
+            "prompts/system.md": "line 1\nline 2\nline 3\nline 4\nline 5\n",
+            "tools/words.py": "handlers = {'count': lambda ctx, input: 0}\n",
+            "extensions/prompts.py": "def register(api):\n    pass\n",
+            "README.txt": "A bundle.\n",
+        }
+        for name, text in self.files.items():
+            self.write(self.root, name, text)
+        git(self.repository, "init", "--quiet", "--initial-branch", "main")
+        self.commit("The bundle")
+        self.state = place / "state" / "workspaces" / "0123456789abcdef"
+        self.state.mkdir(mode=0o700, parents=True)
+        (place / "state").chmod(0o700)
+        self.options = Options(bundle=os.path.realpath(self.root / "goondan.yaml"), state_dir=str(self.state))
+        self.engine = Engine(self.options, self.powers())
+
+    def powers(self) -> list:  # type: ignore[type-arg]
+        """What the bundle asks for as it is: all of it was agreed to."""
+        from kernel.bundle.opening import inspect_bundle
+
+        found = inspect_bundle(self.options.bundle, state_dir=self.options.state_dir, handlers=False)
+        assert not found.errors, found.errors
+        return found.judgement.powers
+
+    @staticmethod
+    def write(folder: Path | str, name: str, text: str) -> Path:
+        """A file, with the folders that it needs."""
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def commit(self, message: str) -> str:
+        """Everything in the checkout becomes a commit of the user's."""
+        git(self.repository, "add", "-A")
+        git(self.repository, "commit", "--quiet", "--message", message)
+        return self.head
+
+    @property
+    def head(self) -> str:
+        """The commit of the branch."""
+        return git(self.repository, "rev-parse", "main").strip()
+
+    @property
+    def status(self) -> str:
+        """What git says of the checkout; "" when it is clean."""
+        return git(self.repository, "status", "--porcelain")
+
+    def open(self, request: str = "", agent: str = "assistant", key: str = "k", event: str = "e") -> OpenedChangeset:
+        """A changeset of an agent's."""
+        return self.engine.open(
+            request=request or os.urandom(4).hex(), agent=agent, instance_key=key, event_id=event, reason="because"
+        )
+
+    def end(self, opened: OpenedChangeset, message: str = "A change", look=lambda: None) -> CommittedChangeset:  # type: ignore[no-untyped-def]
+        """Commit it."""
+        return self.engine.commit(opened.changeset_id, message, agent="assistant", instance_key="k", look=look)
+
+    def refused(self, opened: OpenedChangeset) -> str:
+        """The code with which it is refused; nothing may have changed by it."""
+        before, head = self.checkout(), self.head
+        answer = self.end(opened)
+        assert answer.status in ("rejected", "failed"), answer
+        assert answer.error is not None and answer.new_ref is None
+        assert (self.checkout(), self.head) == (before, head)
+        assert not os.path.exists(self.repository / ".git" / "index.lock")
+        return answer.error.code
+
+    def checkout(self) -> dict[str, bytes]:
+        """Every file of the checkout."""
+        return {
+            str(path.relative_to(self.repository)): path.read_bytes()
+            for path in sorted(self.repository.rglob("*"))
+            if path.is_file() and ".git" not in path.parts
+        }
