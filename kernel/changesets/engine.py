@@ -235,7 +235,7 @@ class Engine:
     def _private(self) -> str:
         """Where our own repository is, which has nothing but a configuration."""
         os.makedirs(self.folder, 0o700, exist_ok=True)
-        return os.path.join(self.folder, "git")
+        return os.path.join(self.folder, "private")
 
     def _worktree(self, record: Record) -> str:
         return os.path.join(self.folder, WORKTREES, record.changeset_id)
@@ -252,7 +252,7 @@ class Engine:
         os.makedirs(os.path.dirname(worktree), 0o700, exist_ok=True)
         repository.refs.add_worktree(worktree, record.base)
         if not os.path.isdir(record.admin_dir):
-            raise io_error(f"git keeps the worktree in another place than {record.admin_dir}")
+            raise io_error(f"the worktree is not known as {record.admin_dir}")
         repository.store.fill_index(os.path.join(record.admin_dir, "index"), record.base)
         os.chmod(worktree, 0o700)
         places: dict[str, list[str]] = {}

@@ -36,7 +36,7 @@ def why_refused(path: str) -> str | None:
     if any(part.endswith((".", " ")) for part in parts):
         return "its name ends with a dot or a space, which some systems leave out"
     if any(is_git_name(part) for part in parts):
-        return "git itself reads files of this name"
+        return "files of this name mean something to git"
     return None
 
 
