@@ -163,7 +163,8 @@ class TurnRun:
         self._shown_message = ""
         self._first_sent: dict[str, int] = {}
         self._renewing: Frame | None = None
-        self._position: int | None = None  # of the last message that this incarnation has stored
+        self._messages = 0  # of the turn, that are stored
+        self._position: int | None = None  # the same, once this incarnation has stored one
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         if deadline is not None:
             self._timers.append(self._loop.call_at(deadline, self._out_of_time))
@@ -247,6 +248,7 @@ class TurnRun:
             self._transcript.restore(stored)
             resume = resumption(stored, isinstance(self._first, BeginCall))
             own = [message for _, message in resume.stored]
+            self._messages = len(own)
             calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
             runner.acks.add(calls)  # the incarnation that stored them may not have said so
             sent = {event.position: event.stored_ms for event in stored}
@@ -274,6 +276,7 @@ class TurnRun:
             for action in actions:
                 if isinstance(action, Store):
                     self._transcript.append(action.position, action.message)
+                    self._messages += 1
             self._notes.actions(actions, at, self._catalog)
         return [action for action in actions if not isinstance(action, Store)]
 
@@ -335,7 +338,8 @@ class TurnRun:
                 self._notes.actions(actions, at, self._catalog)
         runner.acks.add([call_id for store in stores for call_id in self._stored_calls(store)])
         if stores and end is None:
-            first, self._position = self._position is None, stores[-1].position
+            self._messages += len(stores)  # not the place of the last one: results are stored in any order
+            first, self._position = self._position is None, self._messages
             if first:
                 self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
         self._live.tell(actions, self._notes.take_endings())

@@ -575,11 +575,18 @@ class Mailbox:
         self.places.release(instance)
 
     def lose_holder(self, instance: Instance, *, counts: bool) -> Event | None:
-        """The holder is gone: new epoch, event to the front. Returns the event if that was an attempt that counts."""
+        """The holder is gone: new epoch, event to the front.
+
+        Returns the event if the journal must hear of it: that was an attempt that counts, or the turn has got on.
+        """
         instance.epoch = self.epochs.next()
         event = instance.leased
         self.give_back(instance)
-        if event is None or event.cancelled or event.work.progressed or not counts:
+        if event is None or event.cancelled or event.ending:
+            return None
+        if event.work.progressed:
+            return event
+        if not counts:
             return None
         event.work.attempts += 1
         return event

@@ -333,7 +333,9 @@ class Processes:
         self.serve(now)
 
     def count_attempt(self, event: Event | None, cause: str) -> None:
-        """A delivery of `event` came to nothing: it is remembered, and after some of them the event is given up."""
+        """A delivery of `event` did not lead to its end. How far its turn came is remembered, with the number of those
+        that came to nothing: after some of them the event is given up.
+        """
         if event is None:
             return
         self._bus.staged.append(Staged("note", self._bus.ledger.attempt(event)))

@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +364,29 @@ async def test_a_running_turn_renews_its_lease(make: Make, monkeypatch: pytest.M
     link.finish(link.open_calls()[0], ok(1))
     await task
     assert runner.leases() == []
+
+
+def said_so(link: FakeLink, count: int) -> bool:
+    return any(frame.position == count for frame in link.posted)
+
+
+async def test_what_a_turn_has_stored_is_counted_in_whatever_order_results_come(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "RENEW_S", 0.01)
+    link = FakeLink(lambda *_: None)
+    calls: list[tuple[str, str, Any]] = [(name, "notes__add", {}) for name in "abc"]
+    task = asyncio.create_task(make(link, FakeModel(wants(*calls), says(""))).run(event_frame("e1", "go")))
+    await until(lambda: len(link.open_calls()) == 3)
+    positions: list[int] = []
+    for count in (2, 3, 4):  # the question and the model's wish, then a result, then two
+        await until(partial(said_so, link, count))
+        positions.append(count)
+        link.finish(link.open_calls()[-1], ok(1))  # the last one first
+    await task
+    said = [frame.position for frame in link.posted if frame.stage == "renew" and frame.position is not None]
+    assert said == sorted(said)
+    assert set(said) >= set(positions)
 
 
 async def test_a_lost_lease_ends_the_turn_without_a_word(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ NAMES: Final = (
     "leave",
     "again",
 )
+#: Where the disk is slow: the broker hears of what was written.
+SETTLED: Final = ("settled", "settled", "all_settled")
 KILLS: Final = ("kill_agent", "kill_host", "kill_broker", "die_before_write", "die_after_write")
 #: Histories that `make test` lives through: the first ones. Four of five are short, to keep that quick.
 TESTED: Final = 500
@@ -85,7 +87,8 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
     """Anything may happen at any time.
 
     In every other one the payloads of events, answers, calls and results are large, and lie in files. In every fifth
-    the broker has room for a few events only, so that many are refused and sent again.
+    the broker has room for a few events only, so that many are refused and sent again. In every third the journal is
+    slow, and the broker goes on meanwhile.
     """
     if number // 2 % 2 == 1:
         monkeypatch.setattr("schemas.peer.INLINE_FRAME_BYTES", 40)
@@ -93,9 +96,11 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
     room = 4 if number % 5 == 0 else 65_536
     live = dice.choice([1, 2, 256])
     world = World(max_live_agents=live, max_open_events=room, handlers_ask=number % 2 == 1, journal=journal)
+    world.slow_disk = number % 3 == 1
+    names = NAMES + KILLS + SETTLED * world.slow_disk
     longest = LONGEST_STEPS if number >= TESTED or number % 5 == 0 else SHORTER_STEPS
     for _ in range(dice.randrange(10, longest)):
-        perform(world, dice.choice(NAMES + KILLS), dice.randrange(8) or 1)
+        perform(world, dice.choice(names), dice.randrange(8) or 1)
     return world
 
 
@@ -157,6 +162,11 @@ def perform(world: World, action: str, number: int) -> None:
         case "leave":
             if agents:
                 agents[number % len(agents)].ask_to_leave()
+        case "settled":
+            world.settle_next()
+            world.after_round()
+        case "all_settled":
+            world.disk_catches_up()
         case "again":
             world.again(actors[number % len(actors)])
 

@@ -7,6 +7,7 @@ at any step. The supervisor is reduced to its contract: it starts what is wanted
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -81,6 +82,9 @@ class World:
         self.dies_in = 1
         #: The disk has no room for new events.
         self.full = False
+        #: The broker goes on while its journal writes, as it does with `power`: what was staged, and what was refused.
+        self.slow_disk = False
+        self.unsettled: deque[tuple[list[Staged], frozenset[int]]] = deque()
         #: The folder of large payloads: name -> bytes. It outlives every process.
         self.files: dict[str, bytes] = {}
         self.written = 0
@@ -201,7 +205,21 @@ class World:
             if dies is not None:
                 self.kill_broker(staged)
                 return
+            self.unsettled.append((staged, refused))
+            if not self.slow_disk:
+                self.settle_next()
+
+    def settle_next(self) -> None:
+        """The broker hears of the oldest batch that it has not heard of, if there is one."""
+        if self.unsettled:
+            staged, refused = self.unsettled.popleft()
             self.router.settle(staged, self.now, refused)
+
+    def disk_catches_up(self) -> None:
+        """Everything is on the disk, and the broker knows."""
+        while self.unsettled:
+            self.settle_next()
+            self.after_round()
 
     def state(self, event_id: str) -> str:
         """What became of an event, as the broker or its journal knows it."""
@@ -256,7 +274,9 @@ class World:
     def kill_broker(self, staged: Sequence[Staged] = ()) -> None:
         """It dies, with decisions (`staged`) on their way into the journal; the next one must know what it knew."""
         self.brokers_killed += 1
-        old, unwritten = self.router.bus, on_the_way([*staged, *self.router.bus.staged])
+        unsettled = [decision for batch, _ in self.unsettled for decision in batch]
+        self.unsettled.clear()
+        old, unwritten = self.router.bus, on_the_way([*unsettled, *staged, *self.router.bus.staged])
         self.now += 0.05
         if isinstance(self.journal, BothJournals):
             self.journal.broker_killed()
@@ -271,6 +291,8 @@ class World:
     def settle(self, rounds: int = 400) -> None:
         """Let everything run until nothing moves; time goes on slowly."""
         quiet = 0
+        self.slow_disk = False
+        self.disk_catches_up()
         for done in range(rounds):
             if done == rounds // 2:
                 self.host.run_out()
