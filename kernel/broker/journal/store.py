@@ -49,6 +49,9 @@ APPLICATION_ID: Final = 0x47646E6A
 #: later, after a holiday.
 KEEP_IDS_MS: Final = 7 * 24 * 3600 * 1000
 KEPT_IDS: Final = 1_000_000
+#: Where more of the file is in use (bytes), ids go before their week is over, the oldest first, but for KEPT_IDS of
+#: them: a sender that never rests would fill the disk. It takes some 30 million events in a week, 50 a second.
+CROWDED_BYTES: Final = 4 << 30
 #: Answers of retired subjects are kept this long at most (milliseconds), and KEEP_ANSWER_BYTES of them at most.
 KEEP_ANSWERS_MS: Final = 24 * 3600 * 1000
 KEEP_ANSWER_BYTES: Final = 1 << 30
@@ -313,16 +316,24 @@ class JournalStore:
         return gone
 
     def _purge_ended(self, meta: _Meta, now_ms: int) -> int:
-        """The oldest ids beyond KEPT_IDS, if they are old enough."""
+        """The oldest ids beyond KEPT_IDS, if they are old enough or too many."""
         surplus = min(PURGE_ROWS, meta.ended - KEPT_IDS)
         if surplus <= 0:
             return 0
         gone = self._db.execute(
-            "DELETE FROM ended WHERE number IN (SELECT number FROM ended ORDER BY number LIMIT ?) AND at_ms < ?",
-            (surplus, now_ms - KEEP_IDS_MS),
+            "DELETE FROM ended WHERE number IN (SELECT number FROM ended ORDER BY number LIMIT ?) AND (? OR at_ms < ?)",
+            (surplus, self._used_bytes() > CROWDED_BYTES, now_ms - KEEP_IDS_MS),
         ).rowcount
         meta.ended -= gone
         return gone
+
+    def _used_bytes(self) -> int:
+        """Of the file, what is in use."""
+        size, pages, free = (
+            int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        return size * (pages - free)
 
     def _put_meta(self, meta: _Meta) -> None:
         self._db.execute(

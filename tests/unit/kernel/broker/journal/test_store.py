@@ -310,6 +310,24 @@ def test_ids_are_kept_for_a_week_and_the_newest_for_ever(tmp_path: Path, monkeyp
     assert journal.find_ended("event:20") is not None  # among the newest ten
 
 
+def test_a_flood_of_ids_does_not_fill_the_disk_for_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_IDS", 1000)
+    monkeypatch.setattr(module, "CROWDED_BYTES", 1 << 19)
+    monkeypatch.setattr(module, "SPARE_PAGES", 16)
+    journal = opened(tmp_path)
+    for begin in range(0, 16_000, 1000):
+        retired(journal, range(begin, begin + 1000), 0)
+        tidied(journal, 1)
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    assert 4096 * pages < (1 << 19) + 64 * 4096
+    assert journal.find_ended("event:0") is None  # the oldest went first
+    assert all(journal.find_ended(f"event:{number}") is not None for number in range(15_000, 16_000))
+    monkeypatch.setattr(module, "CROWDED_BYTES", 0)
+    tidied(journal, 1)
+    kept = [number for number in range(16_000) if journal.find_ended(f"event:{number}") is not None]
+    assert kept == list(range(15_000, 16_000))  # so many stay in any case
+
+
 def test_answers_are_kept_for_a_day_within_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ANSWER_BYTES", 100)
     journal = opened(tmp_path)
