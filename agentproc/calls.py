@@ -33,6 +33,7 @@ TURN_MARGIN_S: Final = 0.5
 #: Cancelled calls that are remembered while no broker is there; others end at their own deadlines.
 MAX_UNHEARD: Final = 1000
 #: Repeats of a call that may be repeated: so many tool hosts may be lost with it before its outcome is called unknown.
+#: It is seldom the reason; but if it is, it ends the tool host of everybody each time. Its time holds for all of them.
 MAX_REPEATS: Final = 3
 
 
@@ -60,13 +61,15 @@ class CallContext(Struct, frozen=True):
 class OpenCall:
     """A call that is out."""
 
-    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent")
+    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent", "until")
 
-    def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done) -> None:
+    def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done, until: float) -> None:
         self.item = item
         self.frame = frame
         self.context = context
         self.done = done
+        #: When its time is over, that of its repeats included (the loop's time).
+        self.until = until
         self.sent = False
         #: How often it was made anew, under an id of its own each time.
         self.repeats = 0
@@ -154,7 +157,7 @@ class ToolCaller:
             parent_span_id=parent_span_id,
             payload=Raw(payload),
         )
-        self._send(OpenCall(item, frame, context, done))
+        self._send(OpenCall(item, frame, context, done, self._loop.time() + left))
         return None
 
     def cancel(self, call_ids: list[str]) -> None:
@@ -200,7 +203,7 @@ class ToolCaller:
             return
         else:
             result = _refused(error, call.item)
-        if call.item.idempotent and _may_help(result, call):
+        if call.item.idempotent and self._loop.time() < call.until and _may_help(result, call):
             call.crashed = call.crashed or _code(result) == "E_TOOL_CRASHED"
             self._repeat(call_id, call)
             return
@@ -210,7 +213,6 @@ class ToolCaller:
         """What ran it was lost, and the export says that twice is as good as once: make the call again."""
         del self._open[call_id]
         first_id = call_id if call.repeats == 0 else call_id.rpartition("~")[0]
-        left = self._time_left(call.context)
         call.repeats += 1
         call.frame = Frame(
             "tool.call",
@@ -218,7 +220,7 @@ class ToolCaller:
             call_id=_nth(first_id, call.repeats),
             event_id=call.frame.event_id,
             epoch=call.frame.epoch,
-            deadline_ms=max(1, int(left * 1000)),
+            deadline_ms=max(1, int((call.until - self._loop.time()) * 1000)),
             span_id=call.frame.span_id,
             parent_span_id=call.frame.parent_span_id,
             payload=call.frame.payload,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -128,7 +129,33 @@ async def test_an_idempotent_call_is_repeated_under_new_ids() -> None:
     outcomes += [UNKNOWN] * (MAX_REPEATS + 1)
     result = await caller(link).call(catalog(), "notes__add", {"a": 1}, call_id="t1/c2", context=CONTEXT)
     assert result == UNKNOWN
-    assert [frame.call_id for frame in link.calls[2:]] == ["t1/c2", "t1/c2~2", "t1/c2~3", "t1/c2~4"]
+    repeats = [f"t1/c2~{number}" for number in range(2, MAX_REPEATS + 2)]
+    assert [frame.call_id for frame in link.calls[2:]] == ["t1/c2", *repeats]
+
+
+async def test_the_repeats_of_a_call_share_its_time() -> None:
+    clock = asyncio.get_running_loop().time
+    link = FakeLink(lambda *_: None)
+    passed, results = 0.0, list[Any]()
+    calling, now = ToolCaller(link, cast(Any, SimpleNamespace(time=lambda: clock() + passed))), clock()
+    context = CallContext("t1", "e1", 7, now + 1000)
+    calling.start(
+        catalog(),
+        "notes__add",
+        {"a": 1},
+        call_id="t1/c1",
+        context=context,
+        done=lambda result, _: results.append(result),
+    )
+    passed = DEFAULT_CALL_S - 10
+    link.finish("t1/c1", UNKNOWN)
+    again = link.calls[1].deadline_ms
+    assert again is not None
+    assert 9000 <= again <= 10_000
+    passed = DEFAULT_CALL_S + 1
+    link.finish("t1/c1~2", UNKNOWN)
+    assert results == [UNKNOWN]
+    assert len(link.calls) == 2
 
 
 async def test_an_idempotent_call_whose_process_was_killed_is_repeated_once() -> None:
