@@ -21,6 +21,7 @@ from schemas.arguments import ArgumentChecker, compile_arguments, invalid_argume
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
+from schemas.reach import reachable_tools
 
 
 class Allowed(Struct, frozen=True):
@@ -33,12 +34,14 @@ class Allowed(Struct, frozen=True):
 class StepCatalog:
     """The tools of one step, in the order in which the model sees them."""
 
-    __slots__ = ("_catalog", "_items", "items")
+    __slots__ = ("_catalog", "_items", "items", "shown")
 
     def __init__(self, catalog: Catalog, items: Iterable[CatalogItem]) -> None:
         self._catalog = catalog
         self._items = {item.name: item for item in items}
         self.items = list(self._items.values())
+        #: What the model is shown; the others may be called all the same.
+        self.shown = [item for item in self.items if not item.deferred]
 
     def __contains__(self, name: str) -> bool:
         return name in self._items
@@ -78,7 +81,10 @@ class DynamicItems(Protocol):
 
 
 class Catalog:
-    """The registry of one agent, and the catalog its steps start with: the agent's own tools, then the dynamic ones."""
+    """The registry of one agent, and the catalog its steps start with: the agent's own tools, then the dynamic ones.
+
+    `named` are the dynamic ones that `spec.tools` names. `reach` is what the broker lets through.
+    """
 
     def __init__(
         self,
@@ -87,11 +93,20 @@ class Catalog:
         allow_registry: Iterable[str] = (),
         *,
         dynamic: DynamicItems | None = None,
+        named: Iterable[str] = (),
+        reach: frozenset[str] = frozenset(),
+        agent: str = "",
+        widened: bool = False,
     ) -> None:
         self.registry = registry
         self._dynamic = dynamic
         self._initial = list(initial)
         self._patterns = list(allow_registry)
+        self._named = list(named)
+        self._reach = reach
+        self.agent = agent
+        #: Whether the agent's extensions may add tools at all.
+        self.widened = widened
         self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
 
     @classmethod
@@ -99,11 +114,42 @@ class Catalog:
         """The catalog of an agent. A name without a registry item is shown bare; calling it is E_TOOL_NOT_FOUND."""
         registry = {item.name: item for item in spec.registry}
         initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
-        return cls(registry, initial, spec.allow_registry, dynamic=dynamic)
+        return cls(
+            registry,
+            initial,
+            spec.allow_registry,
+            dynamic=dynamic,
+            named=spec.dynamic,
+            reach=reachable_tools(spec),
+            agent=spec.name,
+            widened=not all(extension.bundled for extension in spec.extensions),
+        )
 
     def for_step(self) -> StepCatalog:
         """The catalog of a new step (CATALOG-03, CATALOG-09)."""
-        return StepCatalog(self, self._initial if self._dynamic is None else [*self._initial, *self._dynamic.exposed])
+        return StepCatalog(self, self._initial if self._dynamic is None else [*self._initial, *self.dynamic])
+
+    @property
+    def dynamic(self) -> list[CatalogItem]:
+        """The tools of extensions that a step starts with: those that `spec.tools` names, then what is there by itself
+        (DYNAMIC-08, DYNAMIC-09).
+        """
+        if self._dynamic is None:
+            return []
+        named = [item for name in self._named if (item := self._dynamic.find(name)) is not None]
+        return [*named, *(item for item in self._dynamic.exposed if item.name not in self._named)]
+
+    def registered(self, name: str) -> CatalogItem | None:
+        """The item of a tool that an extension has registered."""
+        return None if self._dynamic is None else self._dynamic.find(name)
+
+    def may_come(self, name: str) -> bool:
+        """Whether `spec.tools` names a tool of this name that an extension registers, now or later."""
+        return name in self._named
+
+    def reaches(self, name: str) -> bool:
+        """Whether a call of this name could be made in some step: the broker allows it, or an extension has it."""
+        return name in self._reach or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
     def of_items(self, items: Iterable[CatalogItem]) -> StepCatalog:
         """The catalog that a step's middleware has made (CATALOG-05)."""

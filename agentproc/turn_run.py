@@ -41,6 +41,7 @@ from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript
 from agentproc.turn import (
     Action,
+    AskedCall,
     AskModel,
     Begin,
     BeginCall,
@@ -498,7 +499,7 @@ class TurnRun:
             messages=self._presented.of(
                 transcript.next_messages if provider.needs_history else transcript.own_messages
             ),
-            tools=self._catalog.items,
+            tools=self._catalog.shown,
             step=action.step,
             system=runner.spec.system if self._stages is None else self._stages.system(runner.spec.system),
             timeout_s=self._time_left(),
@@ -513,7 +514,7 @@ class TurnRun:
         async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
             nonlocal tries
             tries += 1
-            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.items, timeout_s=self._time_left())
+            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown, timeout_s=self._time_left())
             return await self._ask_once(provider, changed, anew=tries > 1)
 
         try:
@@ -527,8 +528,14 @@ class TurnRun:
             log.exception("event %s: the model call", self._event_id)
             self.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
-            self.push(ModelAnswered(answer.text, answer.calls, answer.finish_reason, answer.metadata))
+            calls = [self._spelt(call) for call in answer.calls]
+            self.push(ModelAnswered(answer.text, calls, answer.finish_reason, answer.metadata))
         self._stop_watching()
+
+    def _spelt(self, call: AskedCall) -> AskedCall:
+        """A call by the name that the model is shown: an extension's own spelling, with a dot, means the same tool."""
+        name = self._runner.tools.shown(call.name)
+        return call if name == call.name else msgspec.structs.replace(call, name=name)
 
     async def _ask_once(self, provider: Provider, request: ModelRequest, *, anew: bool = False) -> ModelAnswer:
         """One request to the model; `anew`: what was shown of an earlier one is void. Raises GoondanError, as it may be

@@ -11,6 +11,7 @@ ITEM-04, ERROR-04, BASE-01.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Final
 
 from msgspec.structs import replace
@@ -165,4 +166,22 @@ def _agent(
         conversation_mb=agent.body.policy.conversation_mb,
         resource=agent.resource if agent.extensions else {},
         swarm=checked.swarm_resource if agent.extensions else {},
+        addable=_addable(agent, checked),
+        dynamic=agent.dynamic,
     )
+
+
+def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
+    """What the agent's extensions may add to a step beyond spec.tools; bundled ones add nothing (decision 071)."""
+    if all(extension.bundled for extension in agent.extensions):
+        return []
+    patterns = agent.body.policy.tool_calls.extensions_may_add
+    names = [
+        build_tool_name(tool.name, export.name)
+        for tool in checked.tools.values()
+        if patterns is not None or not (tool.bundled or tool.package)
+        for export in tool.body.exports
+    ]
+    if patterns is None:
+        return names
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]

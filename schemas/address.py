@@ -17,6 +17,8 @@ SEPARATOR: Final = "__"
 RESOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9-])?\Z")
 #: An export's name (NAME-10).
 EXPORT_NAME: Final = re.compile(r"[a-z0-9_-]{1,64}\Z")
+#: What every vendor accepts as a tool's name.
+SHOWN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 #: Vendors refuse longer tool names; so do we, at validation.
 MAX_TOOL_NAME: Final = 64
 #: Longer keys are refused where they enter; they are identifiers, not documents.
@@ -59,6 +61,18 @@ def is_resource_name(name: str) -> bool:
 def is_export_name(name: str) -> bool:
     """Whether `name` may be an export of a user's Tool (NAME-05, NAME-10)."""
     return EXPORT_NAME.match(name) is not None and SEPARATOR not in name
+
+
+def shown_tool_name(name: str) -> str:
+    """What models are shown of the name that an extension gives a tool: `skills.list` is `skills__list`. Only the first
+    dot is replaced (NAME-14).
+    """
+    return name.replace(".", SEPARATOR, 1)
+
+
+def is_shown_name(name: str) -> bool:
+    """Whether every vendor accepts `name` as a tool's name."""
+    return SHOWN_NAME.match(name) is not None
 
 
 def is_instance_key(key: str) -> bool:

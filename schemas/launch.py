@@ -77,7 +77,8 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     `parameters` is the export's JSON Schema, None when the export declares none (then arguments are not checked).
     `aliases` maps a documented parameter alias to its canonical name. `tool` and `export` are what an extension keeps
     with an item, the Tool's document and the export's (ITEM-07); no model is shown either. `in_agent`: its
-    handler runs in the agent's process (a bundled tool that asks other agents), not in the tool host.
+    handler runs in the agent's process (a bundled tool that asks other agents), not in the tool host. `deferred`: it
+    may be called and is checked like any other, and the model is not shown it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     tool: dict[str, Any] | None = None
     export: dict[str, Any] | None = None
     in_agent: bool = False
+    deferred: bool = False
 
 
 class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -119,7 +121,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     leave. A turn whose model says nothing for `stall_timeout_s` seconds fails. The file of one instance's conversation
     takes up to `conversation_mb` MiB, with what lies beside it. `resource` and `swarm` are the documents of the agent
     and of its Swarm as written, for its extensions; empty when it has none. `budget`: what everything that one message
-    to it sets going may use.
+    to it sets going may use. `addable` are names of the registry that its extensions may add to a step's catalog.
+    `dynamic` are names of tools that `spec.tools` names and an extension registers.
     """
 
     name: str
@@ -139,6 +142,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     resource: dict[str, Any] = {}
     swarm: dict[str, Any] = {}
     budget: BudgetLimits | None = None
+    addable: list[str] = []
+    dynamic: list[str] = []
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

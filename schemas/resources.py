@@ -237,6 +237,13 @@ class ToolCallPolicy(_Strict, frozen=True):
     allow_registry: Annotated[
         list[Text], Meta(description="Names or patterns (`bash__*`) of tools outside the catalog that may be called.")
     ] = []
+    extensions_may_add: Annotated[
+        list[Text] | None,
+        Meta(
+            description="Names or patterns of tools that the bundle's own extensions may add to a step. Without it: "
+            "every Tool that the bundle declares, none of a package."
+        ),
+    ] = None
 
 
 class AgentPolicy(_Strict, frozen=True):

@@ -18,7 +18,9 @@ from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
 
+from agentproc.catalog import Catalog
 from agentproc.conversation import Message, MessageEvent
+from agentproc.extensions.items import read_items
 from agentproc.extensions.pipeline import Next
 from schemas.codec import from_raw
 from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
@@ -229,21 +231,40 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 class StepScope:
     """What the layers of one step share. `index` counts from 0; `blocks` are shown to the model in this step only.
 
-    `system` is the step's system prompt, unless it is the agent's own.
+    `system` is the step's system prompt, unless it is the agent's own. `bound` says what may be in the catalog.
     """
 
-    __slots__ = ("blocks", "effective_config", "index", "metadata", "system", "tool_catalog", "turn")
+    __slots__ = (
+        "_settled",
+        "blocks",
+        "bound",
+        "effective_config",
+        "index",
+        "metadata",
+        "system",
+        "tool_catalog",
+        "turn",
+    )
 
-    def __init__(
-        self, turn: TurnScope, index: int, tool_catalog: list[CatalogItem], effective_config: dict[str, Any]
-    ) -> None:
+    def __init__(self, turn: TurnScope, index: int, bound: Catalog, effective_config: dict[str, Any]) -> None:
         self.turn = turn
         self.index = index
-        self.tool_catalog: Any = tool_catalog
+        self.bound = bound
+        self._settled = bound.for_step().items
+        self.tool_catalog: Any = list(self._settled)
         self.effective_config = effective_config
         self.blocks: list[dict[str, Any]] = []
         self.system: str | Unchanged | None = UNCHANGED
         self.metadata: dict[str, Any] = {}
+
+    def settle_catalog(self) -> list[CatalogItem]:
+        """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has put in what
+        is no item or cannot be called.
+        """
+        if self.tool_catalog != self._settled:  # else every layer would pay for looking at every tool
+            self.tool_catalog = read_items(self.tool_catalog, self.bound)
+            self._settled = list(self.tool_catalog)
+        return self._settled
 
 
 class CallScope:
@@ -383,7 +404,11 @@ class StepContext(_Messages):
         return self._step.metadata
 
     def next(self) -> Awaitable[StepResult]:
-        """The next middleware, or at the end the step itself. A failed model call is a result with an error."""
+        """The next middleware, or at the end the step itself. A failed model call is a result with an error.
+
+        Raises MiddlewareError when `tool_catalog` holds what cannot be called.
+        """
+        self._step.settle_catalog()
         return self._next()
 
 

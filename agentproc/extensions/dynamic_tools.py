@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from inspect import isawaitable, iscoroutinefunction
@@ -30,16 +29,13 @@ from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
-from schemas.address import SEPARATOR, parse_tool_name
+from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
 from schemas.arguments import compile_arguments
 from schemas.errors import fail, tool_error
 from schemas.frames import ToolResult
 from schemas.launch import CatalogItem
 
 Handler = Callable[[Any, Any], Any]
-
-#: What every vendor accepts as a tool's name.
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 log = logging.getLogger("agentproc")
 
@@ -95,6 +91,11 @@ class DynamicTools:
         """What the next step's catalog has besides the agent's own tools, in the order of registration."""
         return [tool.item for tool in self._tools.values() if tool.exposed]
 
+    def shown(self, name: str) -> str:
+        """The name that models are shown of a tool here, whichever way `name` spells it; any other name as it is."""
+        shown = shown_tool_name(name)
+        return shown if shown in self._tools else name
+
     def get(self, name: str) -> DynamicTool | None:
         """The tool of this name, as a model writes it."""
         return self._tools.get(name)
@@ -132,7 +133,7 @@ class DynamicTools:
 
     def unregister(self, name: str, *, extension: str) -> None:
         """Take a tool of this extension out; an unknown name is ignored. Dotted and shown names will do."""
-        shown = str(name).replace(".", SEPARATOR, 1)
+        shown = shown_tool_name(str(name))
         known = self._tools.get(shown)
         if known is not None and known.extension == extension:
             del self._tools[shown]
@@ -192,19 +193,24 @@ def call_context(
     )
 
 
+_FIELDS: Final = (
+    *("name", "description", "parameters", "handler", "metadata"),
+    *("source", "tool", "export", "idempotent", "deferred"),
+)
+
+
 def _fields(item: Any) -> dict[str, Any]:
     if isinstance(item, CatalogItem):
         given = {"name": item.name, "description": item.description, "parameters": item.parameters}
-        return {**given, "idempotent": item.idempotent}
+        return {**given, "idempotent": item.idempotent, "deferred": item.deferred}
     if isinstance(item, Mapping):
         return dict(item)
-    names = ("name", "description", "parameters", "handler", "metadata", "source", "tool", "export", "idempotent")
-    return {name: getattr(item, name) for name in names if hasattr(item, name)}
+    return {name: getattr(item, name) for name in _FIELDS if hasattr(item, name)}
 
 
 def _shown_name(name: Any, extension: str) -> str:
-    shown = name.replace(".", SEPARATOR, 1) if isinstance(name, str) else ""
-    if _NAME.fullmatch(shown) is None:
+    shown = shown_tool_name(name) if isinstance(name, str) else ""
+    if not is_shown_name(shown):
         message = f"extension {extension}: {str(name)[:80]!r} cannot be a tool's name"
         hint = "Use 1 to 64 letters, digits, - and _, with __ or one dot in between."
         raise fail("E_USAGE", message, suggestion=hint)
@@ -225,6 +231,7 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         "tool": fields.get("tool"),
         "export": fields.get("export"),
         "idempotent": fields.get("idempotent"),
+        "deferred": fields.get("deferred"),
     }
     try:
         item = msgspec.convert({key: value for key, value in given.items() if value is not None}, CatalogItem)

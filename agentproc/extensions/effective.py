@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from agentproc.catalog import Catalog
 from agentproc.extensions.pipeline import MiddlewareError
-from schemas.address import parse_tool_name
+from schemas.address import parse_tool_name, shown_tool_name
 from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec
 
 
@@ -29,7 +30,7 @@ def effective_config(spec: AgentSpec) -> dict[str, Any]:
         "agent": spec.name,
         "model": {"provider": spec.model.provider, "model": spec.model.model},
         "prompt": {"system": spec.system},
-        "tools": [{"kind": "Tool", "name": name} for name in tools],
+        "tools": [{"kind": "Tool", "name": name} for name in (*tools, *spec.dynamic)],
         "extensions": [{"kind": "Extension", "name": item.name, "config": item.config} for item in spec.extensions],
         "policy": {"maxStepsPerTurn": spec.max_steps_per_turn},
     }
@@ -55,19 +56,26 @@ def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSp
     return list(wanted.values())
 
 
-def wanted_tools(config: Mapping[str, Any], registry: Sequence[CatalogItem]) -> list[CatalogItem]:
-    """The exports of the Tools that a configuration lists, in its order. Raises MiddlewareError."""
+def wanted_tools(config: Mapping[str, Any], catalog: Catalog) -> list[CatalogItem]:
+    """The tools that a configuration lists, in its order: all exports of a Tool, or one that an extension has
+    registered (`skills.list`, `skills__list`). Raises MiddlewareError.
+    """
     by_tool: dict[str, list[CatalogItem]] = {}
-    for item in registry:
+    for item in catalog.registry.values():
         if item.source.type == "config":
             by_tool.setdefault(_tool_of(item), []).append(item)
-    wanted: dict[str, list[CatalogItem]] = {}
+    wanted: dict[str, CatalogItem] = {}
     for given in _list(config, "tools"):
         name = _name(given, "Tool")
-        if name not in by_tool:
+        shown = shown_tool_name(name)
+        registered = catalog.registered(shown)
+        if name in by_tool:
+            wanted.update({item.name: item for item in by_tool[name]})
+        elif registered is not None:
+            wanted[shown] = registered
+        elif not catalog.may_come(shown):
             raise MiddlewareError(f"effective_config.tools names Tool/{name}, which there is not")
-        wanted[name] = by_tool[name]
-    return [item for items in wanted.values() for item in items]
+    return list(wanted.values())
 
 
 def wanted_system(config: Mapping[str, Any]) -> str | None:

@@ -28,13 +28,13 @@ from agentproc.extensions.contexts import (
     TurnResult,
     TurnScope,
 )
+from agentproc.extensions.items import read_items
 from agentproc.extensions.pipeline import MiddlewareError
 from agentproc.extensions.resource import Resource
-from agentproc.extensions.sources import with_known_source
 from agentproc.extensions.values import output_of
 from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.turn import AskedCall
-from schemas.address import SEPARATOR
+from schemas.address import shown_tool_name
 from schemas.frames import AgentEvent, ErrorPayload
 from schemas.launch import CatalogItem
 
@@ -268,6 +268,7 @@ class StepPointContext(TurnPointContext):
         self.step = step
         self.blocks: list[dict[str, Any]] = scope.blocks
         self.tool_catalog: list[CatalogItem] = _with_dots(scope.tool_catalog, dotted)
+        self._bound = scope.bound
         self.llm_result: LlmResult | None = None
         self.llm_error: ErrorPayload | None = None
 
@@ -277,7 +278,7 @@ class StepPointContext(TurnPointContext):
         if "blocks" in changes:
             check_blocks(self.blocks)
         if "tool_catalog" in changes:
-            self.tool_catalog = read_items(self.tool_catalog)
+            self.tool_catalog = read_items(self.tool_catalog, self._bound)
         if "llm_result" in changes and self.llm_result is not None:
             if not isinstance(self.llm_result, LlmResult):
                 raise MiddlewareError(f"llm_result is {type(self.llm_result).__name__}, not an LlmResult")
@@ -360,22 +361,6 @@ def _asked(call: ToolCall, known: ModelAnswer | None) -> AskedCall:
     return AskedCall(msgspec.convert(call.id, str), msgspec.convert(call.name, str), msgspec.convert(call.args, dict))
 
 
-def read_items(items: Any) -> list[CatalogItem]:
-    """The items of a catalog that middleware may have changed. Raises MiddlewareError."""
-    if not isinstance(items, list | tuple):
-        raise MiddlewareError(f"tool_catalog is {type(items).__name__}, not a list")
-    read: list[CatalogItem] = []
-    for item in items:
-        if isinstance(item, CatalogItem):
-            read.append(item)
-            continue
-        try:
-            read.append(msgspec.convert(with_known_source(item), CatalogItem))
-        except msgspec.ValidationError as error:
-            raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
-    return read
-
-
 def check_blocks(blocks: Any) -> None:
     """Whether they can be shown to a model. Raises MiddlewareError."""
     if not isinstance(blocks, list | tuple):
@@ -405,7 +390,7 @@ def _with_dots(items: Any, dotted: Mapping[str, str]) -> Any:
 
 
 def _without_dot(item: CatalogItem) -> CatalogItem:
-    return msgspec.structs.replace(item, name=item.name.replace(".", SEPARATOR, 1)) if "." in item.name else item
+    return msgspec.structs.replace(item, name=shown_tool_name(item.name)) if "." in item.name else item
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class PointStages:
 
     async def _reconcile(self, step: StepScope) -> None:
         """Run `step.config`, and put in place what it wants of extensions, tools and prompt."""
-        spec, extensions = self._spec, self._spec.extensions
+        extensions = self._spec.extensions
         known = {extension.name: extension for extension in extensions}
         for layer in self._pipeline.at("step.config"):
             context = await mutate(layer, self._step(step), POINTS["step.config"].changes, self._watch)
@@ -98,12 +98,14 @@ class PointStages:
             config = step.effective_config
             try:
                 extensions = wanted_extensions(config, known)
-                tools = wanted_tools(config, spec.registry)
                 step.system = wanted_system(config)
+                if config["tools"] != self._own_config()["tools"]:
+                    tools = wanted_tools(config, step.bound)
+                    named = {item.name for item in tools}
+                    step.tool_catalog = [*tools, *(item for item in self._tools.exposed if item.name not in named)]
+                    step.settle_catalog()
             except MiddlewareError as error:
                 raise LayerFailed(layer, error) from None
-            if config["tools"] != self._own_config()["tools"]:
-                step.tool_catalog = [*tools, *self._tools.exposed]
         await self._extensions.reconcile(extensions)
 
     async def step_after(self, step: StepScope, result: StepResult) -> None:

@@ -33,7 +33,6 @@ from agentproc.extensions.contexts import (
     TurnScope,
 )
 from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
-from agentproc.extensions.point_contexts import read_items
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
@@ -150,8 +149,7 @@ class Stages:
     def enter_step(self, step: int) -> None:
         """Run the middleware of a step (from 1); its next() pushes StepEntered, its end StepLeft."""
         self._place, self._emitted = f"step{step}", 0
-        items = list(self._catalog.for_step().items)
-        self._step = StepScope(self._turn, step - 1, items, self._points.new_config())
+        self._step = StepScope(self._turn, step - 1, self._catalog, self._points.new_config())
         self._step_task = self._loop.create_task(self._run_step(self._step))
 
     def leave_step(self, leave: LeaveStep) -> None:
@@ -169,9 +167,7 @@ class Stages:
                 return failed(fault.layer, fault)
             except GoondanError as error:
                 return StepResult(status="failed", error=error.info)
-            # An exception here is raised to the layer that spoiled the catalog.
-            scope.tool_catalog = read_items(scope.tool_catalog)
-            self._use(self._catalog.of_items(scope.tool_catalog))
+            self._use(self._catalog.of_items(scope.settle_catalog()))
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
             leave = await self._step_end

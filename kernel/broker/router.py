@@ -10,7 +10,6 @@ Source: delivery.md sections 1 and 2; design section 4 ("Rules").
 from __future__ import annotations
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
@@ -51,7 +50,8 @@ from schemas.codec import (
 from schemas.control import BeginAnew, RestartChecked, RestartUndone, Revise, Revised, ToBroker
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
-from schemas.launch import AgentSpec, KernelPlan
+from schemas.launch import KernelPlan
+from schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: Peers of one class that one answer lists: it has to fit one frame.
@@ -267,7 +267,7 @@ class Router:
         """What is told to agents and tool hosts, and what agents may call."""
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
-        self._allowed = {name: _allowed_tools(spec) for name, spec in plan.agents.items()}
+        self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
 
     def _revise(self, plan: KernelPlan) -> None:
         """Another revision takes the place of the one that runs. Agents that it changes are restarted by another word;
@@ -467,9 +467,3 @@ class Router:
 
     def _ignore(self, connection: Connection, frame: Frame, now: float) -> None:
         """A sign of life, or news that has no listener."""
-
-
-def _allowed_tools(spec: AgentSpec) -> frozenset[str]:
-    """The upper bound of what an agent may ever call: what it declares, and what its policy opens."""
-    opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
-    return frozenset(spec.catalog) | opened

@@ -22,11 +22,11 @@ from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_o
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
-from kernel.bundle.refs import BadRef, Ref, read_ref, read_use
+from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
 from schemas import resources
-from schemas.address import SEPARATOR, is_resource_name
+from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
 from schemas.launch import ExtensionSpec, ModelSpec
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
@@ -36,7 +36,8 @@ class CheckedAgent(Struct):
     """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
 
     `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
-    spec.tools. `resource` is the whole document as plain values.
+    spec.tools. `resource` is the whole document as plain values. `dynamic` are tools in spec.tools that an extension
+    registers, by the names that models are shown.
     """
 
     document: Document
@@ -50,6 +51,7 @@ class CheckedAgent(Struct):
     model_body: resources.ModelBody | None = None
     system: str | None = None
     resource: dict[str, Any] = {}
+    dynamic: list[str] = []
 
 
 class Checked(Struct):
@@ -101,6 +103,8 @@ class Checker:
         self._uncertain: set[str] | None = set() if complete else None
         # Documents that do not fit their structs: what was stood in for must not be judged.
         self._broken: set[str] = set()
+        #: Tools of the bundle that cannot run yet: they take nobody's place.
+        self._waiting: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
 
@@ -126,7 +130,7 @@ class Checker:
             tools={
                 **runnable,
                 **self._packaged,
-                **{name: tool for name, tool in self._base.items() if name not in tools},
+                **{name: tool for name, tool in self._base.items() if name not in runnable},
             },
             policy=policy,
             entry_agent=entry,
@@ -205,7 +209,9 @@ class Checker:
             tool = CheckedTool(document, name, built.spec)
             check_tool(tool, self._files, self._report)
             tools[name] = tool
-            if name in self._base:
+            if tool.entry and not tool.runs:
+                self._waiting.add(name)
+            elif name in self._base:
                 message = f"{document.resource} replaces the bundled tool of that name"
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
         return tools
@@ -326,7 +332,7 @@ class Checker:
             if own or (bundled and ref.package is None):
                 return ref.name
         elif ref.package == BASE_PACKAGE:
-            if bundled and own:
+            if bundled and own and not (ref.kind == "Tool" and ref.name in self._waiting):
                 message = f"the bundled {ref.kind} {text} is hidden by the bundle's own of that name"
                 self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the bundle's own another name.")
                 return None
@@ -371,7 +377,8 @@ class Checker:
             message = f"the entry of {tool.id} cannot run yet, and {document.resource} uses it"
             self._report.error("E_CONFIG_UNSUPPORTED", message, place)
             return None
-        taken = ("Tool", ref.name) in self._found or ref.name in self._base
+        own = ("Tool", ref.name) in self._found and ref.name not in self._waiting
+        taken = own or ref.name in self._base
         if taken or self._packaged.setdefault(ref.name, tool) is not tool:
             message = f"there is another Tool {shown(ref.name)}: the tools of a kernel need different names"
             self._report.error("E_CONFIG_DUPLICATE", message, place, "Give the bundle's own another name.")
@@ -395,6 +402,11 @@ class Checker:
             self._agent_prompt(agent)
             self._agent_tools(agent, tools)
             self._agent_extensions(agent, extensions)
+            policy = agent.body.policy.tool_calls
+            if policy.extensions_may_add is not None and all(extension.bundled for extension in agent.extensions):
+                message = "the agent has no extension of the bundle's own: nothing adds a tool"
+                place = document.key("spec", "policy", "toolCalls", "extensionsMayAdd")
+                self._report.warn("W_CONFIG_IGNORED", message, place)
         return agents
 
     def _agent_model(self, agent: CheckedAgent) -> None:
@@ -444,21 +456,39 @@ class Checker:
         document = agent.document
         for index, item in enumerate(agent.body.tools):
             at: Path = ("spec", "tools", index)
-            name = self._refer(document, read_use(item, "Tool"), at)
+            ref = read_use(item, "Tool")
+            registered = self._registered(agent, ref)
+            name = registered or self._refer(document, ref, at)
             if name is None:
                 continue
-            if name in agent.tools:
+            if name in agent.tools or name in agent.dynamic:
                 message = "the tool stands twice in this agent"
                 self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
                 continue
+            if registered is not None:
+                agent.dynamic.append(name)
+                continue
             agent.tools.append(name)
             agent.uses[name] = index
-            tool = tools.get(name)
+            tool = tools.get(name) if isinstance(ref, BadRef) or ref.package in (None, self._package) else None
             if tool is not None and tool.entry and not tool.runs:
                 entry = tool.document.text("spec", "entry")
                 message = f"the entry {entry} cannot run yet, and {document.resource} uses {tool.document.resource}"
                 place = tool.document.place("spec", "entry")
                 self._report.error("E_CONFIG_UNSUPPORTED", message, place, "Write the handlers in Python for now.")
+
+    def _registered(self, agent: CheckedAgent, ref: Ref | BadRef) -> str | None:
+        """The name of a tool that one of the agent's extensions registers, as models are shown it; None: it is none.
+
+        Which ones an extension registers is known when it runs. Names of Tools have neither a dot nor __.
+        """
+        if isinstance(ref, BadRef) or ref.package is not None or not agent.body.extensions:
+            return None
+        shown_name = shown_tool_name(ref.name)
+        halves = parse_tool_name(shown_name)
+        if halves is None or ("Tool", halves.resource_name) in self._found or halves.resource_name in self._base:
+            return None
+        return shown_name if halves.export_name and is_shown_name(shown_name) else None
 
     def _unused_tools(self, agents: Mapping[str, CheckedAgent], tools: Mapping[str, CheckedTool]) -> None:
         used = {name for agent in agents.values() for name in agent.tools}
@@ -508,7 +538,7 @@ class Checker:
             self._report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Put the others elsewhere.")
         document, _, built = swarms[0]
         body: resources.SwarmBody = built.spec
-        entry = self._refer(document, read_ref(body.entry_agent, "Agent", ("entryAgent",)), ("spec",))
+        entry = self._refer(document, read_entry_agent(body.entry_agent), ("spec",))
         members: set[str] = set()
         for index, item in enumerate(body.agents):
             at: Path = ("spec", "agents", index)

@@ -53,6 +53,12 @@ def read_ref(value: RefLike, kind: str, at: Path = ()) -> Ref | BadRef:
     return Ref(found, name, None, at)
 
 
+def read_entry_agent(value: RefLike) -> Ref | BadRef:
+    """`spec.entryAgent` of a Swarm: a reference to an Agent, or its name alone, which can mean nothing else."""
+    bare = isinstance(value, str) and value and "/" not in value
+    return read_ref(f"Agent/{value}" if bare else value, "Agent", ("entryAgent",))
+
+
 def read_use(item: str | Use, kind: str, at: Path = ()) -> Ref | BadRef:
     """A reference in a list item: the text itself, by `ref`, or by `kind` and `name`."""
     if isinstance(item, str):

@@ -177,6 +177,8 @@ def _permission(power: Permission) -> str:
 def _setting(power: Setting) -> str:
     if power.name == "allowRegistry":
         return f"{power.whose} may call tools that it does not list: {power.value}"
+    if power.name == "extensionsMayAdd":
+        return f"extensions of {power.whose} may add tools that it does not list: {power.value}"
     if power.name == "minTier":
         return f"{power.whose} also runs where jails are weaker"
     return f"{power.whose}: {power.name} is {power.value}"

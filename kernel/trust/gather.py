@@ -86,6 +86,7 @@ def powers_of(
     for agent in agents:
         patterns = agent.body.policy.tool_calls.allow_registry
         add(Setting(f"Agent/{agent.name}", "allowRegistry", pattern) for pattern in patterns)
+        add(Setting(f"Agent/{agent.name}", "extensionsMayAdd", pattern) for pattern in _widening(agent, checked))
         add(_beyond(agent.body.policy, AgentPolicy(), _AGENT_LIMITS, f"Agent/{agent.name}"))
     add(_beyond(checked.policy, SwarmPolicy(), _SWARM_LIMITS, f"Swarm/{checked.swarm}"))
     return list(found)
@@ -137,8 +138,18 @@ def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
 
 def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:
     names = [build_tool_name(tool.name, export.name) for export in tool.body.exports]
-    patterns = agent.body.policy.tool_calls.allow_registry
+    policy = agent.body.policy.tool_calls
+    patterns = [*policy.allow_registry, *(policy.extensions_may_add or ())]
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _widening(agent: CheckedAgent, checked: Checked) -> Iterable[str]:
+    """Patterns that let extensions add tools of packages; those of the bundle's own need none."""
+    others = [tool for tool in checked.tools.values() if tool.bundled or tool.package]
+    names = [build_tool_name(tool.name, export.name) for tool in others for export in tool.body.exports]
+    for pattern in agent.body.policy.tool_calls.extensions_may_add or ():
+        if any(fnmatchcase(name, pattern) for name in names):
+            yield pattern
 
 
 def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[[str], str]) -> Iterable[Power]:

@@ -94,7 +94,8 @@ class Permission(Struct, frozen=True, rename="camel", tag="permission"):
 class Setting(Struct, frozen=True, rename="camel", tag="setting"):
     """A rule of the sandbox or the kernel that the bundle makes weaker. `whose` is a resource such as Tool/NAME.
 
-    `name` is the field, `value` what it is set to: `minTier`, `allowRegistry`, and limits above the defaults.
+    `name` is the field, `value` what it is set to: `minTier`, `allowRegistry`, `extensionsMayAdd`, and
+    limits above the defaults.
     """
 
     whose: str

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,10 +79,10 @@ class Raw:
 class Broker:
     """The process, and ways to speak to it."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, make: Callable[[str], KernelPlan]) -> None:
         self.run_dir = run_dir
         self.secret = os.urandom(32)
-        self.plan = plan(str(run_dir / "state"))
+        self.plan = make(str(run_dir / "state"))
         self.peers: list[Raw] = []
         self.process = self._start()
 
@@ -151,10 +151,10 @@ class Broker:
 
 
 @contextmanager
-def bare_broker() -> Iterator[Broker]:
-    """A broker that must end cleanly and leave no socket behind."""
+def bare_broker(make: Callable[[str], KernelPlan] = plan) -> Iterator[Broker]:
+    """A broker that must end cleanly and leave no socket behind. `make` gives its plan for a state directory."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
-        broker = Broker(Path(folder))
+        broker = Broker(Path(folder), make)
         try:
             yield broker
             assert broker.process.poll() is None, "the broker died"

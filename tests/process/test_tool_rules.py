@@ -65,6 +65,7 @@ spec:
   modelConfig: {modelRef: Model/scripted}
   tools: [{ref: Tool/words}]
   extensions: [{ref: Extension/weather-ext}]
+  policy: {toolCalls: {extensionsMayAdd: ["hidden__*"]}}
 ---
 apiVersion: goondan.ai/v1
 kind: Agent
@@ -312,8 +313,7 @@ def test_step_middleware_changes_one_steps_catalog_for_the_model_and_for_the_che
     assert ("words__later" in second, "hidden__list-all" in second) == (True, False)
     told = swarm.results("narrow")
     assert told["c1"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
-    # It passed the agent's check; what the Agent document names is an upper bound that the broker holds.
-    assert told["c2"]["error"]["code"] == "E_FORBIDDEN"
+    assert told["c2"] == [], "what middleware adds within the policy can be called"
     assert first["words__list-all"]["description"] == "renewed"
     assert told["c5"] == []
     assert told["c3"] is None

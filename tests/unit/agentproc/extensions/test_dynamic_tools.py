@@ -6,18 +6,20 @@ import asyncio
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
+from agentproc.catalog import Catalog
 from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.point_contexts import read_items
+from agentproc.extensions.items import read_items
 from agentproc.extensions.resource import Resource
 from agentproc.loop import TurnRunner
 from schemas.address import instance_workdir
 from schemas.codec import from_raw
 from schemas.errors import GoondanError
 from schemas.frames import ToolResult
-from schemas.launch import McpSource, ToolSource
+from schemas.launch import CatalogItem, McpSource, ToolSource
 from tests.unit.agentproc import turns
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make
@@ -101,9 +103,11 @@ async def test_a_tool_of_an_mcp_server_says_so_and_whose_it_is(make: Make, given
 
 @pytest.mark.requirement("ITEM-07")
 def test_an_item_of_middleware_may_name_its_source_in_the_older_form() -> None:
-    (item,) = read_items([{"name": "github__find", "source": {"type": "mcp", "extension": "mcp-github"}}])
+    there = {name: CatalogItem(name=name) for name in ("github__find", "a__b")}
+    catalog = Catalog(there, [], reach=frozenset(there))
+    (item,) = read_items([{"name": "github__find", "source": {"type": "mcp", "extension": "mcp-github"}}], catalog)
     assert item.source == ToolSource("mcp", "mcp-github", McpSource("mcp-github"))
-    (plain,) = read_items([{"name": "a__b", "source": {"type": "config", "name": "a"}}])
+    (plain,) = read_items([{"name": "a__b", "source": {"type": "config", "name": "a"}}], catalog)
     assert plain.source == ToolSource("config", "a")
 
 
@@ -330,3 +334,73 @@ def test_a_resource_reads_by_key_and_by_attribute() -> None:
     assert len(resource) == 3
     with pytest.raises(AttributeError):
         resource.kind = "Tool"
+
+
+@pytest.mark.requirement("NAME-14", "NAME-15")
+async def test_both_spellings_of_a_dotted_name_reach_one_handler_and_points_see_the_dot(make: Make) -> None:
+    seen: list[Any] = []
+    runner = make(
+        FakeLink(), model := FakeModel(wants(("a", "skills__list", {"n": 1}), ("b", "skills.list", {"n": 2})))
+    )
+    model.script.append(says("done"))
+    api = api_of(runner)
+    api.tools.register({"name": "skills.list", "description": "x", "handler": lambda ctx, given: given["n"]})
+
+    def catalog(ctx: Any) -> Any:
+        seen.append([tool.name for tool in ctx.tool_catalog if tool.name.startswith("skills.")])
+        return ctx
+
+    def call(ctx: Any) -> Any:
+        seen.append((ctx.tool_call.id, ctx.tool_call.name, [tool.name for tool in ctx.tool_catalog][-1]))
+        return ctx
+
+    api.pipelines.mutate("step.tools", catalog)
+    api.pipelines.mutate("toolCall.pre", call)
+    await runner.run(event_frame("e1", "go"))
+    assert model.requests[0].tools[-1].name == "skills__list"
+    assert sorted(map(str, seen[:3])) == [
+        "('a', 'skills.list', 'skills.list')",
+        "('b', 'skills.list', 'skills.list')",
+        "['skills.list']",
+    ]
+    assert [from_raw(result.output, object) for result in results(model)] == [1, 2]  # type: ignore[arg-type]
+    calls = [part.tool_name for part in model.requests[-1].messages[1].data.calls]  # type: ignore[union-attr]
+    assert calls == ["skills__list", "skills__list"]
+
+
+@pytest.mark.requirement("DYNAMIC-09")
+@pytest.mark.parametrize("way", ["spec.tools", "step.tools", "step.config", "none"])
+async def test_a_tool_of_a_v09_extension_is_offered_when_something_names_it(make: Make, way: str) -> None:
+    runner = make(FakeLink(), model := FakeModel(says("one")), dynamic=["skills__list"] if way == "spec.tools" else [])
+    api = api_of(runner, exposes_tools=False)
+    item = {"name": "skills.list", "description": "x"}
+    api.tools.register(item, lambda ctx, given: 1)
+
+    def add_to_catalog(ctx: Any) -> Any:
+        return ctx.replace(tool_catalog=[*ctx.tool_catalog, item])
+
+    def add_to_config(ctx: Any) -> Any:
+        config = ctx.effective_config
+        tools = [*config["tools"], {"kind": "Tool", "name": "skills.list"}]
+        return ctx.replace(effective_config={**config, "tools": tools})
+
+    if way == "step.tools":
+        api.pipelines.mutate("step.tools", add_to_catalog)
+    elif way == "step.config":
+        api.pipelines.mutate("step.config", add_to_config)
+    await runner.run(event_frame("e1", "go"))
+    names = [tool.name for tool in model.requests[0].tools]
+    assert names == ["bash__exec", "notes__add", *([] if way == "none" else ["skills__list"])]
+
+
+@pytest.mark.requirement("ITEM-06")
+async def test_the_source_of_a_tool_of_an_mcp_extension_is_whole(make: Make) -> None:
+    runner = make(FakeLink(), model := FakeModel(says("done")))
+    item = {"name": "github__create_issue", "description": "x", "source": {"type": "mcp"}}
+    api_of(runner, "mcp-github").tools.register(item, lambda ctx, given: 1)
+    await runner.run(event_frame("e1", "go"))
+    assert msgspec.to_builtins(model.requests[0].tools[-1].source) == {
+        "type": "mcp",
+        "name": "mcp-github",
+        "mcp": {"extensionName": "mcp-github"},
+    }

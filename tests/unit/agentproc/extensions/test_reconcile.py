@@ -146,7 +146,8 @@ async def test_the_tools_and_the_prompt_of_a_step_are_as_its_configuration_has_t
         for tool, export in (("bash", "exec"), ("notes", "add"), ("notes", "list"))
     ]
     link, model = FakeLink(), FakeModel(wants(("a", "bash__exec", {})), says("done"), says("again"))
-    runner = make(link, model, registry=registry, catalog=["bash__exec"], system="Be kind.")
+    addable = ["notes__add", "notes__list"]
+    runner = make(link, model, registry=registry, catalog=["bash__exec"], addable=addable, system="Be kind.")
     changes = [{"tools": ["Tool/notes"], "prompt": {"system": "Be brief."}}]
 
     def change(ctx: Any) -> Any:

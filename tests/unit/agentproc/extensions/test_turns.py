@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentproc.conversation import AssistantData, Message, UserData, is_presentable
@@ -15,7 +16,7 @@ from agentproc.loop import TurnRunner
 from schemas.codec import from_raw
 from schemas.errors import fail, tool_error
 from schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
-from schemas.launch import CatalogItem
+from schemas.launch import CatalogItem, ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle
 
@@ -186,7 +187,7 @@ async def test_step_middleware_decides_what_the_model_is_shown_and_may_call(make
         wants(("c", "bash__exec", {"command": "ls"}), ("d", "hidden__run", {})),
         says("done"),
     )
-    runner = make(link, model)
+    runner = make(link, model, addable=["hidden__run"])
     put(runner, "step", first_step_only)
     await runner.run(event_frame("e1", "go"))
     assert [[item.name for item in request.tools] for request in model.requests[:2]] == [
@@ -580,3 +581,49 @@ async def test_a_turn_result_of_ones_own_is_the_answer(make: Make) -> None:
 def test_catalog_items_are_what_the_specification_lists() -> None:
     item = CatalogItem(name="a__b")
     assert (item.description, item.parameters, item.source.type) == (None, None, "config")
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "told"),
+    [
+        ("hidden__run", True, "'hidden__run' or a pattern for it to policy.toolCalls.extensionsMayAdd of Agent/coder"),
+        ("hidden__run", False, "Name Tool/hidden in spec.tools of Agent/coder. Bundled extensions add no tools"),
+        ("no__such", True, "Register it with api.tools.register before it is added"),
+    ],
+)
+async def test_what_cannot_be_called_is_refused_where_it_is_added(make: Make, name: str, own: bool, told: str) -> None:
+    async def outer(ctx: Any) -> Any:
+        return await ctx.next()
+
+    async def adds(ctx: Any) -> Any:
+        ctx.tool_catalog.append(CatalogItem(name=name))
+        return await ctx.next()
+
+    link, model = FakeLink(), FakeModel(says("never"))
+    specs = [ExtensionSpec(name="x", entry="/x.py", resource={}, bundled=not own)]
+    runner = make(link, model, extensions=specs)
+    for extension, layer in (("outer", outer), ("adder", adds), ("inner", outer)):
+        put(runner, "step", layer, extension)
+    await runner.run(event_frame("e1", "go"))
+    error = answer_of(link).error
+    assert error is not None
+    assert (error.code, "the step middleware of extension adder failed" in error.message) == ("E_MIDDLEWARE", True)
+    assert repr(name) in error.message
+    assert told in (error.suggestion or "")
+    assert model.requests == [], "the model was offered it"
+
+
+async def test_a_deferred_tool_is_not_shown_and_can_be_called(make: Make) -> None:
+    async def defer(ctx: Any) -> Any:
+        ctx.tool_catalog = [msgspec.structs.replace(item, deferred=True) for item in ctx.tool_catalog]
+        return await ctx.next()
+
+    link = FakeLink()
+    model = FakeModel(wants(("a", "notes__add", {}), ("b", "bash__exec", {"comand": "ls"})), says("done"))
+    runner = make(link, model)
+    put(runner, "step", defer)
+    await runner.run(event_frame("e1", "go"))
+    assert [request.tools for request in model.requests] == [[], []]
+    results = {part.tool_call_id: part.result for m in model.requests[-1].messages[2:] for part in m.data.content}  # type: ignore[union-attr]
+    assert (results["a"].status, results["b"].error.code) == ("ok", "E_TOOL_INVALID_ARGS")
+    assert len(link.calls) == 1

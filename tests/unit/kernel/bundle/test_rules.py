@@ -200,6 +200,57 @@ def test_a_javascript_tool_is_fine_until_an_agent_uses_it(look: Look) -> None:
     assert "words" not in unused.checked.tools
 
 
+def test_a_tool_that_cannot_run_and_that_nobody_uses_hides_nobody(look: Look) -> None:
+    text = GOOD.replace("name: words", "name: bash").replace("tools/words.py", "tools/words.ts")
+    text = text.replace("    - Tool/words\n", "").replace("    - ref: Tool/bash\n", "")
+    files = {"tools/words.ts": ""}
+    unused = look(text, files=files)
+    assert (unused.errors, [w.code for w in unused.warnings]) == ([], ["W_CONFIG_NOT_STARTED"])
+    assert unused.checked.tools["bash"].bundled
+    tools = "  tools:\n"
+    bundled = look(
+        text.replace(tools, tools + "    - {kind: Tool, name: bash, package: '@goondan/base'}\n"), files=files
+    )
+    assert bundled.errors == []
+    assert bundled.checked.agents["helper"].tools == ["bash"]
+    meant = look(text.replace(tools, tools + "    - Tool/bash\n"), files=files)
+    assert [p.code for p in meant.errors] == ["E_CONFIG_UNSUPPORTED"]
+
+
+def test_the_entry_agent_may_be_named_alone(look: Look) -> None:
+    assert look(GOOD.replace("entryAgent: Agent/helper", "entryAgent: helper")).checked.entry_agent == "helper"
+    wrong = look(GOOD.replace("entryAgent: Agent/helper", "entryAgent: helpr"))
+    assert [(p.code, p.suggestion) for p in wrong.errors[:1]] == [("E_CONFIG_MISSING_REF", "Did you mean 'helper'?")]
+
+
+@pytest.mark.requirement("DYNAMIC-09")
+@pytest.mark.parametrize(
+    ("ref", "shown"),
+    [
+        ("Tool/skills.list", "skills__list"),
+        ("Tool/skills__list", "skills__list"),
+        ("{kind: Tool, name: myExt.getStatus}", "myExt__getStatus"),
+        ("Tool/words__count", None),  # a Tool of the bundle is named whole
+        ("Tool/skills", None),
+        ("Tool/a.b.c", None),
+        ("Tool/skills.", None),
+        ("{kind: Tool, name: skills.list, package: '@goondan/base'}", None),
+    ],
+)
+def test_spec_tools_may_name_what_an_extension_registers(look: Look, ref: str, shown: str | None) -> None:
+    files = {"ext/log.py": "def register(api): ..."}
+    text = EXTENSION.format("ext/log.py") + USES_IT.replace("    - Tool/words\n", f"    - {ref}\n", 1)
+    seen = look(text, files=files)
+    if shown is None:
+        assert [p.code for p in seen.errors] == ["E_CONFIG_MISSING_REF"]
+        return
+    assert seen.errors == []
+    agent = seen.checked.agents["helper"]
+    assert (agent.tools, agent.dynamic) == (["bash"], [shown])
+    without = look(GOOD.replace("    - Tool/words\n", f"    - {ref}\n", 1))
+    assert [p.code for p in without.errors] == ["E_CONFIG_MISSING_REF"]  # nobody could register it
+
+
 EXTENSION = "apiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {{name: log}}\nspec: {{entry: '{}'}}\n---\n"
 
 

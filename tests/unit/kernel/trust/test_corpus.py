@@ -307,7 +307,7 @@ FIELDS: dict[str, str] = {
     "AgentUse: ref kind name package": TEXT, "ValueFrom: env": "Variable", "ValueSource: value valueFrom": "Variable",
     "ModelBody: provider": "OwnModel", "ModelBody: endpoint": "Endpoint, OpenKey", "ModelBody: apiKey": "Variable",
     "ModelBody: model": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
-    "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT, "ToolCallPolicy: allowRegistry": "Setting",
+    "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT, "ToolCallPolicy: allowRegistry extensionsMayAdd": "Setting",
     "AgentPolicy: toolCalls": "what is in it", "AgentPolicy: stallTimeoutS": NONE,
     "AgentPolicy: conversationMb": "Setting",
     "AgentBody: modelConfig prompt tools sandbox policy": "what is in it", "AgentBody: extensions": "Module",

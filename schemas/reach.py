@@ -1,0 +1,16 @@
+"""The upper bound of what an agent may ever call on the bus. Pure; the broker holds it, and the agent knows it.
+
+Source: docs/decisions/071; requirements CATALOG-04, CATALOG-05, CALL-03.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from schemas.launch import AgentSpec
+
+
+def reachable_tools(spec: AgentSpec) -> frozenset[str]:
+    """What `spec.tools` names, what the policy opens to the model, and what the agent's extensions may add."""
+    opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
+    return frozenset(spec.catalog) | opened | frozenset(spec.addable)
