@@ -59,6 +59,8 @@ FrameType = Literal[
     "restart",
     "budget.reserve",
     "budget.settle",
+    "config.propose",
+    "config.changed",
     "admin",
     "reply",
     "runtime.event",
@@ -189,7 +191,8 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     (AgentSpec or ToolHostSpec, msgpack) that the token entitles to, nil for clients. `blobs` is the folder of large
     payloads, an absolute path on the broker's machine. `durability` is what `accepted` promises: that an event
     survives a loss of power, or only the end of a process. `generation` of an agent's conversations: one that was begun
-    under a lower number begins anew.
+    under a lower number begins anew. `config` are the changes of its configuration that are in force for an agent
+    (schemas.live_config.LiveChanges), nil when there are none.
     """
 
     version: int
@@ -205,6 +208,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     blobs: str | None = None
     durability: Literal["power", "process"] = "power"
     generation: int = 0
+    config: Raw = NO_PAYLOAD
 
 
 class Credit(Struct, frozen=True):

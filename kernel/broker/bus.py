@@ -80,6 +80,8 @@ class Bus:
         self.now = started_ms / 1000
         #: Bugs of ours that were survived; the loop writes them to the log.
         self.faults: list[Exception] = []
+        #: What operators should know; the loop writes it to the log.
+        self.notices: list[str] = []
         self.counters: Counter[str] = Counter()
         #: What was refused for want of room, (root, quota, what) -> how often; the loop writes it to the log.
         self.refusals: Counter[tuple[str, str, str]] = Counter()

@@ -171,6 +171,16 @@ class Ledger:
         """A model call is about to be made."""
         return Item((Put(records.hold_subject(record.id), records.encode(record)),), refusable=True)
 
+    def config_patched(self, record: records.ConfigPatched, forgotten: Iterable[int] = ()) -> Item:
+        """A decision on a patch of configuration, in the place of an earlier one; and which are remembered no more."""
+        subject = records.config_subject(record.number)
+        gone = [Retire(records.config_subject(number)) for number in forgotten]
+        return Item((*gone, Retire(subject), Put(subject, records.encode(record))), refusable=True)
+
+    def config_forgotten(self, numbers: Iterable[int]) -> Item:
+        """Patches that are remembered no more."""
+        return Item(tuple(Retire(records.config_subject(number)) for number in numbers))
+
     def restart_over(self, subject: str) -> Item:
         """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""
         return Item((Retire(subject, b"", "restarted"),))

@@ -42,6 +42,7 @@ from kernel.broker.router import Router
 from schemas.codec import MAX_FRAME_BYTES
 from schemas.startup import admit_toolhost
 from schemas.tokens import SOCKETS
+from schemas.visible import visible_line
 
 #: Frames a socket may bring in one round (delivery.md section 6: with it a control ping waits 10 ms at worst).
 QUOTA: Final = 64
@@ -169,6 +170,7 @@ class BrokerLoop:
                 self._router.tick(now)
                 self._flush(now)
                 self._report_faults()
+                self._report_notices()
                 self._report_refusals(now)
                 if self._keeper is not None:
                     self._tidy(self._keeper, now)
@@ -268,6 +270,12 @@ class BrokerLoop:
         for fault in faults[:10]:
             self._bus.counters["internal_errors"] += 1
             traceback.print_exception(fault)
+
+    def _report_notices(self) -> None:
+        """What operators should know, to the log of the process."""
+        notices, self._bus.notices = self._bus.notices, []
+        for notice in notices:
+            print(visible_line(notice), file=sys.stderr, flush=True)
 
     def _report_refusals(self, now: float) -> None:
         """Whose messages were refused for want of room, now and then, to the log of the process."""

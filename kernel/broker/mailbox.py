@@ -404,10 +404,11 @@ class Staged(Struct, frozen=True):
 
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
     `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
-    wish may be granted. `fresh`: conversations begin anew. `budget`: see budgets/desk.py. `note`: nothing waits for it.
+    wish may be granted. `fresh`: conversations begin anew. `budget`: see budgets/desk.py. `config`: a patch is in
+    force, or is no more. `note`: nothing waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "config", "note"]
     item: Item
     #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
@@ -421,7 +422,8 @@ class Staged(Struct, frozen=True):
     state: State = "done"
     #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
     follow: Event | None = None
-    #: The subject of the wish that a `restart` is about, the agent of a `fresh`, or what a `budget` is about.
+    #: The subject of the wish that a `restart` is about, the agent of a `fresh`, what a `budget` is about, or the id of
+    #: the patch of a `config`.
     wish: str = ""
 
 

@@ -28,6 +28,7 @@ from kernel.broker.journal.records import (
     BudgetHold,
     BudgetTree,
     CancelWish,
+    ConfigPatched,
     EpochsReserved,
     Finished,
     FreshStart,
@@ -75,15 +76,17 @@ class Restored(NamedTuple):
     deleted: list[InstanceDeleted]
     #: Of accepted events: the agents whose budgets led to them, by their ids.
     budgets: dict[str, tuple[str, ...]]
+    #: Decisions on patches of configuration.
+    patches: list[ConfigPatched]
 
 
 #: Of a journal without any of it.
-NOTHING: Final = Restored([], [], {})
+NOTHING: Final = Restored([], [], {}, [])
 
 
 def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
     """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
-    restored = Restored([], [], {})
+    restored = Restored([], [], {}, [])
     for row in rows:
         try:
             _apply(bus, row, restored)
@@ -111,6 +114,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
         return
     if isinstance(record, InstanceDeleted):
         restored.deleted.append(record)
+        return
+    if isinstance(record, ConfigPatched):
+        restored.patches.append(record)
         return
     if isinstance(record, EpochsReserved):
         return

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from msgspec import Raw
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
@@ -26,6 +27,7 @@ from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
+from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.mailbox import Staged
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
@@ -49,7 +51,7 @@ from schemas.codec import (
 )
 from schemas.control import BeginAnew, RestartChecked, RestartUndone, Revise, Revised, ToBroker
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
+from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
 from schemas.launch import KernelPlan
 from schemas.reach import reachable_tools
 
@@ -79,6 +81,7 @@ class Router:
         self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
         self._deletions.resume(restored.deleted, bus.now)
         budgets.resume(restored.budgets)
+        self._configs = configs = LiveConfigs(bus)
         self._events.end_without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
@@ -90,6 +93,9 @@ class Router:
         self._connections = bus.presence.connections
         self._actors = actors
         self._prepare(bus.plan)
+        configs.restore(restored.patches)
+        for tombstone in restored.deleted:
+            configs.forget_instance(tombstone.agent, tombstone.key)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
         tools, events = self._tool_calls, self._events
         asking: dict[str, Handler] = {
@@ -106,6 +112,7 @@ class Router:
                 "restart": restarts.ask,
                 "budget.reserve": budgets.reserve,
                 "budget.settle": budgets.settle,
+                "config.propose": configs.propose,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
@@ -193,14 +200,19 @@ class Router:
                 self._dead.refused(item)
                 self._restarts.refused(item.wish)
                 self._budgets.refused(item.wish)
+                self._configs.refused(item.wish)
             elif item.kind == "restart":
                 self._restarts.settled(item.wish)
             elif item.kind == "fresh":
                 self._fresh.settled(item.wish)
             elif item.kind == "budget":
                 self._budgets.settled(item.wish)
+            elif item.kind == "config":
+                self._configs.settled(item.wish)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
+                if item.instance.deleting:
+                    self._configs.forget_instance(item.instance.agent, item.instance.key)
             elif item.instance is not None:
                 self._directory.settled(item.instance, now)
             else:
@@ -268,6 +280,7 @@ class Router:
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
+        self._configs.revise(self._allowed)
 
     def _revise(self, plan: KernelPlan) -> None:
         """Another revision takes the place of the one that runs. Agents that it changes are restarted by another word;
@@ -279,7 +292,9 @@ class Router:
         self._budgets.revise(plan)
         self._actors.revise(plan)
         for connection in self._connections[AGENTS].values():
-            connection.allowed = self._allowed.get(connection.claims.agent or "", frozenset())
+            connection.allowed = self._configs.allowed(
+                connection.claims.agent or "", connection.claims.instance_key or ""
+            )
         for connection in list(self._connections[TOOLS].values()):
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
@@ -326,7 +341,7 @@ class Router:
             instance.conn = None
             lost = self.bus.mailbox.lose_holder(instance, counts=True)
             self._processes.count_attempt(lost, "another process has taken its place")
-        connection.allowed = self._allowed[agent]
+        connection.allowed = self._configs.allowed(agent, key)
         self._processes.here(instance, connection, now)
         self._events.adopt(instance, hello, now)
         self._welcome(
@@ -337,6 +352,7 @@ class Router:
             epoch=instance.epoch,
             spec=self._specs[agent],
             generation=self._fresh.of(agent),
+            config=self._config_of(agent, key),
         )
         if self.bus.draining is not None:
             reason, until = self.bus.draining
@@ -345,6 +361,10 @@ class Router:
         self._events.cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
         self._processes.serve(now)
+
+    def _config_of(self, agent: str, key: str) -> Raw:
+        changes = self._configs.of(agent, key)
+        return NO_PAYLOAD if changes is None else to_raw(changes)
 
     def _welcome(self, connection: Connection, hello: Frame, **more: Any) -> None:
         body = Welcome(
@@ -398,7 +418,8 @@ class Router:
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
         who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py.
+        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py; `config.*`:
+        see live_config/service.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
@@ -417,6 +438,9 @@ class Router:
         if op == "budget" and operator:
             self._budgets.tell(connection, frame, asked.get("eventId"))
             return
+        if isinstance(op, str) and op.startswith("config.") and operator:
+            self._configs.ask(connection, frame, asked, now)
+            return
         if op == "why" and operator:
             Waits(self.bus).tell(connection, frame, now)
             return
@@ -426,7 +450,7 @@ class Router:
         if op != "stats":
             message = (
                 "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*` and `instance.delete`"
+                "`dead.*`, `config.*` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox

@@ -49,6 +49,7 @@ from schemas.frames import (
     Welcome,
 )
 from schemas.vectors.bad import FILE_NAME, ID, PING, TIME, TYPE, bad_frames, mapping, nested, text
+from schemas.vectors.live_config import live_config_frames
 
 FILE: Final = Path(__file__).parent / "frames.json"
 #: Integers that every JSON parser keeps.
@@ -413,6 +414,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             Frame("restart", id="x.18", call_id="t1/c2", payload=to_raw(RestartRequest("tool:self-restart"))),
             "RestartRequest",
         ),
+        *live_config_frames(),
         (
             "budget.reserve",
             Frame(

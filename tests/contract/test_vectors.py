@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import budgets, frames
+from schemas import budgets, frames, live_config
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -30,6 +30,9 @@ KINDS: dict[str, Any] = {
     "BudgetReserve": budgets.BudgetReserve,
     "BudgetGranted": budgets.BudgetGranted,
     "BudgetSettle": budgets.BudgetSettle,
+    "ConfigOutcome": live_config.ConfigOutcome,
+    "ConfigProposal": live_config.ConfigProposal,
+    "LiveChanges": live_config.LiveChanges,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,

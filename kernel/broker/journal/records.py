@@ -17,7 +17,8 @@ from msgspec import Raw, Struct
 
 from kernel.broker.budgets.amounts import Spend
 from kernel.broker.workdirs import Beneath
-from schemas.frames import NO_PAYLOAD, Blob, OptionalRaw, ReplyTo, Source
+from schemas.effective_config import Change
+from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]
@@ -155,6 +156,38 @@ class FreshStart(Struct, frozen=True, array_like=True, tag="fresh"):
     generation: int
 
 
+class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=True):
+    """A patch of an agent's configuration was accepted, and perhaps reverted since; or a proposal was rejected."""
+
+    number: int
+    id: str
+    agent: str
+    #: The instance that it is for; None: all of the agent.
+    key: str | None
+    change: Change
+    #: What of the configuration it touches: names from the outside in.
+    touched: list[list[str]]
+    #: The revision from which on it does not count; 0: it counts.
+    reverted: int = 0
+    #: Its operations without their values.
+    asked: list[str] = []
+    #: Who proposed it: `agent` with the instance's key and what it called its extension, or `operator`.
+    by: str = ""
+    by_key: str | None = None
+    extension: str | None = None
+    #: The event whose turn proposed it.
+    event_id: str | None = None
+    reason: str = ""
+    #: The revision that it was made from.
+    made_from: int = 0
+    #: When (milliseconds since 1970).
+    at_ms: int = 0
+    #: Tools in it that extensions had registered, and that the bundle does not have.
+    dynamic: list[str] = []
+    #: Why it was rejected.
+    error: ErrorPayload | None = None
+
+
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
@@ -208,6 +241,7 @@ Record = (
     | FreshStart
     | BudgetTree
     | BudgetHold
+    | ConfigPatched
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -221,6 +255,7 @@ _RESTART: Final = "restart:"
 _FRESH: Final = "fresh:"
 _BUDGET: Final = "budget:"
 _HOLD: Final = "budget-hold:"
+_CONFIG: Final = "config:"
 
 
 def encode(record: Record) -> bytes:
@@ -256,6 +291,11 @@ def deleted_subject(agent: str, key: str) -> str:
 def fresh_subject(agent: str) -> str:
     """The subject of the generation of an agent's conversations."""
     return _FRESH + agent
+
+
+def config_subject(number: int) -> str:
+    """The subject of a patch of configuration."""
+    return f"{_CONFIG}{number}"
 
 
 def restart_subject(agent: str, key: str, call_id: str) -> str:

@@ -1,0 +1,233 @@
+"""The patches that were decided on, and what is in force. Pure.
+
+Rules.
+- Every accepted patch and every revert has a number of its own, in the order of acceptance: the revision. The
+  configuration of an instance at a revision is the bundle's with all patches up to it, in that order, without those
+  that were reverted by then.
+- A patch that was made from an older revision is accepted if nothing that came after touches what it touches. Changes
+  go by names, so it means the same then. Otherwise E_CONFIG_CONFLICT.
+- What is kept is bounded. What changes nothing any more goes first: it was reverted, or what it set was set again
+  later. When every patch still counts, a new one is refused.
+
+Source: docs/live-config.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from schemas.effective_config import ORDER, Change, Touched, overlap
+from schemas.errors import fail
+from schemas.frames import ErrorPayload
+
+#: Patches that are remembered for one instance, and as many for all of an agent: each is looked at for the next.
+MAX_PATCHES: Final = 200
+#: The same of the whole workspace: 20,000 take some 20 MB of the broker's memory.
+MAX_IN_ALL: Final = 20_000
+#: Rejected proposals of one agent that are remembered.
+MAX_REJECTED: Final = 50
+#: Bytes of all changes that are in force for one instance, as msgpack: they come with `welcome`, in one frame.
+MAX_CHANGES_BYTES: Final = 256 << 10
+
+State = Literal["staged", "accepted", "reverted", "rejected"]
+
+
+class Patch(Struct):
+    """One patch. `key` is the instance that it is for; None: all of the agent.
+
+    `reverted`: the revision from which on it does not count; `reverting`: the same, on its way into the journal.
+    `asked` are its operations without their values, `by` who proposed it, `extension` that agent's word for who it
+    was. `dynamic` are tools in it that extensions had registered.
+    """
+
+    number: int
+    id: str
+    agent: str
+    key: str | None
+    change: Change
+    touched: frozenset[Touched]
+    state: State = "staged"
+    reverted: int = 0
+    reverting: int = 0
+    asked: list[str] = []
+    by: str = ""
+    by_key: str | None = None
+    extension: str | None = None
+    event_id: str | None = None
+    reason: str = ""
+    made_from: int = 0
+    at_ms: int = 0
+    dynamic: list[str] = []
+    error: ErrorPayload | None = None
+
+    def counts_at(self, revision: int) -> bool:
+        """Whether it is a part of the configuration of this revision."""
+        if self.state not in ("accepted", "reverted") or self.number > revision:
+            return False
+        return not self.reverted or self.reverted > revision
+
+
+class Patches:
+    """All of them. Those of one instance, or for all of an agent, are a group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str | None], dict[int, Patch]] = {}
+        self._rejected: dict[str, dict[int, Patch]] = {}
+        self._by_id: dict[str, Patch] = {}
+        #: The last number that was given out.
+        self.last = 0
+        #: Of a group: decisions up to this number may not be known any more.
+        self._forgotten: dict[tuple[str, str | None], int] = {}
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Patch]:
+        every = [*self._groups.values(), *self._rejected.values()]
+        return iter(sorted((patch for group in every for patch in group.values()), key=lambda patch: patch.number))
+
+    def restore(self, patches: Iterable[Patch]) -> None:
+        """What an earlier broker had decided."""
+        for patch in sorted(patches, key=lambda patch: patch.number):
+            self.add(patch)
+            self.last = max(self.last, patch.number, patch.reverted)
+        for name, group in self._groups.items():
+            if len(group) >= MAX_PATCHES:
+                self._forgotten[name] = next(iter(group)) - 1
+
+    def next_number(self) -> int:
+        """A number for a decision that is made now."""
+        self.last += 1
+        return self.last
+
+    def add(self, patch: Patch) -> None:
+        """One that is on its way into the journal, or is there."""
+        if patch.state == "rejected":
+            self._rejected.setdefault(patch.agent, {})[patch.number] = patch
+        else:
+            self._groups.setdefault((patch.agent, patch.key), {})[patch.number] = patch
+            self._count += 1
+        self._by_id[patch.id] = patch
+
+    def forget(self, patch: Patch, *, never_was: bool = False) -> None:
+        """It is not remembered any more. `never_was`: the journal had no room for it."""
+        if self._by_id.get(patch.id) is patch:
+            del self._by_id[patch.id]
+        if patch.state == "rejected":
+            self._rejected.get(patch.agent, {}).pop(patch.number, None)
+            return
+        name = patch.agent, patch.key
+        group = self._groups.get(name, {})
+        if group.pop(patch.number, None) is None:
+            return
+        self._count -= 1
+        if not group:
+            del self._groups[name]
+        if not never_was:
+            self._forgotten[name] = max(self._forgotten.get(name, 0), patch.number)
+
+    def find(self, patch_id: str) -> Patch | None:
+        """The patch of this id."""
+        return self._by_id.get(patch_id)
+
+    def of_instance(self, agent: str, key: str) -> list[Patch]:
+        """Patches that are for this instance alone."""
+        return list(self._groups.get((agent, key), {}).values())
+
+    def has_any(self, agent: str) -> bool:
+        """Whether any patch may concern this agent."""
+        return any(name == agent for name, _ in self._groups)
+
+    def revision(self, agent: str, key: str | None) -> int:
+        """The last decision that counts for an instance; 0: there was none."""
+        known = [patch for patch in self._concerning(agent, key) if patch.state != "staged"]
+        return max((max(patch.number, patch.reverted) for patch in known), default=0)
+
+    def in_force(self, agent: str, key: str | None, revision: int | None = None) -> list[Patch]:
+        """Patches that make up the configuration of an instance at a revision, in order; None: the newest."""
+        at = self.last if revision is None else revision
+        return [patch for patch in self._concerning(agent, key) if patch.counts_at(at)]
+
+    def check_conflict(self, agent: str, key: str | None, revision: int, touched: frozenset[Touched]) -> None:
+        """Raise E_CONFIG_CONFLICT when something that was decided after `revision` touches what this patch touches."""
+        if any(revision < self._forgotten.get(name, 0) for name in ((agent, None), (agent, key))):
+            message = f"the patch was made from revision {revision}, which is too old to be known"
+            raise fail("E_CONFIG_CONFLICT", message)
+        for patch in self._concerning(agent, key):
+            if max(patch.number, patch.reverted, patch.reverting) > revision:
+                met = overlap(touched, patch.touched)
+                if met is not None:
+                    changed = f"{patch.id} has changed /{'/'.join(met)[:200]} since"
+                    message = f"the patch was made from revision {revision}, and {changed}"
+                    raise fail("E_CONFIG_CONFLICT", message)
+
+    def make_room(self, agent: str, key: str | None, change: Change) -> list[Patch]:
+        """What is to be forgotten before this change is added. Raises GoondanError E_CONFIG_LIMIT."""
+        group, counting = self._groups.get((agent, key), {}), self.in_force(agent, key)
+        forgotten: list[Patch] = []
+        if _size(counting, change) > MAX_CHANGES_BYTES:
+            forgotten = [patch for patch in counting if self._is_overwritten(patch)]
+            size = _size([patch for patch in counting if patch not in forgotten], change)
+            if size > MAX_CHANGES_BYTES:
+                message = f"the patches in force for {agent} would take {size} bytes, limit {MAX_CHANGES_BYTES}"
+                raise fail("E_CONFIG_LIMIT", message)
+        if forgotten or (len(group) < MAX_PATCHES and self._count < MAX_IN_ALL):
+            return forgotten
+        for patch in group.values():
+            if patch.state == "reverted" or (patch.state == "accepted" and self._is_overwritten(patch)):
+                return [patch]
+        raise fail("E_CONFIG_LIMIT", f"{len(group)} patches are remembered here and {self._count} in all, no more fit")
+
+    def surplus_rejected(self, agent: str) -> list[Patch]:
+        """Rejected proposals that are to be forgotten before one more is added."""
+        rejected = list(self._rejected.get(agent, {}).values())
+        return rejected[: max(0, len(rejected) + 1 - MAX_REJECTED)]
+
+    # --- inside
+
+    def _concerning(self, agent: str, key: str | None) -> list[Patch]:
+        """What counts for an instance, in the order of the numbers; `key` None: for those without patches of their
+        own.
+        """
+        every = list(self._groups.get((agent, None), {}).values())
+        if key is not None and (own := self._groups.get((agent, key))):
+            every = sorted((*every, *own.values()), key=lambda patch: patch.number)
+        return every
+
+    def _is_overwritten(self, patch: Patch) -> bool:
+        """Whether the configuration is the same without it.
+
+        What was set may be set again. What was put into a list or taken out may be taken out later, while nothing in
+        between has put the list into another order.
+        """
+        waiting = set(patch.touched)
+        lists = patch.change.tools is not None or patch.change.extensions is not None
+        for later in self._concerning(patch.agent, patch.key):
+            if later.number <= patch.number or later.state != "accepted":
+                continue
+            if later.key not in (None, patch.key):
+                continue
+            if lists and any(touched[-1] == ORDER for touched in later.touched):
+                return False
+            waiting = {touched for touched in waiting if not _sets(later, touched)}
+        return not waiting
+
+
+def _size(patches: Iterable[Patch], change: Change) -> int:
+    return len(msgspec.msgpack.encode([*(patch.change for patch in patches), change]))
+
+
+def _sets(later: Patch, touched: Touched) -> bool:
+    """Whether a later patch alone decides this, whatever it was before."""
+    part, *names = touched
+    if part == "prompt":
+        return later.change.prompt is not None
+    if len(names) == 1:
+        changed = later.change.tools if part == "tools" else later.change.extensions
+        return changed is not None and names[0] in changed.removed
+    if len(names) > 2:
+        extension, _, *path = names
+        return any(e.extension == extension and e.path == path and not e.removed for e in later.change.edits)
+    return False

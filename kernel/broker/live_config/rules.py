@@ -1,0 +1,233 @@
+"""Which patch may be made, by whom: the table of docs/live-config.md. Pure.
+
+| path                          | an extension                           | the operator        |
+|-------------------------------|----------------------------------------|---------------------|
+| `/prompt/system`              | yes                                    | yes                 |
+| `/tools`                      | tools that its agent may call, and its | every Tool that the |
+|                               | own dynamic ones; taking out any       | bundle has          |
+| `/extensions`: order          | yes                                    | yes                 |
+| `/extensions/N/config`        | yes, but of what guards                | yes                 |
+| `/extensions`: out, in again  | no                                     | those of the agent  |
+| everything else               | no                                     | no: in the bundle   |
+
+Everything that is refused by the table is E_CHANGESET_DENIED; what is no sound configuration is a code of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import UNSET, Struct
+
+from kernel.broker.live_config.operations import apply_operations, pointer
+from schemas.codec import check_json
+from schemas.effective_config import (
+    Applied,
+    Change,
+    Touched,
+    change_of,
+    declared,
+    reference_name,
+    shown,
+    tool_of,
+    touches,
+)
+from schemas.errors import GoondanError, fail
+from schemas.launch import AgentSpec, ExtensionSpec
+from schemas.live_config import MAX_OPERATIONS, Operation
+
+#: What can be patched at all.
+_OPEN: Final = ("extensions", "prompt", "tools")
+#: Lists: an operation that names one of them as a whole touches all of it.
+_LISTS: Final = ("extensions", "tools")
+#: Bundled extensions that bound what an agent may do: their configuration is policy.
+_GUARDS: Final = frozenset(f"@goondan/base/{name}" for name in ("approval", "budget", "required-tools-guard"))
+#: Of bundled extensions: where they connect to, and what their servers may do. A bundle's own use any names.
+_TRANSPORTS: Final = ("transport", "sandbox")
+_BUNDLED: Final = "@goondan/base/"
+#: Names of dynamic tools, as an extension may register them.
+_DYNAMIC_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,130}\Z")
+#: A variable of the environment, as documents of a bundle name it.
+_VARIABLE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+#: Tools and extensions of one configuration.
+MAX_NAMES: Final = 1024
+
+
+class Proposer(Struct, frozen=True):
+    """Who wants it. `callable` are the full names of the tools that the agent may call, `registered` those of dynamic
+    tools that it says it has. `operator`: a person, whom no bound holds.
+    """
+
+    operator: bool
+    callable: frozenset[str] = frozenset()
+    registered: Sequence[str] = ()
+
+
+class Judged(Struct, frozen=True):
+    """A patch that may be made: what it does, and what of the configuration it touches."""
+
+    change: Change
+    touched: frozenset[Touched]
+
+
+def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], proposer: Proposer) -> Judged:
+    """What these operations do to the configuration `before` of the agent `spec`.
+
+    Raises GoondanError: E_CHANGESET_DENIED, E_CONFIG_INVALID_VALUE, E_CONFIG_MISSING_REF, E_CONFIG_DUPLICATE.
+    """
+    if not operations or len(operations) > MAX_OPERATIONS:
+        raise fail(
+            "E_CONFIG_INVALID_VALUE", f"a patch has 1 to {MAX_OPERATIONS} operations, this has {len(operations)}"
+        )
+    whole: set[Touched] = set()
+    for operation in operations:
+        path = pointer(operation.path)
+        if not path or path[0] not in _OPEN or (path[0] == "extensions" and len(path) > 2 and path[2] != "config"):
+            raise _denied(operation.path or "the whole configuration", proposer)
+        try:
+            check_json(None if operation.value is UNSET else operation.value, operation.path[:100])
+        except GoondanError as error:
+            raise fail("E_CONFIG_INVALID_VALUE", error.info.message) from None
+        if len(path) == 1 and path[0] in _LISTS:
+            whole.add((path[0],))
+    document = apply_operations(shown(spec, before), operations)
+    after = _read(spec, before, document, proposer)
+    change = change_of(before, after)
+    _check_tools(spec, change, proposer)
+    _check_extensions(spec, change, proposer)
+    return Judged(change, frozenset(touches(change) | whole))
+
+
+def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> Applied:
+    """The configuration that a document says."""
+    prompt = document.get("prompt")
+    system = prompt.get("system") if isinstance(prompt, dict) else None
+    if not isinstance(prompt, dict) or prompt.keys() - {"system"} or not isinstance(system, str | None):
+        raise fail("E_CONFIG_INVALID_VALUE", "/prompt is {system}, and system a text or null")
+    return Applied(_tools(spec, before, document, proposer), *_extensions(spec, before, document), system)
+
+
+def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> list[str]:
+    registered = {_plain(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
+    registered |= {name.partition("__")[0] for name in registered}
+    known = {tool_of(item) for item in spec.registry}.union(before.tools, registered)
+    names: dict[str, None] = {}
+    for given in _list(document, "tools"):
+        name = _reference(given, "Tool")
+        if name not in known and (name := _plain(name)) not in known:
+            hint = "`gdn tool list` has every tool of the bundle; dynamic ones must be registered first."
+            raise fail("E_CONFIG_MISSING_REF", f"there is no Tool/{name[:100]}", suggestion=hint)
+        names[name] = None
+    return list(names)
+
+
+def _extensions(
+    spec: AgentSpec, before: Applied, document: Mapping[str, Any]
+) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    configs = {**declared(spec).configs, **before.configs}
+    names: list[str] = []
+    for given in _list(document, "extensions"):
+        name = _reference(given, "Extension")
+        if name not in configs:
+            hint = "Name it in the Agent's spec.extensions: a patch brings no code."
+            raise fail("E_CHANGESET_DENIED", f"the agent has no Extension/{name[:100]}", suggestion=hint)
+        if name in names:
+            raise fail("E_CONFIG_DUPLICATE", f"Extension/{name} is in the list twice", suggestion="Take one out.")
+        names.append(name)
+        config = given.get("config") if isinstance(given, dict) else None
+        if config is None:
+            continue
+        if not isinstance(config, dict):
+            raise fail("E_CONFIG_INVALID_VALUE", f"the config of Extension/{name} is no object")
+        configs[name] = config
+    return names, configs
+
+
+def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+    if change.tools is None or proposer.operator:
+        return
+    for name in change.tools.added:
+        if not within_bound(spec, name, proposer.callable):
+            hint = "Add the Tool to the Agent's spec.tools; an operator can add it with `gdn config propose`."
+            raise fail("E_CHANGESET_DENIED", f"the agent's extensions may not add Tool/{name}", suggestion=hint)
+
+
+def within_bound(spec: AgentSpec, tool: str, allowed: frozenset[str]) -> bool:
+    """Whether an agent may call every export of this Tool; a tool that the bundle does not have is a dynamic one."""
+    return all(item.name in allowed for item in spec.registry if tool_of(item) == tool)
+
+
+def _check_extensions(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+    specs = {extension.name: extension for extension in spec.extensions}
+    for edit in change.edits:
+        for text in _texts(edit.value):
+            if _VARIABLE.search(text):
+                raise _secret(edit.extension)
+        entry = _entry(specs.get(edit.extension))
+        transport = entry.startswith(_BUNDLED) and (not edit.path or edit.path[0] in _TRANSPORTS)
+        if not proposer.operator and (transport or entry in _GUARDS):
+            raise _denied(f"the config of Extension/{edit.extension}", proposer)
+        if transport:
+            raise _denied(f"where Extension/{edit.extension} connects to", proposer)
+    moved = change.extensions
+    if moved is not None and (moved.added or moved.removed) and not proposer.operator:
+        names = ", ".join((*moved.added, *moved.removed))
+        raise _denied(f"which extensions there are ({names[:200]})", proposer)
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a JSON value; keys as well. Raises GoondanError for a reference to a secret."""
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, list):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            if "valueFrom" in item:
+                raise _secret("valueFrom")
+            waiting.extend(item.values())
+    return found
+
+
+def _secret(where: str) -> GoondanError:
+    hint = "Write ${NAME} in the bundle's document; a patch is kept as it is, and holds no secrets."
+    message = f"a patch may not refer to variables or secrets ({where[:100]})"
+    return fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+
+
+def _denied(what: str, proposer: Proposer) -> GoondanError:
+    if proposer.operator:
+        hint = "Change the bundle's files; docs/live-config.md says what a patch may change."
+    else:
+        hint = "An operator changes it in the bundle; docs/live-config.md says what an extension may patch."
+    return fail("E_CHANGESET_DENIED", f"no patch may change {what[:200]}", suggestion=hint)
+
+
+def _entry(spec: ExtensionSpec | None) -> str:
+    """The entry as the bundle's document says it."""
+    return "" if spec is None else str((spec.resource.get("spec") or {}).get("entry", ""))
+
+
+def _plain(name: str) -> str:
+    """A dynamic tool's name as models see it: the first dot is `__`."""
+    return name.replace(".", "__", 1)
+
+
+def _list(document: Mapping[str, Any], field: str) -> list[Any]:
+    given = document.get(field)
+    if not isinstance(given, list) or len(given) > MAX_NAMES:
+        raise fail("E_CONFIG_INVALID_VALUE", f"/{field} is a list of at most {MAX_NAMES} references")
+    return given
+
+
+def _reference(given: Any, kind: str) -> str:
+    try:
+        return reference_name(given, kind)
+    except ValueError as error:
+        hint = f"Write {kind}/name or {{kind: {kind}, name: …}}."
+        raise fail("E_CONFIG_INVALID_VALUE", str(error), suggestion=hint) from None

@@ -1,0 +1,439 @@
+"""Live configuration on the bus: `config.propose` of agents, and what operators ask. Pure.
+
+Rules.
+- One proposal after the other is judged, each against the configuration that it was made from (rules.py, patches.py).
+- An accepted patch is journaled first. Then every live process that it concerns gets all changes that are in force for
+  it, in one frame, and then who proposed it is told. What has no process gets them with `welcome`.
+- Who proposes is known by the connection. Only what it calls its extension is its own word, and for the record alone.
+- The same proposal under the same id is the same patch: it is told the same again.
+- An accepted patch stays until it is reverted or its instance is deleted. When the bundle changes, it goes on to act on
+  the new one as far as there is something to act on, and as far as it would be allowed now.
+
+Source: docs/live-config.md; requirements CONFIG-01, CONFIG-02.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.journal.records import ConfigPatched
+from kernel.broker.live_config.patches import Patch, Patches
+from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
+from kernel.broker.live_config.rules import Proposer, judge, within_bound
+from kernel.broker.mailbox import Staged
+from kernel.broker.presence import AGENTS, Connection
+from schemas.address import is_instance_key
+from schemas.codec import from_raw, to_raw
+from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import OPERATOR_AGENT, Frame
+from schemas.launch import AgentSpec
+from schemas.live_config import (
+    MAX_OPERATIONS,
+    MAX_PATCH_ID,
+    MAX_PROPOSAL_BYTES,
+    MAX_REASON,
+    ConfigOutcome,
+    ConfigProposal,
+    LiveChanges,
+)
+from schemas.redaction import Redactor
+
+#: Proposals of all instances of one agent that are judged in so many seconds: each of them is written to the journal.
+MAX_PROPOSALS: Final = 600
+WINDOW_S: Final = 60.0
+#: Frames that may wait for one decision; more are refused with E_OVERLOADED.
+MAX_ASKERS: Final = 64
+#: Bytes of one list: it has to fit a frame, with its header.
+MAX_LIST_BYTES: Final = 768 << 10
+#: Characters of what a patch calls its extension, and of one operation, that are kept.
+_MAX_NAME: Final = 64
+_MAX_ASKED: Final = 200
+
+
+#: Who proposed a patch.
+AGENT: Final = "agent"
+OPERATOR: Final = "operator"
+
+
+class _Base(Struct, frozen=True):
+    """What the bundle says of an agent."""
+
+    spec: AgentSpec
+    declared: Applied
+    digest: str
+
+
+class LiveConfigs:
+    """The patches of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._patches = Patches()
+        self._allowed: Mapping[str, frozenset[str]] = {}
+        self._bases: dict[str, _Base] = {}
+        #: Who waits for a decision on its way into the journal, by the patch's id: connections and frame ids.
+        self._askers: dict[str, list[tuple[Connection, str]]] = {}
+        #: When the last proposals of an agent were judged (the broker's clock), the oldest first.
+        self._judged: dict[str, deque[float]] = {}
+        #: What of each patch has nothing to act on, as it was said last.
+        self._idle: dict[str, list[str]] = {}
+
+    def restore(self, records: Iterable[ConfigPatched]) -> None:
+        """What an earlier broker had decided."""
+        self._patches.restore(patch_of(record) for record in records)
+        self._note_idle()
+
+    def revise(self, allowed: Mapping[str, frozenset[str]]) -> None:
+        """The plan is another one. `allowed`: what each agent may call by it."""
+        self._allowed = allowed
+        self._bases.clear()
+        self._note_idle()
+
+    # --- what is in force
+
+    def of(self, agent: str, key: str) -> LiveChanges | None:
+        """What is in force for an instance; None: what the bundle says."""
+        if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
+            return None
+        revision = self._patches.revision(agent, key)
+        if not revision:
+            return None
+        return LiveChanges(revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key))
+
+    def allowed(self, agent: str, key: str) -> frozenset[str]:
+        """The tools that an instance may call: what the bundle lets its agent call, and what an operator has added."""
+        allowed = self._allowed.get(agent, frozenset())
+        if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
+            return allowed
+        added = {
+            name
+            for patch in self._patches.in_force(agent, key)
+            if patch.by == OPERATOR and patch.change.tools is not None
+            for name in patch.change.tools.added
+        }
+        registry = self._bus.plan.agents[agent].registry
+        return allowed.union(item.name for item in registry if tool_of(item) in added) if added else allowed
+
+    # --- proposals
+
+    def propose(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`config.propose` from an agent."""
+        instance = connection.instance
+        if len(memoryview(frame.payload)) > MAX_PROPOSAL_BYTES:
+            raise fail("E_FRAME_TOO_LARGE", f"a proposal has at most {MAX_PROPOSAL_BYTES} bytes")
+        proposal = from_raw(frame.payload, ConfigProposal)
+        if instance is None or not self._bus.plan.agents[instance.agent].extensions:
+            raise fail("E_FORBIDDEN", "only an agent with extensions may propose a patch")
+        event = instance.leased
+        patch = Patch(
+            0,
+            proposal.id,
+            instance.agent,
+            instance.key if proposal.scope == "instance" else None,
+            Change(),
+            frozenset(),
+            by=AGENT,
+            by_key=instance.key,
+            extension=None if proposal.extension is None else proposal.extension[:_MAX_NAME],
+            event_id=None if event is None else event.id,
+        )
+        if self._told_again(connection, frame, patch):
+            return
+        self._check_rate(instance.agent, now)
+        proposer = Proposer(False, self._allowed.get(instance.agent, frozenset()), proposal.registered[:MAX_OPERATIONS])
+        self._decide(connection, frame, patch, proposal, proposer, now)
+
+    def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`{op: "config.list"}`, `config.show`, `config.propose`, `config.revert` from an operator."""
+        op = asked.get("op")
+        if op == "config.list":
+            self._list(connection, frame, asked)
+        elif op == "config.show":
+            self._show(connection, frame, asked)
+        elif op == "config.revert":
+            self._revert(connection, frame, asked.get("patchId"))
+        elif op == "config.propose":
+            self._propose_as_operator(connection, frame, asked, now)
+        else:
+            known = "config.list, config.show, config.propose, config.revert"
+            raise fail("E_FRAME_INVALID", f"no op {str(op)[:40]!r}; there are {known}")
+
+    # --- the journal's word
+
+    def settled(self, patch_id: str) -> None:
+        """The journal has a decision."""
+        patch = self._patches.find(patch_id)
+        if patch is None:
+            return
+        if patch.state == "staged":
+            patch.state = "accepted"
+        elif patch.reverting:
+            patch.state, patch.reverted, patch.reverting = "reverted", patch.reverting, 0
+        self._push(patch.agent, patch.key)
+        for connection, frame_id in self._askers.pop(patch_id, []):
+            self._tell(connection, frame_id, patch)
+
+    def refused(self, patch_id: str) -> None:
+        """The disk has no room for a decision: it was not made."""
+        patch = self._patches.find(patch_id)
+        if patch is None:
+            return
+        if patch.state == "staged":
+            self._patches.forget(patch, never_was=True)
+        patch.reverting = 0
+        info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nothing was changed")
+        for connection, frame_id in self._askers.pop(patch_id, []):
+            self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
+
+    def forget_instance(self, agent: str, key: str) -> None:
+        """The instance is deleted, and its patches with it."""
+        gone = self._patches.of_instance(agent, key)
+        for patch in gone:
+            self._patches.forget(patch)
+        if gone:
+            item = self._bus.ledger.config_forgotten(patch.number for patch in gone)
+            self._bus.staged.append(Staged("note", item))
+
+    # --- inside
+
+    def _decide(
+        self,
+        connection: Connection,
+        frame: Frame,
+        patch: Patch,
+        proposal: ConfigProposal,
+        proposer: Proposer,
+        now: float,
+    ) -> None:
+        """Judge a proposal, and have the journal write what becomes of it."""
+        redact = self._redactor()
+        patch.reason = redact((proposal.reason or "")[:MAX_REASON])
+        patch.asked = [redact(f"{one.op} {one.path}"[:_MAX_ASKED]) for one in proposal.patches[:MAX_OPERATIONS]]
+        patch.made_from = proposal.revision
+        patch.at_ms = int((self._bus.booted_at + now) * 1000)
+        forgotten: list[Patch] = []
+        try:
+            forgotten = self._judge(patch, proposal, proposer, redact)
+        except GoondanError as error:
+            patch.error, patch.state = error.info, "rejected"
+            forgotten = self._patches.surplus_rejected(patch.agent)
+        for old in forgotten:
+            self._patches.forget(old)
+        patch.number = self._patches.next_number()
+        self._patches.add(patch)
+        item = self._bus.ledger.config_patched(record_of(patch), [old.number for old in forgotten])
+        if patch.state == "rejected":
+            self._bus.counters["config_rejected"] += 1
+            self._bus.staged.append(Staged("note", item._replace(refusable=False)))
+            self._tell(connection, frame.id, patch)
+            return
+        self._bus.counters["config_accepted"] += 1
+        self._askers[patch.id] = [(connection, frame.id)]
+        self._bus.staged.append(Staged("config", item, wish=patch.id))
+
+    def _judge(self, patch: Patch, proposal: ConfigProposal, proposer: Proposer, redact: Redactor) -> list[Patch]:
+        """Fill in what the patch does; returns what is to be forgotten for it. Raises GoondanError: why not."""
+        agent, key = patch.agent, patch.by_key if patch.by == AGENT else patch.key
+        base = self._base(agent)
+        if proposal.base != base.digest:
+            raise fail("E_CONFIG_CONFLICT", f"the patch was made from what the bundle said of {agent} before")
+        self._patches.check_conflict(agent, key, proposal.revision, frozenset())
+        before = apply_changes(base.declared, self._changes(agent, key, proposal.revision))
+        judged = judge(base.spec, before, proposal.patches, proposer)
+        encoded = msgspec.json.encode(judged.change).decode()
+        if redact(encoded) != encoded:
+            hint = "A patch is kept as it is; name a variable in the bundle's document instead."
+            raise fail("E_CONFIG_INVALID_VALUE", "a patch may not hold the key of a model", suggestion=hint)
+        self._patches.check_conflict(agent, key, proposal.revision, judged.touched)
+        forgotten = self._patches.make_room(agent, patch.key, judged.change)
+        known = {tool_of(item) for item in base.spec.registry}
+        added = [] if judged.change.tools is None else judged.change.tools.added
+        patch.dynamic = [name for name in added if name not in known]
+        patch.change, patch.touched = judged.change, judged.touched
+        return forgotten
+
+    def _propose_as_operator(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        agent, key = self._target(asked)
+        revision = asked.get("revision")
+        fields = {
+            "id": asked.get("id"),
+            "patches": asked.get("patches"),
+            "reason": asked.get("reason"),
+            "revision": self._patches.revision(agent, key) if revision is None else revision,
+            "base": self._base(agent).digest,
+        }
+        try:
+            proposal = msgspec.convert(fields, ConfigProposal)
+        except msgspec.ValidationError as error:
+            raise fail("E_CONFIG_INVALID_VALUE", f"no patch: {error}") from None
+        patch = Patch(0, proposal.id, agent, key, Change(), frozenset(), by=OPERATOR)
+        if not self._told_again(connection, frame, patch):
+            self._decide(connection, frame, patch, proposal, Proposer(True), now)
+
+    def _revert(self, connection: Connection, frame: Frame, patch_id: Any) -> None:
+        patch = self._patches.find(patch_id) if isinstance(patch_id, str) else None
+        if patch is None or patch.state == "rejected":
+            raise fail("E_PATCH_NOT_FOUND", f"there is no accepted patch {str(patch_id)[:100]!r}")
+        if patch.state == "reverted":
+            self._tell(connection, frame.id, patch)
+            return
+        if patch.state == "accepted" and not patch.reverting:
+            patch.reverting = self._patches.next_number()
+            item = self._bus.ledger.config_patched(record_of(patch, reverted=patch.reverting))
+            self._bus.staged.append(Staged("config", item, wish=patch.id))
+        elif patch.state == "staged":
+            message = "the patch is on its way into the journal"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        self._join(connection, frame, patch)
+
+    def _told_again(self, connection: Connection, frame: Frame, asked: Patch) -> bool:
+        """Whether this proposal was made before, and is answered or waits now."""
+        patch_id = asked.id
+        if not 0 < len(patch_id) <= MAX_PATCH_ID or not patch_id.isascii() or not patch_id.isprintable():
+            raise fail("E_FRAME_INVALID", f"the id of a patch has 1 to {MAX_PATCH_ID} printable ASCII characters")
+        known = self._patches.find(patch_id)
+        if known is None:
+            return False
+        if (known.agent, known.by, known.by_key) != (asked.agent, asked.by, asked.by_key):
+            raise fail("E_FORBIDDEN", "a patch of this id is somebody else's")
+        if known.state == "staged":
+            self._join(connection, frame, known)
+        else:
+            self._tell(connection, frame.id, known)
+        return True
+
+    def _join(self, connection: Connection, frame: Frame, patch: Patch) -> None:
+        waiting = self._askers.setdefault(patch.id, [])
+        waiting[:] = [asker for asker in waiting if asker[1] != frame.id]
+        if len(waiting) >= MAX_ASKERS:
+            message = "too many wait for this patch"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        waiting.append((connection, frame.id))
+
+    def _check_rate(self, agent: str, now: float) -> None:
+        judged = self._judged.setdefault(agent, deque(maxlen=MAX_PROPOSALS))
+        if len(judged) == MAX_PROPOSALS and now - judged[0] < WINDOW_S:
+            message = f"{MAX_PROPOSALS} patches were proposed within {WINDOW_S:g} s"
+            wait_ms = int((WINDOW_S - (now - judged[0])) * 1000) + 1
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=wait_ms))
+        judged.append(now)
+
+    def _push(self, agent: str, key: str | None) -> None:
+        """Give every live process that is concerned what is in force now."""
+        if agent not in self._bus.plan.agents:
+            return
+        for connection in self._bus.presence.connections[AGENTS].values():
+            own = connection.claims.instance_key or ""
+            if connection.claims.agent != agent or key not in (None, own):
+                continue
+            connection.allowed |= self.allowed(agent, own)  # a step that runs keeps what it began with
+            self._bus.send(connection, Frame("config.changed", payload=to_raw(self.of(agent, own))))
+
+    def _tell(self, connection: Connection, frame_id: str, patch: Patch) -> None:
+        accepted = patch.state != "rejected"
+        revision = (patch.reverted or patch.number) if accepted else 0
+        outcome = ConfigOutcome(
+            status="accepted" if accepted else "rejected", patch_id=patch.id, revision=revision, error=patch.error
+        )
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(outcome)))
+
+    def _base(self, agent: str) -> _Base:
+        base = self._bases.get(agent)
+        if base is None:
+            spec = self._bus.plan.agents[agent]
+            base = self._bases[agent] = _Base(spec, declared(spec), digest_of(spec))
+        return base
+
+    def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
+        return [self._fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
+
+    def _fitting(self, patch: Patch) -> Change:
+        """What a patch does, without tools that are gone, or that it might not add today."""
+        change = patch.change
+        if change.tools is None or not change.tools.added:
+            return change
+        left = [name for name in change.tools.added if not self._why_not(patch, name)]
+        return change if left == change.tools.added else replace(change, tools=replace(change.tools, added=left))
+
+    def _why_not(self, patch: Patch, tool: str) -> str:
+        """Why a patch does not add this tool; "": it does."""
+        spec = self._bus.plan.agents[patch.agent]
+        known = any(tool_of(item) == tool for item in spec.registry)
+        if not known and tool not in patch.dynamic:
+            return f"Tool/{tool} is not in the bundle any more"
+        if known and patch.by != OPERATOR and not within_bound(spec, tool, self._allowed.get(patch.agent, frozenset())):
+            return f"Tool/{tool} is one that extensions may not add any more"
+        return ""
+
+    def _idle_parts(self, patch: Patch) -> list[str]:
+        """What of a patch has nothing to act on."""
+        spec = self._bus.plan.agents.get(patch.agent)
+        if spec is None:
+            return [f"the bundle has no agent {patch.agent}"]
+        added = [] if patch.change.tools is None else patch.change.tools.added
+        idle = [why for name in added if (why := self._why_not(patch, name))]
+        has = {extension.name for extension in spec.extensions}
+        named = dict.fromkeys(edit.extension for edit in patch.change.edits)
+        return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]
+
+    def _note_idle(self) -> None:
+        """Say which patches have lost what they act on."""
+        before, self._idle = self._idle, {}
+        for patch in self._patches:
+            if patch.state == "accepted" and (idle := self._idle_parts(patch)):
+                self._idle[patch.id] = idle
+                if before.get(patch.id) != idle:
+                    self._bus.notices.append(f"patch {patch.id} of {patch.agent} is without effect: {'; '.join(idle)}")
+
+    def _redactor(self) -> Redactor:
+        return Redactor(*(spec.model.api_key for spec in self._bus.plan.agents.values()))
+
+    # --- operators
+
+    def _target(self, asked: dict[str, Any]) -> tuple[str, str | None]:
+        agent, key = asked.get("agent"), asked.get("instanceKey")
+        if not isinstance(agent, str) or agent not in self._bus.plan.agents or agent == OPERATOR_AGENT:
+            raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {str(agent)[:100]!r}")
+        if key is not None and (not isinstance(key, str) or not is_instance_key(key)):
+            raise fail("E_FRAME_INVALID", "instanceKey is the key of an instance, or null for all of the agent")
+        return agent, key
+
+    def _list(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
+        agent, key, room = asked.get("agent"), asked.get("instanceKey"), MAX_LIST_BYTES
+        listed: list[dict[str, Any]] = []
+        every = [patch for patch in self._patches if agent in (None, patch.agent) and key in (None, patch.key)]
+        for patch in reversed(every):
+            entry = entry_of(patch, self._idle_parts(patch) if patch.state == "accepted" else [])
+            room -= len(msgspec.msgpack.encode(entry))
+            if room < 0:
+                break
+            listed.insert(0, entry)
+        body = {"patches": listed, "more": len(every) - len(listed)}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _show(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
+        """The configuration that is in force; of extensions' own `config` what patches have made of it, and no more."""
+        agent, key = self._target(asked)
+        base = self._base(agent)
+        changes = self._changes(agent, key)
+        applied = apply_changes(base.declared, changes)
+        without = replace(applied, configs={name: {} for name in applied.configs})
+        config = shown(base.spec, apply_changes(without, [Change(edits=change.edits) for change in changes]))
+        for extension in config["extensions"]:
+            extension["patched"] = extension.pop("config")
+        body = {
+            "agent": agent,
+            "instanceKey": key,
+            "revision": self._patches.revision(agent, key),
+            "patches": [patch.id for patch in self._patches.in_force(agent, key)],
+            "config": config,
+        }
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))

@@ -1,0 +1,261 @@
+"""The effective configuration of an agent, and changes of it by name. Pure.
+
+The broker judges patches against it, and agents run with it; both make it here, so they cannot differ.
+
+Shape: `{swarm, agent, model: {provider, model}, prompt: {system}, tools: [{kind, name}], extensions: [{kind, name,
+config}], policy: {maxStepsPerTurn}}`. References are in the order of the agent's document.
+
+A `Change` says what a patch does, by the names of tools and extensions instead of their places in a list. So it means
+the same for every instance of the agent, beside every other change, and after the bundle has changed. A part of a
+change that has nothing to act on does nothing.
+
+Source: requirements CONFIG-01 to CONFIG-03, PIPELINE-10, EXT-12.
+"""
+
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from schemas.address import parse_tool_name
+from schemas.launch import AgentSpec, CatalogItem
+
+#: A change of the order of a list is kept under this name; no tool and no extension can have it.
+ORDER: Final = "#order"
+
+#: What a change touches: names from the outside in, such as `("tools", "bash")`.
+Touched = tuple[str, ...]
+
+
+class ListChange(Struct, frozen=True, omit_defaults=True):
+    """What becomes of a list of names: `removed` go, `added` come at its end, then the names of `order` stand in that
+    order. A name that `order` does not have stays behind the one that it stood behind.
+    """
+
+    added: list[str] = []
+    removed: list[str] = []
+    order: list[str] | None = None
+
+
+class Edit(Struct, frozen=True, omit_defaults=True):
+    """A value of one extension's `config`: the keys that lead to it (none: the whole object), and what it becomes.
+    `removed`: it is to go, and `value` is moot.
+    """
+
+    extension: str
+    path: list[str]
+    value: Any = None
+    removed: bool = False
+
+
+class Prompt(Struct, frozen=True, omit_defaults=True):
+    """The system prompt; None: there is none."""
+
+    system: str | None = None
+
+
+class Change(Struct, frozen=True, omit_defaults=True):
+    """What one patch does to a configuration. None: nothing to that part."""
+
+    tools: ListChange | None = None
+    extensions: ListChange | None = None
+    edits: list[Edit] = []
+    prompt: Prompt | None = None
+
+
+class Applied(Struct, frozen=True):
+    """A configuration after changes: names of tools and extensions in their order, the `config` of each extension, and
+    the system prompt.
+    """
+
+    tools: list[str]
+    extensions: list[str]
+    configs: dict[str, dict[str, Any]]
+    system: str | None
+
+
+def effective_config(spec: AgentSpec) -> dict[str, Any]:
+    """What the bundle makes an agent run with."""
+    return shown(spec, declared(spec))
+
+
+def declared(spec: AgentSpec) -> Applied:
+    """The same in the form that changes are applied to."""
+    registry = {item.name: item for item in spec.registry}
+    tools = dict.fromkeys(tool_of(registry[name]) for name in spec.catalog if name in registry)
+    return Applied(
+        list(tools),
+        [item.name for item in spec.extensions],
+        {item.name: item.config for item in spec.extensions},
+        spec.system,
+    )
+
+
+def digest_of(spec: AgentSpec) -> str:
+    """Names what the bundle makes an agent run with (16 hexadecimal digits): another one is another configuration."""
+    encoded = msgspec.json.encode(effective_config(spec), order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
+
+
+def shown(spec: AgentSpec, applied: Applied) -> dict[str, Any]:
+    """A configuration as extensions see it and patches address it."""
+    return {
+        "swarm": (spec.swarm.get("metadata") or {}).get("name", ""),
+        "agent": spec.name,
+        "model": {"provider": spec.model.provider, "model": spec.model.model},
+        "prompt": {"system": applied.system},
+        "tools": [{"kind": "Tool", "name": name} for name in applied.tools],
+        "extensions": [
+            {"kind": "Extension", "name": name, "config": applied.configs[name]} for name in applied.extensions
+        ],
+        "policy": {"maxStepsPerTurn": spec.max_steps_per_turn},
+    }
+
+
+def apply_changes(base: Applied, changes: Iterable[Change]) -> Applied:
+    """The configuration with these changes, in their order. `base` stays as it is.
+
+    Extensions that `base` does not have cannot come by a change.
+    """
+    tools, extensions, system = base.tools, base.extensions, base.system
+    configs = dict(base.configs)
+    for change in changes:
+        if change.tools is not None:
+            tools = change_list(tools, change.tools)
+        if change.extensions is not None:
+            extensions = [name for name in change_list(extensions, change.extensions) if name in configs]
+        for edit in change.edits:
+            if edit.extension in configs:
+                configs[edit.extension] = _edited(configs[edit.extension], edit)
+        if change.prompt is not None:
+            system = change.prompt.system
+    return Applied(tools, extensions, configs, system)
+
+
+def change_list(names: Sequence[str], change: ListChange) -> list[str]:
+    """A list of names after a change."""
+    kept = [name for name in names if name not in change.removed]
+    kept += [name for name in change.added if name not in kept]
+    if change.order is None:
+        return kept
+    made = [name for name in change.order if name in kept]
+    for at, name in enumerate(kept):
+        if name not in made:
+            made.insert(made.index(kept[at - 1]) + 1 if at else 0, name)
+    return made
+
+
+def change_of(before: Applied, after: Applied) -> Change:
+    """What leads from one configuration to another: nothing that both have in common is in it."""
+    edits = [
+        edit
+        for name in after.extensions
+        for edit in _differences(name, [], before.configs.get(name, {}), after.configs[name])
+    ]
+    return Change(
+        tools=_list_change(before.tools, after.tools),
+        extensions=_list_change(before.extensions, after.extensions),
+        edits=edits,
+        prompt=None if before.system == after.system else Prompt(after.system),
+    )
+
+
+def touches(change: Change) -> set[Touched]:
+    """What a change touches. Two changes of which neither touches what the other does can be made in either order."""
+    touched: set[Touched] = {("extensions", edit.extension, "config", *edit.path) for edit in change.edits}
+    for kind, changed in (("tools", change.tools), ("extensions", change.extensions)):
+        if changed is not None:
+            touched |= {(kind, name) for name in (*changed.added, *changed.removed)}
+            if changed.order is not None:
+                touched.add((kind, ORDER))
+    if change.prompt is not None:
+        touched.add(("prompt", "system"))
+    return touched
+
+
+def overlap(one: Iterable[Touched], other: Iterable[Touched]) -> Touched | None:
+    """Something that both touch, the whole or a part of it; None: there is nothing."""
+    others = list(other)
+    for touched in sorted(one):
+        for known in others:
+            length = min(len(touched), len(known))
+            if touched[:length] == known[:length]:
+                return max(touched, known, key=len)
+    return None
+
+
+def tool_of(item: CatalogItem) -> str:
+    """The Tool whose export it is."""
+    named = parse_tool_name(item.name)
+    return item.source.name or (item.name if named is None else named.resource_name)
+
+
+def reference_name(given: Any, kind: str) -> str:
+    """The name in a reference: `Kind/name`, `{kind, name}` or `{ref: Kind/name}` (EXT-12). Raises ValueError."""
+    ref = given.get("ref") if isinstance(given, Mapping) and "ref" in given else given
+    if isinstance(ref, Mapping):
+        found, name = ref.get("kind"), ref.get("name")
+    elif isinstance(ref, str):
+        found, _, name = ref.partition("/")
+    else:
+        found, name = None, None
+    if found != kind or not isinstance(name, str) or not name:
+        raise ValueError(f"{str(given)[:100]} is no reference to one {kind}")
+    return name
+
+
+def _list_change(before: Sequence[str], after: Sequence[str]) -> ListChange | None:
+    if list(before) == list(after):
+        return None
+    change = ListChange([name for name in after if name not in before], [name for name in before if name not in after])
+    if change_list(before, change) == list(after):
+        return change
+    return msgspec.structs.replace(change, order=list(after))
+
+
+def _differences(extension: str, path: list[str], before: Any, after: Any) -> Iterable[Edit]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() - after.keys():
+            yield Edit(extension, [*path, key], removed=True)
+        for key, value in after.items():
+            if key not in before:
+                yield Edit(extension, [*path, key], value)
+            else:
+                yield from _differences(extension, [*path, key], before[key], value)
+    elif not _same_value(before, after):
+        yield Edit(extension, path, after)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Whether two JSON values are the same; True is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same_value, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _edited(config: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """A copy of `config` with an edit; a path that leads through no object is made one."""
+    if not edit.path:
+        return dict(edit.value) if isinstance(edit.value, Mapping) else config
+    made = dict(config)
+    key, *rest = edit.path
+    if not rest:
+        if edit.removed:
+            made.pop(key, None)
+        else:
+            made[key] = edit.value
+        return made
+    inner = made.get(key)
+    if not isinstance(inner, dict):
+        if edit.removed:
+            return config
+        inner = {}
+    made[key] = _edited(inner, msgspec.structs.replace(edit, path=rest))
+    return made
