@@ -82,7 +82,7 @@ CODES: Final[dict[str, str]] = {
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
     "E_CHANGESET_CONFLICT": "Commit or undo the changes in the checkout, or open a new changeset from what it has now.",
-    "E_CHANGESET_DENIED": "Leave out what only the operator may change; docs/changesets.md, docs/live-config.md say what.",
+    "E_CHANGESET_DENIED": "Leave out what only the operator may change; changesets.md and live-config.md say what.",
     "E_CHANGESET_INVALID": "Correct the files in the worktree, and commit the changeset again.",
     "E_CHANGESET_IO": "Read the message: it names what git or the disk refused.",
     "E_STATE_CONFLICT": "Read the state again, make the change anew, and set it with the revision that was read.",
