@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 BUNDLE = """\
 apiVersion: goondan.ai/v1
 kind: Tool
@@ -51,6 +52,33 @@ def test_a_program_does_not_import_what_it_seldom_needs(modules: str) -> None:
     program = [sys.executable, "-I", "-c", f"import sys, {modules}; print(*sys.modules)"]
     run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
     assert not NOT_IMPORTED[modules] & set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "unneeded"),
+    [
+        (["kernel/start.py", "kernel.broker", "--help"], {"typing_extensions", "inspect"}),
+        (["-c", "import sys; from kernel.cli import main; sys.argv[:] = ['gdn', 'ps']; main()"], {"typing_extensions"}),
+    ],
+    ids=["broker", "gdn"],
+)
+def test_what_only_development_tools_bring_along_is_not_imported(
+    tmp_path: Path, program: list[str], unneeded: set[str]
+) -> None:
+    environment = {"HOME": str(tmp_path), "GOONDAN_STATE_ROOT": str(tmp_path / "state")}
+    command = [sys.executable, "-I", "-v", *program]  # it says of each module where it was found
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=30, check=False)
+    imported = {line.split("'")[1] for line in run.stderr.splitlines() if line.startswith("import '")}
+    assert "msgspec" in imported
+    assert not imported & unneeded
+
+
+def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:
+    look = "import sys; from kernel.start import msgspec_alone; msgspec_alone(); print(*sys.modules)"
+    look += "; import typing_extensions"
+    run = subprocess.run([sys.executable, "-I", "-c", look], capture_output=True, text=True, check=True, timeout=30)
+    assert "msgspec" in run.stdout.split()
+    assert "typing_extensions" not in run.stdout.split()
 
 
 WITHOUT_TLS = """\
