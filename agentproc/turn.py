@@ -513,7 +513,7 @@ class Turn:
         return end
 
     def _failure(self, error: ErrorPayload) -> End:
-        reason = "cancelled" if error.code == "E_CANCELLED" else "error"
+        reason = {"E_CANCELLED": "cancelled", "E_BUDGET_SPENT": "budget"}.get(error.code, "error")
         return End(status="failed", steps=self.steps, finish_reason=reason, error=error)
 
     def _message_id(self, position: int) -> str:

@@ -22,8 +22,9 @@ import msgspec
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.base_calls import BaseCalls
+from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
-from agentproc.catalog import StepCatalog
+from agentproc.catalog import Allowed, StepCatalog
 from agentproc.completions import Ended
 from agentproc.conversation import Append, Presented, encode_message, error_result
 from agentproc.extensions.asking import Asking
@@ -150,6 +151,7 @@ class TurnRun:
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._epoch = frame.epoch or 0
+        self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
         self._live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
@@ -230,6 +232,8 @@ class TurnRun:
         if self._stages is not None:
             self._stages.close()
         self._asking.close()
+        if self._budget is not None:
+            self._budget.close()
         self._local_calls.close()
         self._base_calls.close()
         if self._lost:
@@ -388,26 +392,13 @@ class TurnRun:
             then(error_result(error))
             return
         local = runner.tools.get(part.tool_name)
-        if local is not None:
-            self._local_calls.start(
-                local,
-                self._catalog,
-                args,
-                tool_call_id=part.tool_call_id,
-                context=self._context,
-                message=message,
-                again=action.again,
-                done=then,
-            )
+        here = local is not None or runner.catalog.runs_here(part.tool_name)
+        if here and self._budget is not None and isinstance(self._catalog.check(part.tool_name, args), Allowed):
+            call_id = f"{self.turn.turn_id}/{part.tool_call_id}"
+            self._budget.count(part.tool_call_id, call_id, lambda: self._start_here(action, args, then), then)
             return
-        if runner.catalog.runs_here(part.tool_name):
-
-            def ended(result: ToolResult) -> None:
-                if self._swarm.restarts:  # the next step is for after the restart
-                    self.push(Pause())
-                then(result)
-
-            self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=ended)
+        if here:
+            self._start_here(action, args, then)
             return
         encoded = None
         if message.id != self._shown_message:
@@ -441,8 +432,34 @@ class TurnRun:
                 self._shown_message = ""  # nobody has seen it yet
             then(refused)
 
+    def _start_here(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
+        """Make a call that runs in this process."""
+        part = action.part
+        local = self._runner.tools.get(part.tool_name)
+        if local is not None:
+            self._local_calls.start(
+                local,
+                self._catalog,
+                args,
+                tool_call_id=part.tool_call_id,
+                context=self._context,
+                message=action.message,
+                again=action.again,
+                done=then,
+            )
+            return
+
+        def ended(result: ToolResult) -> None:
+            if self._swarm.restarts:  # the next step is for after the restart
+                self.push(Pause())
+            then(result)
+
+        self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=ended)
+
     def _drop_call(self, tool_call_id: str) -> None:
         self._runner.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
+        if self._budget is not None:
+            self._budget.drop(tool_call_id)
         self._local_calls.drop(tool_call_id)
         self._base_calls.drop(tool_call_id)
 
@@ -523,6 +540,8 @@ class TurnRun:
             else:
                 answer = await self._ask_once(provider, request)
         except GoondanError as error:
+            if error.info.code == "E_LEASE_LOST":  # the broker's word about a budget
+                self.abandon()
             self.push(ModelFailed(error.info))
         except Exception as error:  # nobody else would end the step
             log.exception("event %s: the model call", self._event_id)
@@ -566,7 +585,13 @@ class TurnRun:
         self._stall.begin(self._loop.time())
         self._watch(request)
         try:
-            answer = await provider.complete(request, on_delta if anew else show, on_news)
+            shown = on_delta if anew else show
+            if self._budget is None:
+                answer = await provider.complete(request, shown, on_news)
+            else:
+                answer = await self._budget.ask(
+                    request, lambda given, news: provider.complete(given, shown, news), on_news
+                )
         except GoondanError as error:
             self._notes.model_ended(request, attempts, code=error.info.code)
             raise GoondanError(self._without_secrets(error.info)) from None

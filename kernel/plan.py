@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kernel.bundle.budgets import budget_of
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
 from schemas.address import build_tool_name
@@ -168,6 +169,7 @@ def _agent(
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=_addable(agent, checked),
         dynamic=agent.dynamic,
+        budget=budget_of(agent.extensions),
     )
 
 

@@ -16,7 +16,6 @@ BUDGET_EXTENSION: Final = "budget"
 MAX_TOKENS_NAMED: Final = 1_000_000_000
 
 _Count = Annotated[int, Meta(ge=1, le=10**12)]
-_Price = Annotated[float, Meta(ge=0, le=10**9)]
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS_NAMED)]
 
 
@@ -40,16 +39,16 @@ class BudgetLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 
 
 class Pricing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model costs, for a million tokens each, in units of `currency`."""
+    """What a model costs, for a million tokens each."""
 
     input_per_million: Annotated[float, Meta(ge=0, le=10**9, description="For tokens that it reads.")]
     output_per_million: Annotated[float, Meta(ge=0, le=10**9, description="For tokens that it writes.")]
     cached_input_per_million: Annotated[
-        _Price | None,
+        Annotated[float, Meta(ge=0, le=10**9)] | None,
         Meta(description="For tokens that it reads from the vendor's cache; without it as much as for others."),
     ] = None
     cache_write_per_million: Annotated[
-        _Price | None,
+        Annotated[float, Meta(ge=0, le=10**9)] | None,
         Meta(description="For tokens that are put into the vendor's cache; without it as much as for others."),
     ] = None
     currency: Annotated[str, Meta(pattern="^[A-Z]{3}$", description="Its code: three capital letters.")] = "USD"

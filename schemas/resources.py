@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from schemas.budgets import Pricing
 from schemas.launch import (
     DEFAULT_CONVERSATION_MB,
     DEFAULT_ERROR_LIMIT,
@@ -215,6 +216,7 @@ class ModelBody(_Strict, frozen=True):
         None
     )
     params: Annotated[dict[str, Any], Meta(description="Parameters of every request, for example temperature.")] = {}
+    pricing: Annotated[Pricing | None, Meta(description="What it costs; [budgets](budgets.md) count with it.")] = None
 
 
 class ModelConfig(_Strict, frozen=True):

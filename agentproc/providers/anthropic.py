@@ -316,7 +316,7 @@ class Reader:
             text=text,
             calls=calls,
             finish_reason=self._stop,
-            usage=None if usage is None else Usage(_input_tokens(usage), self._output_tokens),
+            usage=None if usage is None else _counted(usage, self._output_tokens),
             metadata=self._keep(blocks),
         )
 
@@ -364,10 +364,10 @@ class Reader:
         self._output_tokens = usage.output_tokens or self._output_tokens
 
 
-def _input_tokens(usage: _Usage) -> int:
-    """All that was read, also what came from the vendor's cache."""
-    cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
-    return (usage.input_tokens or 0) + cached
+def _counted(usage: _Usage, output_tokens: int) -> Usage:
+    """What was read is all of it, also what went into the vendor's cache or came from there."""
+    cached, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    return Usage((usage.input_tokens or 0) + cached + written, output_tokens, cached, written)
 
 
 def _call(block: _Open) -> AskedCall:

@@ -40,10 +40,14 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True):
-    """Tokens as the vendor counted them."""
+    """Tokens as the vendor counted them. `input_tokens` are all that were read; of these came `cached_tokens` from its
+    cache, and `cache_write_tokens` were put into it.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class ModelAnswer(Struct, frozen=True, kw_only=True):

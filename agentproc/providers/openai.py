@@ -149,9 +149,14 @@ def offer(item: CatalogItem) -> dict[str, Any]:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
+class _PromptDetails(Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class _Usage(Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Delta(Struct, frozen=True):
@@ -256,7 +261,9 @@ class Reader:
         if chunk.error is not None or chunk.object == "error":
             raise _stream_error(chunk)
         if chunk.usage is not None:
-            self._usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0)
+            details = chunk.usage.prompt_tokens_details
+            cached = 0 if details is None else details.cached_tokens or 0
+            self._usage = Usage(chunk.usage.prompt_tokens or 0, chunk.usage.completion_tokens or 0, cached)
         text = ""
         for choice in chunk.choices or []:
             if choice.index:

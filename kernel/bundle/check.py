@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from kernel.bundle.budgets import check_budgets
 from kernel.bundle.dependencies import circles, misplaced
 from kernel.bundle.extension_config import check_given, check_used
 from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
@@ -124,6 +125,7 @@ class Checker:
         agents = self._agents(tools, extensions)
         self._unused_tools(agents, tools)
         entry, policy, members = self._swarm(agents)
+        check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.runs}
         return Checked(
             agents={name: agent for name, agent in agents.items() if name in members},

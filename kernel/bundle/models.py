@@ -58,6 +58,11 @@ class ModelFault(Struct, frozen=True):
 
 def resolve_model(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
     """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset."""
+    model = _resolve(body, params, env)
+    return model if isinstance(model, ModelFault) or body.pricing is None else replace(model, pricing=body.pricing)
+
+
+def _resolve(body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
     merged = {**body.params, **params}
     if body.provider == "embedded":
         return ModelSpec(provider="embedded", model=body.model, params=merged)

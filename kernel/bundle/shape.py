@@ -200,6 +200,8 @@ class Builder:
             text = self._text(node, path)
             if want.min_length is not None and len(text) < want.min_length:
                 self._invalid(path, "the text is empty", "Write a value.")
+            elif want.pattern is not None and re.search(want.pattern, text) is None:
+                self._invalid(path, f"the text has to fit {want.pattern}", "Correct it.")
             return text
         if isinstance(want, types.LiteralType) and isinstance(value, str):
             text = self._text(node, path)

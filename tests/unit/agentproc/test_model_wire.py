@@ -430,7 +430,7 @@ def test_an_answer_of_anthropic() -> None:
         ("t1", "a__b", {"x": "한"}, None),
         ("t2", "c__d", {"whole": True}, None),
     ]
-    assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_use", Usage(7, 4), None)
+    assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_use", Usage(7, 4, 2), None)
 
 
 def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:

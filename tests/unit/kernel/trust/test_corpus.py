@@ -306,6 +306,8 @@ FIELDS: dict[str, str] = {
     "ExtensionUse: ref kind name package": "Module", "ExtensionUse: config": TEXT,
     "AgentUse: ref kind name package": TEXT, "ValueFrom: env": "Variable", "ValueSource: value valueFrom": "Variable",
     "ModelBody: provider": "OwnModel", "ModelBody: endpoint": "Endpoint, OpenKey", "ModelBody: apiKey": "Variable",
+    "ModelBody: pricing": "what is in it",
+    "Pricing: inputPerMillion outputPerMillion cachedInputPerMillion cacheWritePerMillion currency": NONE,
     "ModelBody: model": TEXT, "ModelBody: params": "Endpoint", "ModelConfig: modelRef": TEXT,
     "ModelConfig: params": "Endpoint", "Prompt: system systemRef": TEXT,
     "ToolCallPolicy: allowRegistry extensionsMayAdd": "Setting",

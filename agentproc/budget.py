@@ -1,0 +1,212 @@
+"""A turn that is charged to budgets: its model calls, and the tool calls that run in the agent, are reserved first.
+
+The broker counts (kernel/broker/budgets/). An event that says nothing of budgets has none of this.
+
+Rules.
+- A model call is made when the broker has granted it, with as many tokens to write as it says, and in the time that it
+  leaves. What it came to is said afterwards; the turn does not wait for the word that this was heard.
+- How much a model will read is not known before the call: it is guessed from the bytes of the request, rather too high.
+- A call that failed before the model has said anything took nothing. One that broke off later took nobody knows what.
+
+Source: docs/decisions/070; PROTOCOL.md "Budgets".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from agentproc.conversation import error_result
+from agentproc.extensions.values import tool_error_of
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
+from agentproc.providers.output_limit import limited_output, output_limit
+from schemas.budgets import MAX_TOKENS_NAMED, BudgetGranted, BudgetReserve, BudgetSettle
+from schemas.codec import encode_value, from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame, ToolResult
+
+#: Bytes of a request for one token that the model reads. Vendors' own rules of thumb say four characters of English; a
+#: guess that is too high is given back when the call is settled, one that is too low is not refused in time.
+BYTES_PER_TOKEN: Final = 3
+#: What extensions hear when a model call was granted: how much is left.
+BUDGET_LEFT: Final = "budget.left"
+
+log = logging.getLogger("agentproc")
+
+#: One request to the model; the provider's news go to the second.
+Complete = Callable[[ModelRequest, Callable[[ModelNews], None]], Awaitable[ModelAnswer]]
+
+
+class BudgetLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+class Notices(Protocol):
+    """Who hears of what is left (extensions.events.EventBus)."""
+
+    def wants(self, kind: str) -> bool: ...
+    def emit(self, kind: Any, payload: Any = None, *, emitter: str) -> None: ...
+
+
+class TurnBudget:
+    """The budgets of one turn, as it meets them."""
+
+    def __init__(self, link: BudgetLink, notices: Notices, event_id: str, epoch: int) -> None:
+        self._link = link
+        self._notices = notices
+        self._event_id = event_id
+        self._epoch = epoch
+        self._loop = asyncio.get_running_loop()
+        self._counting: dict[str, asyncio.Task[None]] = {}
+
+    # --- model calls
+
+    async def ask(self, request: ModelRequest, complete: Complete, on_news: Callable[[ModelNews], None]) -> ModelAnswer:
+        """Reserve a model call, make it, and say what it came to. Raises GoondanError: E_BUDGET_SPENT, what else the
+        broker refused it with, or what `complete` raises.
+        """
+        name = os.urandom(12).hex()
+        on_news("waiting")
+        granted = await self._reserve(name, request)
+        began, spoke = self._loop.time(), False
+
+        def heard(news: ModelNews) -> None:
+            nonlocal spoke
+            spoke = spoke or news == "content"
+            on_news(news)
+
+        try:
+            answer = await complete(_within(request, granted), heard)
+        except GoondanError:
+            self._settle(BudgetSettle(name, known=not spoke))
+            if granted.left_ms is not None and self._loop.time() >= began + granted.left_ms / 1000:
+                raise _out_of_time(granted) from None
+            raise
+        except BaseException:
+            self._settle(BudgetSettle(name, known=False))
+            raise
+        self._settle(_came_to(name, request, answer))
+        return answer
+
+    async def _reserve(self, name: str, request: ModelRequest) -> BudgetGranted:
+        output = output_limit(request.model)
+        read = 0 if output == 0 else min(MAX_TOKENS_NAMED, _size(request) // BYTES_PER_TOKEN + 1)
+        frame = self._frame("budget.reserve", BudgetReserve(name, "model", read, output))
+        try:
+            reply = await self._post(frame)
+        except asyncio.CancelledError:
+            self._settle(BudgetSettle(name, unused=True))  # it may have been granted meanwhile
+            raise
+        granted = from_raw(reply.payload, BudgetGranted)
+        if granted.left and self._notices.wants(BUDGET_LEFT):
+            self._notices.emit(BUDGET_LEFT, {"left": msgspec.to_builtins(granted.left)}, emitter="the kernel")
+        return granted
+
+    def _settle(self, said: BudgetSettle) -> None:
+        try:
+            self._link.post(self._frame("budget.settle", said)).add_done_callback(_settled)
+        except GoondanError as error:
+            log.warning("event %s: a model call could not be settled: %s", self._event_id, error)
+
+    # --- tool calls that run here
+
+    def count(
+        self, tool_call_id: str, call_id: str, start: Callable[[], None], refused: Callable[[ToolResult], None]
+    ) -> None:
+        """Have a call counted that runs in this process; then `start` it, or give `refused` the error. A call that was
+        counted under this `call_id` is the same call.
+        """
+
+        async def counted() -> None:
+            try:
+                await self._post(self._frame("budget.reserve", BudgetReserve(call_id, "tool")))
+            except GoondanError as error:
+                self._counting.pop(tool_call_id, None)
+                if error.info.code != "E_LEASE_LOST":  # else it is somebody else's call now
+                    refused(error_result(tool_error_of(error, "E_BUDGET_SPENT")))
+            else:
+                self._counting.pop(tool_call_id, None)
+                start()
+
+        self._counting[tool_call_id] = self._loop.create_task(counted())
+
+    def drop(self, tool_call_id: str) -> None:
+        """A call is given up."""
+        task = self._counting.pop(tool_call_id, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """The turn is over."""
+        for tool_call_id in list(self._counting):
+            self.drop(tool_call_id)
+
+    # --- inside
+
+    def _frame(self, kind: str, payload: BudgetReserve | BudgetSettle) -> Frame:
+        return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
+
+    async def _post(self, frame: Frame) -> Frame:
+        future = self._link.post(frame)
+        try:
+            return await future
+        finally:
+            if not future.done() or future.cancelled():
+                self._link.forget(frame.id)
+
+
+def _size(request: ModelRequest) -> int:
+    """The bytes that a request will have, near enough."""
+    tools = [(item.name, item.description, item.parameters) for item in request.tools]
+    return len(encode_value([request.system, request.messages, request.blocks, tools]))
+
+
+def _within(request: ModelRequest, granted: BudgetGranted) -> ModelRequest:
+    """The request as it may be made."""
+    model, timeout_s = request.model, request.timeout_s
+    if granted.output_tokens is not None and granted.output_tokens < output_limit(model):
+        model = limited_output(model, granted.output_tokens)
+    if granted.left_ms is not None:
+        left_s = granted.left_ms / 1000
+        timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+    return msgspec.structs.replace(request, model=model, timeout_s=timeout_s)
+
+
+def _came_to(name: str, request: ModelRequest, answer: ModelAnswer) -> BudgetSettle:
+    usage = answer.usage
+    if usage is None:
+        return BudgetSettle(name, known=output_limit(request.model) == 0)
+    return BudgetSettle(
+        name,
+        input_tokens=_count(usage.input_tokens),
+        output_tokens=_count(usage.output_tokens),
+        cached_tokens=_count(usage.cached_tokens),
+        cache_write_tokens=_count(usage.cache_write_tokens),
+    )
+
+
+def _count(tokens: int) -> int:
+    """A vendor's number, as far as it can be one."""
+    return max(0, min(tokens, MAX_TOKENS_NAMED))
+
+
+def _out_of_time(granted: BudgetGranted) -> GoondanError:
+    """A model call that had not ended when the time of a budget was over."""
+    rows = [row for row in granted.left if row.dimension == "wallSeconds"]
+    row = min(rows, key=lambda row: row.left, default=None)
+    whose = "a budget" if row is None else f"the budget of agent {row.whose!r}"
+    limit = "" if row is None else f": {row.limit:g} of {row.limit:g} seconds"
+    return fail("E_BUDGET_SPENT", f"{whose} is spent{limit}; the model call that was under way was ended")
+
+
+def _settled(future: asyncio.Future[Frame]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.warning("a model call could not be settled: %s", error)

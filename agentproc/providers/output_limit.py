@@ -1,0 +1,37 @@
+"""How much a model may write at most, and how that is said to its vendor. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from agentproc.providers.anthropic import DEFAULT_MAX_TOKENS
+from schemas.launch import ModelSpec
+
+#: The params by which vendors limit an answer. Where a model's own params have none, the first is used for Anthropic,
+#: the second for OpenAI itself, and the first for servers that speak as OpenAI does: not all of them know the second.
+_PARAMS: Final = ("max_tokens", "max_completion_tokens")
+
+
+def output_limit(model: ModelSpec) -> int:
+    """The tokens that an answer may have at most; a guess where the params of the model name no limit. 0: it is no
+    model, and counts no tokens.
+    """
+    if model.provider == "embedded":
+        return 0
+    return next((value for name in _PARAMS if (value := _number(model, name)) is not None), DEFAULT_MAX_TOKENS)
+
+
+def limited_output(model: ModelSpec, tokens: int) -> ModelSpec:
+    """The model with answers of so many tokens at most."""
+    name = next((name for name in _PARAMS if name in model.params), None)
+    if name is None:
+        vendors_own = model.provider == "openai" and model.endpoint is None
+        name = _PARAMS[1] if vendors_own else _PARAMS[0]
+    return msgspec.structs.replace(model, params={**model.params, name: tokens})
+
+
+def _number(model: ModelSpec, name: str) -> int | None:
+    value = model.params.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

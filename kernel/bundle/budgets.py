@@ -1,0 +1,69 @@
+"""The budgets of a bundle: what the extension `budget` says for an agent, and whether it can be counted. Pure.
+
+Source: docs/decisions/070.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.bundle.problems import Report
+from schemas.budgets import BUDGET_EXTENSION, BudgetLimits
+from schemas.launch import ExtensionSpec
+
+if TYPE_CHECKING:
+    from kernel.bundle.check import CheckedAgent
+
+
+def is_budget(extension: ExtensionSpec) -> bool:
+    """Whether this is the bundled extension, under whatever name the bundle has it."""
+    return extension.bundled and posixpath.basename(posixpath.dirname(extension.entry)) == BUDGET_EXTENSION
+
+
+def budget_of(extensions: Iterable[ExtensionSpec]) -> BudgetLimits | None:
+    """The limits that an agent's extensions give; None: there are none, or they are no limits (which was reported)."""
+    for extension in extensions:
+        if is_budget(extension):
+            try:
+                return msgspec.convert(extension.config.get("limits"), BudgetLimits)
+            except msgspec.ValidationError:
+                return None
+    return None
+
+
+def check_budgets(agents: Iterable[CheckedAgent], report: Report) -> None:
+    """Report an agent with two budgets, and models whose price nobody knows where money is limited: what one agent asks
+    of another is charged to both, so that is every model of the swarm.
+    """
+    agents = list(agents)
+    wanted: dict[str, str] = {}
+    for agent in agents:
+        named = [extension.name for extension in agent.extensions if is_budget(extension)]
+        if len(named) > 1:
+            message = f"an agent has one budget, and {' and '.join(named)} are two"
+            place = agent.document.place("spec", "extensions")
+            report.error("E_CONFIG_DUPLICATE", message, place, "Put all limits into one of them.")
+        limits = budget_of(agent.extensions)
+        if limits is not None and limits.money is not None:
+            wanted.setdefault(limits.currency, agent.name)
+    told: set[str] = set()
+    for currency, whose in wanted.items():
+        for agent in agents:
+            model, document = agent.model, agent.model_document
+            if model is None or document is None or model.provider == "embedded" or document.resource in told:
+                continue
+            if model.pricing is None:
+                message = f"agent {whose!r} has a budget of money, and nobody knows what {document.resource} costs"
+                hint = f"Add pricing: {{inputPerMillion: …, outputPerMillion: …, currency: {currency}}}."
+                report.error("E_CONFIG_MISSING_FIELD", message, document.place("spec"), hint)
+                told.add(document.resource)
+            elif model.pricing.currency != currency:
+                own = model.pricing.currency
+                message = f"agent {whose!r} has a budget in {currency}, and {document.resource} is priced in {own}"
+                hint = "Give all prices and budgets of a bundle in one currency."
+                report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "pricing"), hint)
+                told.add(document.resource)
