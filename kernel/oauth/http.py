@@ -1,0 +1,117 @@
+"""Requests to OAuth servers: over https, or plainly to this machine; without redirects, bounded in time and size.
+
+Nothing of a request is in any error or log: forms hold codes, refresh tokens and secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import certifi
+import httpx2
+
+from kernel.oauth.metadata import is_here, may_contact
+from schemas.errors import GoondanError, fail
+from schemas.visible import visible_line
+
+#: One whole request with its answer may take so long (seconds). A person's agent waits for it, and an API call that
+#: comes after it has time of its own.
+TOTAL_S: Final = 20.0
+#: To connect alone (seconds).
+CONNECT_S: Final = 10.0
+#: The longest answer (bytes): metadata of large directories have some ten thousand.
+MAX_BODY: Final = 256 * 1024
+#: Requests at the same time; more wait. Swarms start together, and a server bans who asks a hundred times at once.
+MAX_AT_ONCE: Final = 16
+
+
+class Response(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    body: bytes
+
+
+class Http:
+    """The connections of this process. `limit_s` is for tests."""
+
+    def __init__(self, limit_s: float = TOTAL_S) -> None:
+        self._limit_s = limit_s
+        self._outside: httpx2.AsyncClient | None = None
+        self._here: httpx2.AsyncClient | None = None
+        self._room = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def get(self, url: str) -> Response:
+        """Raises GoondanError E_OAUTH_SERVER."""
+        return await self._request("GET", url, None, {})
+
+    async def post(self, url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> Response:
+        """Send a form. Raises GoondanError E_OAUTH_SERVER; then it may have arrived, or not."""
+        return await self._request("POST", url, form, headers)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for client in (self._outside, self._here):
+            if client is not None:
+                await client.aclose()
+
+    # --- inside
+
+    async def _request(
+        self, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]
+    ) -> Response:
+        if not may_contact(url):
+            raise fail("E_OAUTH_SERVER", "an OAuth server is reached over https, or on this machine")
+        # Of a packed answer nobody knows how large it will be.
+        given = {"Accept": "application/json", "Accept-Encoding": "identity", **headers}
+        async with self._room:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    response = await self._exchange(method, url, form, given)
+            except TimeoutError:
+                raise _failed(url, f"no answer within {self._limit_s:g} s") from None
+            except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError, OSError, ValueError) as error:
+                raise _failed(url, type(error).__name__) from None
+        if 300 <= response.status < 400:
+            raise _failed(url, "the server wants to redirect, which is not followed")
+        return response
+
+    async def _exchange(
+        self, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]
+    ) -> Response:
+        client = self._client(url)
+        data = None if form is None else dict(form)
+        async with client.stream(method, url, data=data, headers=dict(headers)) as answer:
+            body = bytearray()
+            async for piece in answer.aiter_raw():
+                body += piece
+                if len(body) > MAX_BODY:
+                    raise _failed(url, f"the answer has more than {MAX_BODY} bytes")
+            return Response(answer.status_code, bytes(body))
+
+    def _client(self, url: str) -> httpx2.AsyncClient:
+        """A proxy of the environment is for the outside: what goes to this machine passes by it."""
+        if is_here(url):
+            if self._here is None:
+                self._here = _make(trust_env=False)
+            return self._here
+        if self._outside is None:
+            self._outside = _make(trust_env=True)
+        return self._outside
+
+
+def _make(*, trust_env: bool) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        verify=ssl.create_default_context(cafile=certifi.where()) if trust_env else False,
+        trust_env=trust_env,
+        follow_redirects=False,
+        timeout=httpx2.Timeout(TOTAL_S, connect=CONNECT_S),
+    )
+
+
+def _failed(url: str, why: str) -> GoondanError:
+    host = visible_line(httpx2.URL(url).host) if may_contact(url) else "the server"
+    return fail("E_OAUTH_SERVER", f"{host}: {why}", suggestion="Try again; if it stays so, look at the OAuthApp's URLs.")

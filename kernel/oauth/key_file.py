@@ -1,0 +1,100 @@
+"""The key that tokens are encrypted with: one file of the user's, outside of the state root.
+
+Whoever copies or backs up the state root has no token. The file's folder is private and holds nothing but keys, because
+no jail sees it as a whole (docs/decisions/049).
+
+Source: docs/oauth.md; docs/decisions/068.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from schemas.directories import Directory, DirectoryRefused, open_directory
+from schemas.errors import GoondanError, fail
+from schemas.grantable import within
+
+#: AES-256.
+KEY_BYTES: Final = 32
+#: Names another file.
+VARIABLE: Final = "GOONDAN_KEY_FILE"
+_NAME: Final = "oauth.key"
+
+
+def key_path(env: Mapping[str, str], home: str) -> str:
+    """Where the key is: $GOONDAN_KEY_FILE, else goondan/keys/oauth.key below $XDG_CONFIG_HOME or ~/.config."""
+    given = env.get(VARIABLE, "")
+    if given.startswith("/"):
+        return os.path.normpath(given)
+    config = env.get("XDG_CONFIG_HOME", "")
+    return os.path.normpath(f"{config if config.startswith('/') else f'{home}/.config'}/goondan/keys/{_NAME}")
+
+
+def read_or_make(path: str, state_root: str) -> bytes:
+    """The key; made if there is none. Raises GoondanError E_OAUTH_KEY, which names the file and what is wrong."""
+    folder, name = os.path.split(path)
+    if within(os.path.realpath(folder), os.path.realpath(state_root)):
+        raise _unusable(path, "it lies in the state root, beside what it encrypts", f"Set {VARIABLE} to another place.")
+    try:
+        with open_directory(folder, make=True, private_from=folder) as place:
+            for _ in range(2):
+                found = _read(place, name, path)
+                if found is not None:
+                    return found
+                _make(place, name)
+    except DirectoryRefused as refused:
+        raise _unusable(path, f"{refused.path} {refused.problem}", refused.fix) from None
+    except OSError as error:
+        raise _unusable(path, error.strerror or "it cannot be used") from None
+    raise _unusable(path, "it cannot be made")
+
+
+def _read(place: Directory, name: str, path: str) -> bytes | None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as source:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            raise _unusable(path, "it is no file")
+        if state.st_uid != os.geteuid():
+            raise _unusable(path, f"it belongs to uid {state.st_uid}")
+        if stat.S_IMODE(state.st_mode) & 0o077:
+            raise _unusable(path, "others may read it", f"Run chmod 0600 {path} if nobody has.")
+        data = source.read(KEY_BYTES + 1)
+    if len(data) != KEY_BYTES:
+        raise _unusable(path, f"it has not {KEY_BYTES} bytes", "Remove it if no token is needed any more.")
+    return data
+
+
+def _make(place: Directory, name: str) -> None:
+    """Whole or not at all: written under another name, then linked, which fails where somebody was faster."""
+    temporary = f"{name}.{os.urandom(8).hex()}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o600, dir_fd=place.fd), "wb") as out:
+        out.write(os.urandom(KEY_BYTES))
+        out.flush()
+        os.fsync(out.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(temporary, name, src_dir_fd=place.fd, dst_dir_fd=place.fd, follow_symlinks=False)
+    finally:
+        os.unlink(temporary, dir_fd=place.fd)
+    _sync(place)
+
+
+def _sync(place: Directory) -> None:
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unusable(path: str, why: str, suggestion: str | None = None) -> GoondanError:
+    return fail("E_OAUTH_KEY", f"the key {path} cannot be used: {why}", suggestion=suggestion)

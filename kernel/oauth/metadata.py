@@ -1,0 +1,105 @@
+"""Where the endpoints of an OAuth server are: from the OAuthApp, and from what its issuer publishes. Pure.
+
+An issuer speaks for itself only: its document must name it, letter by letter, and no endpoint of it is plain http, but
+on this machine for an issuer that is on it. What the OAuthApp itself says wins.
+
+Source: RFC 8414, OpenID Connect Discovery 1.0, RFC 9207.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from schemas.errors import fail
+from schemas.oauth import OAuthAppSpec
+from schemas.origins import is_open, origin_of
+
+
+class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to send what; None where nobody says.
+
+    `auth_methods` are the ways in which a client may say who it is, None when nobody says. `says_issuer`: each redirect
+    names the issuer (`iss`).
+    """
+
+    authorization: str | None = None
+    token: str | None = None
+    device: str | None = None
+    revocation: str | None = None
+    auth_methods: list[str] | None = None
+    says_issuer: bool = False
+
+
+class _Document(msgspec.Struct):
+    issuer: str
+    authorization_endpoint: str | None = None
+    token_endpoint: str | None = None
+    device_authorization_endpoint: str | None = None
+    revocation_endpoint: str | None = None
+    token_endpoint_auth_methods_supported: list[str] | None = None
+    code_challenge_methods_supported: list[str] | None = None
+    authorization_response_iss_parameter_supported: bool = False
+
+
+def may_contact(url: str) -> bool:
+    """Whether requests may go there: https, or plain http to this machine. No user, no fragment."""
+    origin = origin_of(url)
+    parts = urlsplit(url)
+    return origin is not None and not is_open(origin) and parts.username is None and not parts.fragment
+
+
+def is_here(url: str) -> bool:
+    """Whether a URL is plain http to this machine."""
+    return urlsplit(url).scheme == "http" and may_contact(url)
+
+
+def document_urls(issuer: str) -> list[str]:
+    """Where an issuer publishes its document: as OpenID Connect has it, and as RFC 8414 has it."""
+    parts = urlsplit(issuer)
+    path = parts.path.rstrip("/")
+    places = [f"{path}/.well-known/openid-configuration", f"/.well-known/oauth-authorization-server{path}"]
+    return [urlunsplit((parts.scheme, parts.netloc, place, "", "")) for place in places]
+
+
+def read_document(app: OAuthAppSpec, body: bytes) -> Endpoints:
+    """The endpoints of an app from its issuer's document. Raises GoondanError E_OAUTH_SERVER."""
+    issuer = app.issuer or ""
+    try:
+        told = msgspec.json.decode(body, type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise fail("E_OAUTH_SERVER", f"what {issuer} publishes is no metadata of an OAuth server") from None
+    if told.issuer != issuer:
+        raise fail("E_OAUTH_SERVER", f"the metadata at {issuer} is of another issuer")
+    if told.code_challenge_methods_supported is not None and "S256" not in told.code_challenge_methods_supported:
+        if app.flow == "authorizationCode":
+            raise fail("E_OAUTH_SERVER", f"{issuer} does not support PKCE with S256")
+    found = {
+        "authorization": told.authorization_endpoint,
+        "token": told.token_endpoint,
+        "device": told.device_authorization_endpoint,
+        "revocation": told.revocation_endpoint,
+    }
+    for name, url in found.items():
+        if url is not None and (not may_contact(url) or (is_here(url) and not is_here(issuer))):
+            raise fail("E_OAUTH_SERVER", f"the {name} endpoint that {issuer} names may not be used: it is no https URL")
+    own = own_endpoints(app)
+    return Endpoints(
+        authorization=own.authorization or found["authorization"],
+        token=own.token or found["token"],
+        device=own.device or found["device"],
+        revocation=own.revocation or found["revocation"],
+        auth_methods=told.token_endpoint_auth_methods_supported,
+        says_issuer=told.authorization_response_iss_parameter_supported,
+    )
+
+
+def own_endpoints(app: OAuthAppSpec) -> Endpoints:
+    """What the OAuthApp says itself."""
+    return Endpoints(
+        authorization=app.authorization_url,
+        token=app.token_url,
+        device=app.device_authorization_url,
+        revocation=app.revocation_url,
+    )

@@ -1,0 +1,146 @@
+"""Grants on disk, each in a file of its own, encrypted with AES-256-GCM.
+
+A file is replaced as a whole and synced. Its name is a digest of app and subject, and is bound to its content, so that
+no file can stand in for another. What cannot be read (another key, a damaged disk) is put aside under another name and
+said once; its person has to agree again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from kernel.oauth.grants import Grant
+from schemas.directories import Directory, DirectoryRefused, open_directory
+from schemas.errors import GoondanError, fail
+from schemas.private_files import replace_in
+
+#: What a file begins with: the format.
+_MAGIC: Final = b"goondan-oauth-1\n"
+_NONCE: Final = 12
+_SUFFIX: Final = ".grant"
+#: Added to the name of a file that cannot be read.
+_ASIDE: Final = ".unreadable"
+#: The largest file (bytes): two tokens and some.
+_MAX_BYTES: Final = 1 << 20
+#: Grants of one workspace; more are refused, so that subjects that somebody makes up cannot fill the disk.
+MAX_GRANTS: Final = 4096
+
+log = logging.getLogger("oauth")
+
+
+class Vault:
+    """The grants of one workspace. `folder` is absolute, `root` the state root that it lies in."""
+
+    def __init__(self, folder: str, root: str, key: bytes) -> None:
+        self._folder = folder
+        self._root = root
+        self._cipher = AESGCM(key)
+
+    def load(self, app: str, subject: str) -> Grant | None:
+        """What is held; None for nothing, or what cannot be read. Raises GoondanError E_STATE."""
+        try:
+            with self._open() as place:
+                return self._read(place, _name(app, subject))
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def save(self, grant: Grant) -> None:
+        """Hold this instead, durably. Raises GoondanError E_STATE, E_DISK_FULL, E_OVERLOADED."""
+        name = _name(grant.app, grant.subject)
+        nonce = os.urandom(_NONCE)
+        data = _MAGIC + nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(grant), _bound(name))
+        try:
+            with self._open() as place:
+                names = self._names(place)
+                if name not in names and len(names) >= MAX_GRANTS:
+                    raise fail("E_OVERLOADED", f"tokens of {MAX_GRANTS} subjects are held", suggestion="Revoke some.")
+                replace_in(place.fd, name, data, sync=True)
+                _sync(place)
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def drop(self, app: str, subject: str) -> None:
+        """Forget it. Raises GoondanError E_STATE."""
+        try:
+            with self._open() as place, suppress(FileNotFoundError):
+                os.unlink(_name(app, subject), dir_fd=place.fd)
+                _sync(place)
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def all(self) -> list[Grant]:
+        """Everything that is held, in the order of apps and subjects. Raises GoondanError E_STATE."""
+        try:
+            with self._open() as place:
+                found = [grant for name in self._names(place) if (grant := self._read(place, name)) is not None]
+        except OSError as error:
+            raise self._broken(error) from None
+        return sorted(found, key=lambda grant: (grant.app, grant.subject))
+
+    # --- inside
+
+    def _open(self) -> Directory:
+        try:
+            return open_directory(self._folder, make=True, private_from=self._root)
+        except DirectoryRefused as refused:
+            raise fail("E_STATE", f"{refused.path} {refused.problem}", suggestion=refused.fix) from None
+
+    def _names(self, place: Directory) -> list[str]:
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.fd)
+        try:
+            return [name for name in os.listdir(fd) if name.endswith(_SUFFIX)]
+        finally:
+            os.close(fd)
+
+    def _read(self, place: Directory, name: str) -> Grant | None:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as source:
+            data = source.read(_MAX_BYTES + 1)
+        begin = len(_MAGIC)
+        try:
+            if not data.startswith(_MAGIC) or len(data) > _MAX_BYTES:
+                raise ValueError
+            nonce, sealed = data[begin : begin + _NONCE], data[begin + _NONCE :]
+            grant = msgspec.msgpack.decode(self._cipher.decrypt(nonce, sealed, _bound(name)), type=Grant)
+            if _name(grant.app, grant.subject) != name:
+                raise ValueError
+        except (InvalidTag, ValueError, msgspec.DecodeError):
+            os.rename(name, name + _ASIDE, src_dir_fd=place.fd, dst_dir_fd=place.fd)
+            log.error("%s/%s cannot be decrypted with the key that is there now; it was put aside", place.path, name)
+            return None
+        return grant
+
+    def _broken(self, error: OSError) -> GoondanError:
+        code = "E_DISK_FULL" if error.errno in _FULL else "E_STATE"
+        return fail(code, f"{self._folder}: {error.strerror}")
+
+
+_FULL: Final = (28, 122)  # ENOSPC, EDQUOT
+
+
+def _name(app: str, subject: str) -> str:
+    return hashlib.sha256(f"{app}\0{subject}".encode("utf-8", "surrogateescape")).hexdigest()[:40] + _SUFFIX
+
+
+def _bound(name: str) -> bytes:
+    """What the content belongs to besides the key."""
+    return _MAGIC + name.encode("ascii")
+
+
+def _sync(place: Directory) -> None:
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
