@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Final
 
 from agentproc.completions import describe_late
+from agentproc.known_secrets import HidingFormatter, KnownSecrets
 from agentproc.log_share import Share
 from agentproc.loop import TurnRunner
 from agentproc.store import ConversationStore
@@ -46,9 +47,14 @@ log = logging.getLogger("agentproc")
 
 
 class AgentApp:
-    """One agent process. `run` is its whole life. `broker_uid` is the broker's user, None for ours."""
+    """One agent process. `run` is its whole life. `broker_uid` is the broker's user, None for ours. `secrets` are those
+    that its log hides.
+    """
 
-    def __init__(self, endpoint: str, token: str, broker_uid: int | None = None) -> None:
+    def __init__(
+        self, endpoint: str, token: str, broker_uid: int | None = None, secrets: KnownSecrets | None = None
+    ) -> None:
+        self._secrets = secrets or KnownSecrets()
         self._inbox: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
@@ -174,6 +180,9 @@ class AgentApp:
             elif frame.type == "tool.completed":
                 if self._runner is not None:
                     self._runner.completed(frame)
+            elif frame.type == "oauth.granted":
+                if self._runner is not None:
+                    self._runner.tokens.granted(frame)
             elif frame.type == "shutdown":
                 grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
                 self._shutdown = frame
@@ -230,7 +239,7 @@ class AgentApp:
             max_bytes=spec.conversation_mb << 20,
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        return TurnRunner(spec, instance_key, self.link, store)
+        return TurnRunner(spec, instance_key, self.link, store, secrets=self._secrets)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -242,11 +251,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def configure_log(name: str) -> None:
-    """Log lines to stderr, with `name` in each."""
+def configure_log(name: str, secrets: KnownSecrets | None = None) -> None:
+    """Log lines to stderr, with `name` in each, and without these secrets."""
     form = f"%(asctime)s %(levelname)s {name.replace('%', '%%')} %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, force=True)
     for handler in logging.root.handlers:
+        if secrets is not None:
+            handler.setFormatter(HidingFormatter(form, secrets))
         handler.addFilter(Share(handler))
 
 
@@ -264,7 +275,8 @@ def main(
 
     `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
     """
-    configure_log(name)
+    secrets = KnownSecrets()
+    configure_log(name, secrets)
     waiting = ready_fd
 
     def ready() -> None:
@@ -273,7 +285,7 @@ def main(
         report_ready(ready_fd)
 
     async def life() -> int:
-        return await AgentApp(endpoint, token, broker_uid).run(ready)
+        return await AgentApp(endpoint, token, broker_uid, secrets).run(ready)
 
     try:
         return loop.run_until_complete(life())

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec import structs
+
 from agentproc.acks import AckLink, ResultAcks
 from agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from agentproc.blocked_loop import LoopWatch, blocked_error
@@ -26,9 +28,11 @@ from agentproc.completions import Ended, read_answer, read_completion
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.loaded import Extensions, Place, give_state
+from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.workspaces import Workspaces
+from agentproc.known_secrets import KnownSecrets
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
@@ -80,7 +84,9 @@ class TurnRunner:
         *,
         provider: Provider | None = None,
         clock: Callable[[], str] = now_rfc3339,
+        secrets: KnownSecrets | None = None,
     ) -> None:
+        """`secrets` are those that the process's log hides."""
         loop = asyncio.get_running_loop()
         self.spec = spec
         self.instance_key = instance_key
@@ -94,7 +100,9 @@ class TurnRunner:
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         self.place = Place(spec.name, instance_key, files, spec.state_dir)
-        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place)
+        self._secrets = secrets or KnownSecrets()
+        self.tokens = AccessTokens(link, self.events, self._secrets)
+        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place, self.tokens)
         self.watch = Watch()
         self.loop_watch = LoopWatch(files)
         self._blocked = self.loop_watch.take() if spec.extensions else None
@@ -110,10 +118,10 @@ class TurnRunner:
         self._broken: GoondanError | None = None  # why the agent cannot work at all
 
     def redact(self, text: str) -> str:
-        """A text without what is secret of the agent's model."""
+        """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
         if self._redactor is None:
             self._redactor = redactor_of(self.spec.model)
-        return self._redactor(text)
+        return self._secrets.redact(self._redactor(text))
 
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Note where the turn of a trace is found. A turn goes on without."""
@@ -247,7 +255,7 @@ class TurnRunner:
                 log.warning("event %s: %s", event_id, error.info.message)
                 return None
             log.error("event %s: %s", event_id, error)
-            info = error.info
+            info = structs.replace(error.info, message=self._secrets.redact(error.info.message))
             ended = None if self._run is None else self._run.fail(info)
         except Exception as error:
             log.exception("event %s", event_id)

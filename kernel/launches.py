@@ -18,7 +18,7 @@ from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
 from kernel.supervisor_options import Options
 from schemas.control import Principal
 from schemas.launch import KernelPlan
-from schemas.tokens import SOCKETS, Claims, mint
+from schemas.tokens import OAUTH, SOCKETS, Claims, mint
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
@@ -46,6 +46,8 @@ class Launches:
         """How to start this service for the `run`-th time."""
         if role == "broker":
             return self._broker(run)
+        if role == OAUTH:
+            return self._oauth(run)
         return self._toolhost(run) if role == "toolhost" else self._fork_server()
 
     def take_fork_channel(self) -> socket.socket | None:
@@ -92,6 +94,17 @@ class Launches:
         arguments += ["--env-fd", str(values_fd)]
         env = environment(os.environ)
         return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
+
+    def _oauth(self, run: int) -> Launch:
+        from kernel.oauth.key_file import key_path
+
+        token_fd = memory_file("token", self.token(Claims("control", OAUTH, launch=run)).encode())
+        arguments = ["--endpoint", self.endpoint("control"), "--token-fd", str(token_fd)]
+        arguments += ["--state-dir", self._options.state_dir]
+        arguments += ["--key-file", key_path(os.environ, os.path.expanduser("~"))]
+        # Its servers may be behind the same proxy as those of models.
+        env = environment(os.environ, AGENT_ENVIRONMENT)
+        return Launch(module="kernel.oauth", arguments=arguments, env=env, pass_fds=[token_fd])
 
     def _fork_server(self) -> Launch:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -2,11 +2,12 @@
 
 Two machines here and one in roster.py, each fed with events and answering with actions that the supervisor performs:
 
-- `Service`: broker, tool host, fork server. Always wanted while the kernel runs. The first restart after a death is
+- `Service`: broker, tool host, fork server. Always wanted while the kernel runs. The holder of OAuth tokens is wanted
+  from the first time on that somebody asks for one. The first restart after a death is
   immediate, further ones back off to at most a second; ten healthy seconds forget the deaths. A service that was
   never ready may give up, and with it the start of the kernel; one that was ready once is restarted for ever.
-- `Stopping`: agents leave first, while the tool host can still finish their calls, then the tool host, the fork
-  server and the broker; each has its time, then it is killed.
+- `Stopping`: agents leave first, while the tool host can still finish their calls, then the tool host, the
+  holder of tokens, the fork server and the broker; each has its time, then it is killed.
 
 Phases of a service: stopped -> starting -> ready -> (waiting ->) starting …, and stopping -> stopped.
 
@@ -36,6 +37,7 @@ MAX_FIRST_DEATHS: Final = 3
 STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("agents", 3.0),
     ("toolhost", 1.5),
+    ("oauth", 1.0),
     ("forkserver", 0.5),
     ("broker", 1.0),
 )

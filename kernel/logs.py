@@ -20,7 +20,7 @@ from msgspec import Struct
 #: Longer lines are cut (characters): they are no longer read, and a terminal would choke.
 MAX_LINE: Final = 8192
 #: Processes that have one log; each agent's is `agent-<name>`.
-ROLES: Final = ("supervisor", "broker", "toolhost", "forkserver")
+ROLES: Final = ("supervisor", "broker", "toolhost", "forkserver", "oauth")
 AGENT: Final = "agent"
 
 _TIMED: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")

@@ -45,10 +45,11 @@ def build_plan(
     sized_workdirs: bool = False,
     spawn_workdirs: Iterable[str] = (),
     digests: Mapping[str, str] | None = None,
+    hidden: Iterable[str] = (),
 ) -> KernelPlan:
     """The plan of a bundle without errors. `documents` are its files; `digests` those of the tools' folders, by their
     roots. Every path is absolute. `sized_workdirs`: see
-    ToolHostSpec; `spawn_workdirs`: see KernelPlan.
+    ToolHostSpec, and `hidden`; `spawn_workdirs`: see KernelPlan.
 
     `entry_agent` is '' when the bundle has no agent: then only `gdn call` can use it.
     """
@@ -86,6 +87,7 @@ def build_plan(
             revision=revision,
             protected=protected,
             sized_workdirs=sized_workdirs,
+            hidden=list(hidden),
         ),
         protected=protected,
         max_live_agents=checked.policy.max_live_agents,
@@ -96,6 +98,7 @@ def build_plan(
         mailbox_mb=checked.policy.mailbox_mb,
         max_open_events=checked.policy.max_open_events,
         spawn_workdirs=list(spawn_workdirs),
+        oauth_apps=checked.oauth_apps,
     )
 
 

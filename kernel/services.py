@@ -1,4 +1,4 @@
-"""Broker, tool host and fork server as processes: performs what their state machines decide.
+"""Broker, tool host, fork server, holder of OAuth tokens as processes: performs what their state machines decide.
 
 Source: delivery.md sections 3, 8; design section 2.
 """
@@ -64,7 +64,7 @@ class Observer(Protocol):
 
 
 class Services:
-    """The processes that must always run."""
+    """The processes that must always run, `roles`, and those that must once somebody wants them, `on_demand`."""
 
     def __init__(
         self,
@@ -73,11 +73,13 @@ class Services:
         observer: Observer,
         *,
         roles: tuple[str, ...],
+        on_demand: tuple[str, ...] = (),
         log_path: Callable[[str], str],
         inherited_fds: tuple[int, ...],
     ) -> None:
-        self.state = {role: Service(role) for role in roles}
-        self.since: dict[str, float] = dict.fromkeys(roles, 0.0)
+        self.state = {role: Service(role) for role in (*roles, *on_demand)}
+        self.since: dict[str, float] = dict.fromkeys(self.state, 0.0)
+        self._on_demand = frozenset(on_demand)
         self._loop = loop
         self._reaper = reaper
         self._observer = observer
@@ -89,9 +91,20 @@ class Services:
         self._ending = False
 
     def begin(self) -> None:
-        """Start everything."""
+        """Start everything that must always run."""
         for role in self.state:
+            if role not in self._on_demand:
+                self._feed(role, Begin())
+
+    def want(self, role: str) -> None:
+        """Start this one, if it does not run. One that could not be started is tried again."""
+        if not self._ending:
             self._feed(role, Begin())
+
+    @property
+    def proven(self) -> bool:
+        """Whether everything that must always run was ready once."""
+        return all(service.proven for role, service in self.state.items() if role not in self._on_demand)
 
     def end_restarts(self) -> None:
         """From now on nothing that ends is started again."""
@@ -130,6 +143,7 @@ class Services:
                 last_exit=service.last_exit,
             )
             for role, service in self.state.items()
+            if service.run or role not in self._on_demand
         ]
 
     # --- inside
@@ -156,7 +170,10 @@ class Services:
                 self._loop.call_later(seconds, self._feed, role, event)
             case GiveUp(role, cause):
                 error = self._reports.get(role) or start_failure(role, cause, self._log_path(role))
-                self._observer.service_failed(role, error)
+                if role in self._on_demand:
+                    _log.error("%s could not be started: %s", role, error.message)
+                else:
+                    self._observer.service_failed(role, error)
 
     def _start(self, role: str, run: int) -> None:
         self._reports.pop(role, None)

@@ -56,6 +56,7 @@ from schemas.control import (
     Revised,
     SpawnFailed,
     ToBroker,
+    TokensWanted,
     ToSupervisor,
     Wanted,
 )
@@ -71,7 +72,7 @@ from schemas.startup import (
     report_ready,
     set_process_name,
 )
-from schemas.tokens import SECRET_BYTES, Claims
+from schemas.tokens import OAUTH, SECRET_BYTES, Claims
 from schemas.visible import visible_line
 
 if TYPE_CHECKING:
@@ -306,6 +307,7 @@ class Supervisor:
             self._reaper,
             self,
             roles=("broker", "forkserver", "toolhost"),
+            on_demand=(OAUTH,),
             log_path=self._log_path,
             inherited_fds=(premises.alive_fd,),
         )
@@ -435,7 +437,7 @@ class Supervisor:
     def _maybe_ready(self) -> None:
         if self._ready.done() or not self._welcomed or self._services is None:
             return
-        if all(service.proven for service in self._services.state.values()):
+        if self._services.proven:
             self._ready.set_result(None)
 
     # --- agents
@@ -465,7 +467,9 @@ class Supervisor:
         agents, services, now = self._agents, self._services, self._loop.time()
         if agents is None or services is None:
             return
-        if isinstance(message, Wanted):
+        if isinstance(message, TokensWanted):
+            services.want(OAUTH)
+        elif isinstance(message, Wanted):
             agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
         elif message.principal.role == "toolhost":
             if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:

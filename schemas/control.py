@@ -72,6 +72,10 @@ class BegunAnew(Struct, frozen=True, tag="begun_anew", tag_field="kind", rename=
     agent: str
 
 
+class TokensWanted(Struct, frozen=True, tag="tokens_wanted", tag_field="kind"):
+    """Somebody asks for an OAuth token, and the process that holds them is not connected: start it, if none runs."""
+
+
 class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="camel"):
     """The answer to the last Revise: this revision is what the broker serves now."""
 
@@ -148,7 +152,7 @@ class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"
     data: bytes
 
 
-ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue | BegunAnew | Revised
+ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue | BegunAnew | Revised | TokensWanted
 ToBroker = (
     Inventory | Exited | SpawnFailed | Drain | RestartChecked | RestartUndone | BeginAnew | RestartAgents | Revise
 )

@@ -69,6 +69,14 @@ CODES: Final[dict[str, str]] = {
     "E_MODEL_FAILED": "Check the model's endpoint, key and name.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
+    # access tokens
+    "E_OAUTH_APP": "Correct the OAuthApp document; docs/oauth.md has an example for each flow.",
+    "E_OAUTH_KEY": "Put the right key back, or correct the owner and mode of the file and its folder.",
+    "E_OAUTH_REFUSED": "Run `gdn auth login` again; if it stays so, compare the OAuthApp with the server's settings.",
+    "E_OAUTH_SCOPE": "Ask for scopes that the OAuthApp names, or add the missing ones to its `scopes`.",
+    "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",
+    "E_OAUTH_SUBJECT": "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else.",
+    "E_OAUTH_UNAVAILABLE": "Ask again in a moment; `gdn logs` says what the process that holds tokens did.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",

@@ -20,7 +20,7 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "instance_key": None,
     "live_config": None,
     "logger": frozenset(("debug", "error", "info", "log", "warn", "warning")),
-    "oauth": None,
+    "oauth": frozenset(("get_access_token",)),
     "pipeline": frozenset(("register",)),
     "pipelines": frozenset(("mutate", "wrap")),
     "state": frozenset(("get", "read", "set", "update")),
@@ -28,4 +28,4 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "tools": frozenset(("register", "unregister")),
 }
 #: Members that exist and do nothing yet.
-API_MISSING: Final = frozenset(("live_config", "oauth", "swarm_bundle"))
+API_MISSING: Final = frozenset(("live_config", "swarm_bundle"))

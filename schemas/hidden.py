@@ -1,8 +1,9 @@
-"""Folders of the kernel that no jail may see: state roots, and the places of runtime directories. Pure.
+"""Folders of the kernel that no jail may see: state roots, places of runtime directories, that of the key. Pure.
 
 A state root holds conversations, logs, packages and the operator's policy; a runtime directory holds sockets and
-tokens. Nothing that is granted may be such a folder or lie in one. What may: a workdir that is an instance's workspace,
-and for a tool the package that it belongs to, or its own folder in the private copy that it is run from.
+tokens; the folder of the key holds what OAuth tokens are encrypted with. Nothing that is granted may be such a folder
+or lie in one. What may: a workdir that is an instance's workspace, and for a tool the package that it belongs to, or
+its own folder in the private copy that it is run from.
 
 The kernel asks while it checks a bundle, by the paths as they are written. The tool host asks again for the real paths
 of each launch.
@@ -20,6 +21,8 @@ from schemas.grantable import within
 
 #: The state root's name in the home directory of whoever has set no GOONDAN_STATE_ROOT.
 STATE_ROOT: Final = ".goondan"
+#: Where the key of OAuth tokens is, in the same home directory, unless the environment names another place.
+KEYS: Final = ".config/goondan/keys"
 #: What is beneath a state root, or beneath the state directory of one workspace, and is the kernel's alone.
 _KERNELS: Final = ("workspaces", "instances", "toolhosts", "blobs", "logs")
 _PACKAGES: Final = "packages"

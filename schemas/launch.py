@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.budgets import BudgetLimits, Pricing
+from schemas.oauth import OAuthAppSpec
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -221,7 +222,8 @@ class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     """One tool host. `max_jails` live at once (the least recently used idle one goes first). `sized_workdirs`: those
     that are made for instances get file systems of their own, where that can be done (docs/sandbox.md).
 
-    `protected` are absolute paths that stay read-only in every jail (KernelPlan.protected).
+    `protected` are absolute paths that stay read-only in every jail (KernelPlan.protected). `hidden` are folders that
+    no jail sees, besides those that every tool host knows: that of the key of OAuth tokens.
     """
 
     tools: list[ToolSpec]
@@ -231,6 +233,7 @@ class ToolHostSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     jail_idle_s: float = 60.0
     protected: list[str] = []
     sized_workdirs: bool = False
+    hidden: list[str] = []
 
 
 class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -240,7 +243,8 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     the Swarm's name, "" in a bundle without one. `kept_agents` (None: a sixteenth of `max_live_agents`, one at least),
     `mailbox_mb` and `max_open_events` are the Swarm's policy. `private_copy` is the folder that code of
     the bundle runs from, because others can write to its own; "" when it runs where it is. `spawn_workdirs` are the
-    folders that the operator's policy opens as working directories of spawned instances.
+    folders that the operator's policy opens as working directories of spawned instances. `oauth_apps` are the bundle's
+    OAuthApps by their names, with the secrets of their clients.
     """
 
     revision: str
@@ -259,3 +263,4 @@ class KernelPlan(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     max_open_events: int = 65_536
     private_copy: str = ""
     spawn_workdirs: list[str] = []
+    oauth_apps: dict[str, OAuthAppSpec] = {}

@@ -101,8 +101,8 @@ class TokenReady(Struct, frozen=True, rename="camel", omit_defaults=True, tag="r
 class AuthorizationRequired(
     Struct, frozen=True, rename="camel", omit_defaults=True, tag="authorization_required", tag_field="status"
 ):
-    """The `reply`: a person has to agree first. `authorization_url` is the page for that, `user_code` what to type there
-    (device code only), `expires_at` until when (RFC 3339 in UTC), `message` all of it in words.
+    """The `reply`: a person has to agree first. `authorization_url` is the page for that, `user_code` what to type
+    there (device code only), `expires_at` until when (RFC 3339 in UTC), `message` all of it in words.
     """
 
     authorization_url: str

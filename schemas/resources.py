@@ -467,14 +467,27 @@ class ToolV09Body(_Strict, frozen=True, kw_only=True):
     auth: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
-class OAuthAppBody(_Strict, frozen=True):
-    """An OAuth client that extensions ask for tokens."""
+class OAuthAppBody(_Strict, frozen=True, kw_only=True):
+    """An OAuth client that extensions ask for tokens. URLs are https, or http to this machine."""
 
-    authorization_url: Annotated[Text, Meta(description="Where a person agrees.")]
-    token_url: Annotated[Text, Meta(description="Where tokens come from.")]
+    authorization_url: Annotated[Text | None, Meta(description="Where a person agrees.")] = None
+    token_url: Annotated[Text | None, Meta(description="Where tokens come from.")] = None
     client_id: Annotated[ValueLike, Meta(description="The client's id.")]
     client_secret: Annotated[ValueLike | None, Meta(description="Its secret, if the server wants one.")] = None
-    scopes: Annotated[list[Text], Meta(description="What is asked for.")] = []
+    scopes: Annotated[list[Text], Meta(description="What may be asked for, and is asked for by default.")] = []
+    issuer: Annotated[
+        Text | None, Meta(description="Publishes the URLs that are left out; what it says must come from it.")
+    ] = None
+    flow: Annotated[
+        Literal["authorizationCode", "deviceCode", "clientCredentials"],
+        Meta(description="How a token is got: a person in a browser, a code typed elsewhere, or the app by itself."),
+    ] = "authorizationCode"
+    device_authorization_url: Annotated[Text | None, Meta(description="Where device codes come from.")] = None
+    revocation_url: Annotated[Text | None, Meta(description="Where tokens are given back.")] = None
+    redirect_uri: Annotated[
+        Text | None,
+        Meta(description="Where the browser comes back to: on 127.0.0.1 or localhost. By default on any free port."),
+    ] = None
 
 
 # --- documents ------------------------------------------------------------------------------------------------------

@@ -28,12 +28,17 @@ SOCKETS: Final[dict[str, str]] = {
     "control": "control.sock",
 }
 SECRET_BYTES: Final = 32
+#: `Claims.agent` of the process that holds OAuth tokens.
+OAUTH: Final = "oauth"
 #: Longer strings are refused before anything is computed.
 _MAX_TOKEN: Final = 2048
 
 
 class Claims(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a token says. `agent` and `instance_key` only for class agent; `operator` lets a client name workdirs."""
+    """What a token says. `agent` and `instance_key` only for class agent; `operator` lets a client name workdirs.
+
+    Of class control, `agent` is None for the supervisor and OAUTH for the process that holds OAuth tokens.
+    """
 
     cls: TokenClass
     agent: str | None = None

@@ -3,7 +3,7 @@
 Names follow the specification in snake_case.
 
 Source: requirements EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06, DYNAMIC-01,
-DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, STATE-01 to STATE-06.
+DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01, STATE-01 to STATE-06.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agentproc.extensions.events import EventBus
 from agentproc.extensions.events import Handler as EventHandler
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.memory import ExtState, InstanceApi
+from agentproc.extensions.oauth import AccessTokens, OAuthApi
 from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
 from agentproc.extensions.stored_state import StoredState
@@ -113,6 +114,7 @@ class ExtensionApi:
 
     __slots__ = (
         "_state",
+        "_tokens",
         "agent_name",
         "events",
         "extension",
@@ -137,7 +139,9 @@ class ExtensionApi:
         *,
         agent: str,
         instance_key: str,
+        tokens: AccessTokens | None = None,
     ) -> None:
+        """`tokens` None: nobody gives any here."""
         self.extension = Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
@@ -149,6 +153,7 @@ class ExtensionApi:
         self.agent_name = agent
         self.instance_key = instance_key
         self._state = state
+        self._tokens = tokens
 
     def ext_state(self) -> ExtState:
         """This extension's own object: the same at every call, in memory, empty again in another process."""
@@ -165,9 +170,11 @@ class ExtensionApi:
         raise _missing("live_config")
 
     @property
-    def oauth(self) -> Any:
-        """Access tokens. Raises GoondanError E_CONFIG_UNSUPPORTED."""
-        raise _missing("oauth")
+    def oauth(self) -> OAuthApi:
+        """Access tokens (oauth.py). Raises GoondanError E_OAUTH_UNAVAILABLE where there is no kernel to ask."""
+        if self._tokens is None:
+            raise fail("E_OAUTH_UNAVAILABLE", "there is no kernel here that holds tokens")
+        return OAuthApi(self._tokens)
 
 
 def _missing(member: str) -> GoondanError:

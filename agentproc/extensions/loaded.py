@@ -31,6 +31,7 @@ from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.memory import ExtState
 from agentproc.extensions.modules import import_entry
+from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.stored_state import StoredState
 from schemas.address import path_segment
@@ -62,11 +63,19 @@ class _Loaded(Struct):
 class Extensions:
     """The extensions of one agent instance."""
 
-    def __init__(self, pipeline: Pipeline, tools: DynamicTools, events: EventBus, place: Place) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tools: DynamicTools,
+        events: EventBus,
+        place: Place,
+        tokens: AccessTokens | None = None,
+    ) -> None:
         self._pipeline = pipeline
         self._tools = tools
         self._events = events
         self._place = place
+        self._tokens = tokens
         self._shared: dict[str, Any] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._imported = 0
@@ -129,6 +138,7 @@ class Extensions:
                 self._shared,
                 agent=place.agent,
                 instance_key=place.instance_key,
+                tokens=self._tokens,
             )
             await _call(register, api, spec)
         except GoondanError as error:

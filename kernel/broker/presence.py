@@ -207,7 +207,7 @@ class Presence:
         if claims.cls == "toolhost":
             return toolhost_address(claims.agent or "1")
         if claims.cls == "control":
-            return "supervisor"
+            return claims.agent or "supervisor"
         self._clients += 1
         return f"client/{self._clients}"
 

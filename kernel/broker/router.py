@@ -29,6 +29,7 @@ from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.mailbox import Staged
+from kernel.broker.oauth import OPS, TokenOrders, is_holder
 from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
@@ -53,9 +54,12 @@ from schemas.control import BeginAnew, RestartChecked, RestartUndone, Revise, Re
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
 from schemas.launch import KernelPlan
+from schemas.oauth import TokensSpec
 from schemas.reach import reachable_tools
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
+#: Stands for a class among the handlers: the process that holds OAuth tokens, on the control socket.
+HOLDER: Final = -1
 #: Peers of one class that one answer lists: it has to fit one frame.
 MAX_PEERS: Final = 4096
 
@@ -73,6 +77,7 @@ class Router:
         self._restarts = restarts = Restarts(bus)
         self._fresh = FreshStarts(bus)
         self._pieces = Pieces()
+        self._tokens = tokens = TokenOrders(bus)
         self._events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
         self._directory = directory = Directory(bus, actors)
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
@@ -106,6 +111,7 @@ class Router:
         }
         self._handlers: dict[int, dict[str, Handler]] = {
             CONTROL: {**every, "runtime.event": self._control_event},
+            HOLDER: {**every, "reply": tokens.answered, "error": tokens.answered, "oauth.granted": tokens.granted},
             AGENTS: {
                 **every,
                 **asking,
@@ -113,6 +119,7 @@ class Router:
                 "budget.reserve": budgets.reserve,
                 "budget.settle": budgets.settle,
                 "config.propose": configs.propose,
+                "oauth.token": tokens.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
@@ -226,8 +233,9 @@ class Router:
         self.bus.now = now
         connection = self._connections[cls].get(ident)
         if connection is not None:
-            if cls == CONTROL:
+            if connection is self.bus.control:
                 self.bus.control = None
+            self._tokens.lost(connection)
             self._processes.unreachable(connection, now)
 
     def tick(self, now: float) -> None:
@@ -239,6 +247,7 @@ class Router:
         self._tool_calls.tick(now)
         self._processes.tick(now)
         self._restarts.tick(now)
+        self._tokens.tick(now)
         self._quiet.tick(now)
         self._budgets.tick(now)
         self._deletions.tick(now)
@@ -279,6 +288,7 @@ class Router:
         """What is told to agents and tool hosts, and what agents may call."""
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
+        self._tokens_spec = to_raw(TokensSpec(plan.oauth_apps))
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
         self._configs.revise(self._allowed)
 
@@ -299,6 +309,7 @@ class Router:
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             bus.error(connection.cls, connection.ident, info, None)
+        self._tokens.revised()
         self._events.end_without_agent()
         bus.tell_supervisor(Revised(plan.revision))
 
@@ -319,18 +330,22 @@ class Router:
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
         self._quiet.watch(connection)
         self.bus.counters["hello_" + CLASSES[cls]] += 1
-        connection.handlers = self._handlers[cls]
+        connection.handlers = self._handlers[HOLDER if is_holder(connection) else cls]
         if cls == AGENTS:
             self._welcome_agent(connection, old, hello, frame, now)
         elif cls == TOOLS:
             self._welcome(connection, frame, spec=self._host_spec)
             self._tool_calls.host_here(connection)
+        elif is_holder(connection):
+            self._welcome(connection, frame, spec=self._tokens_spec)
+            self._tokens.here(connection, now)
         else:
             self._welcome(connection, frame)
             if cls == CONTROL:
                 self.bus.control = connection
                 self.bus.tell_supervisor(self._processes.wanted())
                 self._restarts.supervisor_here()
+                self._tokens.supervisor_here()
 
     def _welcome_agent(
         self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float
@@ -418,8 +433,8 @@ class Router:
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
         who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `instance.delete`: see deletions.py; `config.*`:
-        see live_config/service.py.
+        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `auth.*`: see oauth.py; `instance.delete`: see
+        deletions.py; `config.*`: see live_config/service.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
@@ -428,6 +443,9 @@ class Router:
             return
         if op == "cancel":
             self._events.cancels.ask(connection, frame, asked.get("eventId"), now)
+            return
+        if op in OPS and operator:
+            self._tokens.administer(connection, frame, asked, now)
             return
         if op == "events" and operator:
             self._events.cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
@@ -450,7 +468,7 @@ class Router:
         if op != "stats":
             message = (
                 "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*`, `config.*` and `instance.delete`"
+                "`dead.*`, `auth.*`, `config.*` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox

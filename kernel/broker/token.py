@@ -11,7 +11,7 @@ import sys
 
 from kernel.rundir import SECRET_FILE
 from schemas.secrecy import close_memory
-from schemas.tokens import Claims, mint
+from schemas.tokens import OAUTH, Claims, mint
 from schemas.visible import visible_line
 
 
@@ -27,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     host = kinds.add_parser("toolhost", help="for python -m toolhost")
     host.add_argument("--name", default="1", help="name of the tool host (default: 1)")
     kinds.add_parser("client", help="for a program that sends events")
+    kinds.add_parser("oauth", help="for python -m kernel.oauth")
     options = parser.parse_args(arguments)
     try:
         with open(f"{options.run_dir}/{SECRET_FILE}", "rb") as source:
@@ -39,6 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         claims = Claims("agent", agent=options.name, instance_key=options.instance)
     elif options.kind == "toolhost":
         claims = Claims("toolhost", agent=options.name)
+    elif options.kind == "oauth":
+        claims = Claims("control", agent=OAUTH)
     else:
         claims = Claims("client")
     print(mint(secret, claims))

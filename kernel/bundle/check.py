@@ -20,6 +20,7 @@ from kernel.bundle.extension_config import check_given, check_used
 from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
 from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
+from kernel.bundle.oauth_apps import check_oauth_app, resolve_oauth_app
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
@@ -30,6 +31,7 @@ from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
 from schemas.launch import ExtensionSpec, ModelSpec
+from schemas.oauth import OAuthAppSpec
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
 
 
@@ -73,6 +75,9 @@ class Checked(Struct):
     swarm: str = ""
     #: the Swarm's whole document as plain values
     swarm_resource: dict[str, Any] = {}
+    #: the OAuthApps by their names, with their documents
+    oauth_apps: dict[str, OAuthAppSpec] = {}
+    oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
 
 
 class Checker:
@@ -142,6 +147,10 @@ class Checker:
             ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
             swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
+            oauth_apps={
+                name: resolve_oauth_app(name, built.spec, self._env) for _, name, built in self._of("OAuthApp")
+            },
+            oauth_documents={name: (document, built.spec) for document, name, built in self._of("OAuthApp")},
         )
 
     # --- one document
@@ -279,6 +288,8 @@ class Checker:
             for field in ("clientId", "clientSecret"):
                 value = built.spec.client_id if field == "clientId" else built.spec.client_secret
                 self._check_value(document, value, ("spec", field))
+            if document.resource not in self._broken:
+                check_oauth_app(document, built.spec, self._report)
         packages = self._of("Package")
         if packages:
             self._package = packages[0][1]

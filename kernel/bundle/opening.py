@@ -126,6 +126,7 @@ def inspect_bundle(
         if not judgement.trusted:
             for agent in checked.agents.values():
                 agent.model = None if agent.model is None else without_key(agent.model)
+            checked.oauth_apps = {}
         redact = EnvironmentRedactor(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
         )
@@ -249,6 +250,7 @@ def open_bundle(
         from kernel.trust.judge import untrusted
 
         raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
+    from kernel.bundle.terms import key_folders
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
@@ -266,6 +268,7 @@ def open_bundle(
         sized_workdirs=inspected.terms.sized_workdirs,
         spawn_workdirs=[opened.path for opened in inspected.terms.opened],
         digests=digests,
+        hidden=key_folders(),
     )
     from kernel.trust.powers import others
 

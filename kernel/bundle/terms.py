@@ -17,7 +17,8 @@ from kernel.bundle.problems import Place, Report
 from kernel.grants.merge import requested
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import read_policies
-from schemas.hidden import STATE_ROOT, runtime_bases
+from kernel.oauth.key_file import is_shared, key_path
+from schemas.hidden import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
 _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
@@ -67,13 +68,22 @@ def _real(bundle: str | None) -> str | None:
 
 
 def hidden_folders(root: str | None) -> list[str]:
-    """Folders that no tool may see, as they are named and without links: the state roots, and where runtime directories
-    are. `root` is the state root.
+    """Folders that no tool may see, as they are named and without links: the state roots, where runtime directories
+    are, and where the key of OAuth tokens is. `root` is the state root.
     """
     home = os.path.expanduser("~")
-    named = [*([root] if root else []), *([f"{home}/{STATE_ROOT}"] if home not in ("", "~", "/") else [])]
+    named = [*([root] if root else []), *key_folders()]
+    if home not in ("", "~", "/"):
+        named += [f"{home}/{STATE_ROOT}", f"{home}/{KEYS}"]
     named += runtime_bases(os.environ, os.geteuid())
     return list(dict.fromkeys(path for folder in named for path in (folder, os.path.realpath(folder))))
+
+
+def key_folders() -> list[str]:
+    """The folder of the key of OAuth tokens; [] for a place where no key is used."""
+    home = os.path.expanduser("~")
+    folder = os.path.dirname(key_path(os.environ, home))
+    return [] if is_shared(folder, home) else [folder]
 
 
 def _ours() -> list[str]:

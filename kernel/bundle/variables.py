@@ -23,7 +23,8 @@ def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
 
 def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, str]]:
     """Every variable that a document of `kind` names, and what its value is used for: `tool NAME` for a Tool's
-    sandbox.env, `key` for the key of a model, else the kind, whose text it goes into.
+    sandbox.env, `key` for the key of a model, `client` for what an OAuthApp says of itself, else
+    the kind, whose text it goes into.
     """
     for name, path in _names(node, ()):
         if not VARIABLE_NAME.match(name):
@@ -32,6 +33,8 @@ def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, st
             yield name, f"tool {resource.partition('/')[2]}"
         elif kind == "Model" and path[:2] == ("spec", "apiKey"):
             yield name, "key"
+        elif kind == "OAuthApp" and path[:2] in (("spec", "clientSecret"), ("spec", "clientId")):
+            yield name, "client"
         else:
             yield name, kind
 

@@ -91,10 +91,10 @@ def _without_values(inspected: Inspected) -> Judgement:
     """The judgement with `***` for values of the environment that a bundle has put into addresses and paths."""
     from msgspec.structs import replace
 
-    from kernel.trust.powers import Endpoint, Folder, OpenKey, Power
+    from kernel.trust.powers import Endpoint, Folder, OpenKey, Power, TokenServer
 
     def hidden(power: Power) -> Power:
-        if isinstance(power, Endpoint | OpenKey):
+        if isinstance(power, Endpoint | OpenKey | TokenServer):
             return replace(power, origin=inspected.redact(power.origin))
         return replace(power, path=inspected.redact(power.path)) if isinstance(power, Folder) else power
 

@@ -25,6 +25,7 @@ from kernel.trust.powers import (
     Power,
     Reach,
     Setting,
+    TokenServer,
     Variable,
     Writers,
 )
@@ -48,6 +49,7 @@ _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
     ((Folder,), "Its tools open files of yours"),
     ((Reach,), "Its tools reach the network"),
     ((Endpoint, OwnModel), _MODEL_TITLE),
+    ((TokenServer,), "Asks people to sign in, and gives its extensions access tokens, at"),
     ((Permission,), "Its tools direct the kernel"),
     ((Setting,), "Loosens rules"),
     ((Owner, Writers), _OTHERS_TITLE),
@@ -113,7 +115,7 @@ def _harmless(power: Power) -> tuple[bool, ...]:
             return (access != "write", "/." not in path and path.count("/") > 1)
         case Reach(_, rule):
             return (rule != "public", not rule.startswith("*."))
-        case Endpoint(_, key):
+        case Endpoint(_, key) | TokenServer(_, key):
             return (not key,)
         case _:
             return ()
@@ -143,7 +145,13 @@ def _variable(power: Variable) -> str:
     kind, _, name = power.use.partition(" ")
     if kind == "tool":
         return f"{power.name}, for Tool/{name}"
-    return f"{power.name}, as the key of a model" if kind == "key" else f"{power.name}, in the text of {kind} documents"
+    if kind in _USES:
+        return f"{power.name}, as {_USES[kind]}"
+    return f"{power.name}, in the text of {kind} documents"
+
+
+#: What a variable is used for, where that is no text.
+_USES: Final = {"key": "the key of a model", "client": "the id or secret of an OAuth client"}
 
 
 def _reach(power: Reach) -> str:
@@ -151,7 +159,7 @@ def _reach(power: Reach) -> str:
     return _with(where, f" (Tool/{power.tool})")
 
 
-def _endpoint(power: Endpoint) -> str:
+def _endpoint(power: Endpoint | TokenServer) -> str:
     rest = f", with your {power.key}" if power.key else ""
     if power.origin.startswith("${"):
         return _with(f"the address in your {power.origin[2:-1]}", rest)
@@ -195,6 +203,7 @@ _WORDS: Final[dict[type, Callable[..., str]]] = {
     Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
     Reach: _reach,
     Endpoint: _endpoint,
+    TokenServer: _endpoint,
     OwnModel: _own_model,
     Permission: _permission,
     Setting: _setting,

@@ -33,7 +33,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     client_id: str
     scopes: list[str] = []
     access_token: str = ""
-    token_type: str = "Bearer"
+    token_type: str = "Bearer"  # noqa: S105 - a word of the protocol
     obtained_at: float = 0.0
     lifetime_s: float | None = None
     refresh_token: str | None = None
@@ -134,13 +134,11 @@ def refreshed(grant: Grant, tokens: Tokens, now: float) -> Grant:
 
 
 def lost(grant: Grant, *, interrupted: bool) -> Grant:
-    """The server does not take the refresh token. `interrupted`: a refresh before this one has had no stored outcome."""
+    """The server does not take the refresh token. `interrupted`: a refresh before this one has no stored outcome."""
     why = "the server does not accept the token that was kept any more"
     if interrupted:
         why = "a refresh was interrupted, and the server does not accept the token from before it"
-    return replace(
-        grant, access_token="", refresh_token=None, lifetime_s=None, refreshing_since=None, lost=why
-    )
+    return replace(grant, access_token="", refresh_token=None, lifetime_s=None, refreshing_since=None, lost=why)
 
 
 def _is_of(grant: Grant, app: OAuthAppSpec) -> bool:

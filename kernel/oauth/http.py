@@ -6,6 +6,7 @@ Nothing of a request is in any error or log: forms hold codes, refresh tokens an
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -105,13 +106,19 @@ class Http:
 
 def _make(*, trust_env: bool) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
-        verify=ssl.create_default_context(cafile=certifi.where()) if trust_env else False,
+        verify=_certificates(),
         trust_env=trust_env,
         follow_redirects=False,
         timeout=httpx2.Timeout(TOTAL_S, connect=CONNECT_S),
     )
 
 
+def _certificates() -> ssl.SSLContext:
+    """Checks servers against what SSL_CERT_FILE and SSL_CERT_DIR name, else against certifi's."""
+    file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
+    return ssl.create_default_context(cafile=certifi.where() if file is folder is None else file, capath=folder)
+
+
 def _failed(url: str, why: str) -> GoondanError:
     host = visible_line(httpx2.URL(url).host) if may_contact(url) else "the server"
-    return fail("E_OAUTH_SERVER", f"{host}: {why}", suggestion="Try again; if it stays so, look at the OAuthApp's URLs.")
+    return fail("E_OAUTH_SERVER", f"{host}: {why}")

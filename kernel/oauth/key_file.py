@@ -16,7 +16,8 @@ from typing import Final
 
 from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.grantable import within
+from schemas.grantable import TOP, within
+from schemas.hidden import KEYS
 
 #: AES-256.
 KEY_BYTES: Final = 32
@@ -31,12 +32,22 @@ def key_path(env: Mapping[str, str], home: str) -> str:
     if given.startswith("/"):
         return os.path.normpath(given)
     config = env.get("XDG_CONFIG_HOME", "")
-    return os.path.normpath(f"{config if config.startswith('/') else f'{home}/.config'}/goondan/keys/{_NAME}")
+    folder = f"{config}/goondan/keys" if config.startswith("/") else f"{home}/{KEYS}"
+    return os.path.normpath(f"{folder}/{_NAME}")
+
+
+def is_shared(folder: str, home: str) -> bool:
+    """Whether a folder is none for keys: the home directory, one above it, or one of the system. No jail sees a folder
+    with a key, and these have to be seen.
+    """
+    return folder in TOP or within(home, folder) or folder.count("/") < 2
 
 
 def read_or_make(path: str, state_root: str) -> bytes:
     """The key; made if there is none. Raises GoondanError E_OAUTH_KEY, which names the file and what is wrong."""
     folder, name = os.path.split(path)
+    if is_shared(folder, os.path.expanduser("~")):
+        raise _unusable(path, "its folder has other uses", f"Set {VARIABLE} to a file in a folder of its own.")
     if within(os.path.realpath(folder), os.path.realpath(state_root)):
         raise _unusable(path, "it lies in the state root, beside what it encrypts", f"Set {VARIABLE} to another place.")
     try:

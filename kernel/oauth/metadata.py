@@ -72,9 +72,9 @@ def read_document(app: OAuthAppSpec, body: bytes) -> Endpoints:
         raise fail("E_OAUTH_SERVER", f"what {issuer} publishes is no metadata of an OAuth server") from None
     if told.issuer != issuer:
         raise fail("E_OAUTH_SERVER", f"the metadata at {issuer} is of another issuer")
-    if told.code_challenge_methods_supported is not None and "S256" not in told.code_challenge_methods_supported:
-        if app.flow == "authorizationCode":
-            raise fail("E_OAUTH_SERVER", f"{issuer} does not support PKCE with S256")
+    methods = told.code_challenge_methods_supported
+    if app.flow == "authorizationCode" and methods is not None and "S256" not in methods:
+        raise fail("E_OAUTH_SERVER", f"{issuer} does not support PKCE with S256")
     found = {
         "authorization": told.authorization_endpoint,
         "token": told.token_endpoint,

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from schemas.errors import GoondanError, fail
-from schemas.origins import is_open, origin_of
 from schemas.oauth import OAuthAppSpec, is_scope
+from schemas.origins import is_open, origin_of
 from schemas.redaction import redact
 from schemas.visible import visible_line
 
@@ -49,7 +49,7 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class DeviceCode(msgspec.Struct, frozen=True):
-    """What a server gave for a device. `page` is where the person types `user_code`; with the code in it, if it can be."""
+    """What a server gave for a device. `page`: where a person types `user_code`, with the code in it if it can be."""
 
     device_code: str
     user_code: str
@@ -252,7 +252,7 @@ def _is_token(text: str) -> bool:
     return 0 < len(text) <= MAX_TOKEN and all("!" <= letter <= "~" for letter in text)
 
 
-def _seconds(value: int | float | str | None) -> float | None:
+def _seconds(value: float | str | None) -> float | None:
     try:
         number = float(value) if value is not None else None
     except ValueError:

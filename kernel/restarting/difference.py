@@ -27,7 +27,7 @@ _WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s", "sized_workdirs")
 class Difference(Struct, frozen=True, kw_only=True):
     """What changes. `whole`: the setting for which the whole kernel has to restart, None for none. `agents` and `tools`
     are those that changed, came or went. `quiet`: something did for which no process has to restart, such as the entry
-    agent, or the files that jails may not write.
+    agent, the files that jails may not write, or an OAuthApp: the process that holds tokens is told.
     """
 
     agents: list[str] = []
@@ -56,8 +56,12 @@ def difference(old: KernelPlan, new: KernelPlan) -> Difference:
             name for name in tools_before.keys() | tools_after.keys() if tools_before.get(name) != tools_after.get(name)
         ),
         whole=whole,
-        quiet=(old.swarm, old.entry_agent, old.protected) != (new.swarm, new.entry_agent, new.protected),
+        quiet=_quiet(old) != _quiet(new),
     )
+
+
+def _quiet(plan: KernelPlan) -> tuple[Any, ...]:
+    return plan.swarm, plan.entry_agent, plan.protected, plan.oauth_apps
 
 
 def _variables(plan: KernelPlan) -> set[str]:

@@ -30,6 +30,7 @@ from kernel.trust.powers import (
     Power,
     Reach,
     Setting,
+    TokenServer,
     Variable,
 )
 from schemas import hosts
@@ -37,7 +38,7 @@ from schemas.address import build_tool_name
 from schemas.grantable import within
 from schemas.launch import ExtensionSpec, Limits, SandboxSpec
 from schemas.origins import is_open, origin_of
-from schemas.resources import AgentPolicy, ModelBody, SwarmPolicy, ValueSource
+from schemas.resources import AgentPolicy, ModelBody, OAuthAppBody, SwarmPolicy, ValueSource
 
 
 def powers_of(
@@ -78,6 +79,8 @@ def powers_of(
     for tool, sandbox in tools:
         add(_network(tool, sandbox) if sandbox is not None else ())
     add(models)
+    for document, app in checked.oauth_documents.values():
+        add(_token_servers(document, app))
     for tool, sandbox in tools:
         if sandbox is not None:
             add(Permission(tool.name, name) for name in sandbox.permissions)
@@ -204,6 +207,15 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
             yield OpenKey(origin, key)
         if not keys and body.api_key is not None:
             yield OpenKey(origin, "")
+
+
+def _token_servers(document: Document, app: OAuthAppBody) -> Iterable[Power]:
+    """Who asks people to sign in, and gets the client's secret."""
+    keys = sorted({name for name, use in variables_of(document.node, "OAuthApp", "") if use == "client"}) or [""]
+    urls = (app.issuer, app.authorization_url, app.token_url, app.device_authorization_url, app.revocation_url)
+    for origin in dict.fromkeys(origin_of(url) or url[:200] for url in urls if url is not None):
+        for key in keys:
+            yield TokenServer(origin, key)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -34,8 +34,8 @@ class Module(Struct, frozen=True, rename="camel", tag="module"):
 class Variable(Struct, frozen=True, rename="camel", tag="variable"):
     """A variable of the user's environment that the bundle reads.
 
-    `use` says where its value goes: `tool NAME` (sandbox.env), `key` (the key of a model), or the kind of the document
-    whose text has it as `${NAME}`.
+    `use` says where its value goes: `tool NAME` (sandbox.env), `key` (the key of a model), `client` (of an OAuthApp),
+    or the kind of the document whose text has it as `${NAME}`.
     """
 
     name: str
@@ -62,6 +62,18 @@ class Endpoint(Struct, frozen=True, rename="camel", tag="endpoint"):
 
     `origin` is `scheme://host:port`, or `${NAME}` where the whole address is the value of the user's variable. `key` is
     the variable whose value is sent as the key; "" for none of the user's.
+    """
+
+    origin: str
+    key: str
+
+
+class TokenServer(Struct, frozen=True, rename="camel", tag="tokenServer"):
+    """A server at which people are asked to sign in, because the bundle names it as that of an OAuthApp. Extensions get
+    access tokens of it.
+
+    `origin` is `scheme://host:port`. `key` is the user's variable whose value is sent as the client's secret; "" for
+    none of the user's.
     """
 
     origin: str
@@ -115,7 +127,20 @@ class Writers(Struct, frozen=True, rename="camel", tag="writers"):
     gid: int | None = None
 
 
-Power = Module | Variable | Folder | Reach | Endpoint | OpenKey | OwnModel | Permission | Setting | Owner | Writers
+Power = (
+    Module
+    | Variable
+    | Folder
+    | Reach
+    | Endpoint
+    | TokenServer
+    | OpenKey
+    | OwnModel
+    | Permission
+    | Setting
+    | Owner
+    | Writers
+)
 
 
 def grown(agreed: Iterable[Power], wanted: Iterable[Power]) -> list[Power]:

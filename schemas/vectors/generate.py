@@ -50,6 +50,7 @@ from schemas.frames import (
 )
 from schemas.vectors.bad import FILE_NAME, ID, PING, TIME, TYPE, bad_frames, mapping, nested, text
 from schemas.vectors.live_config import live_config_frames
+from schemas.vectors.oauth import oauth_frames
 
 FILE: Final = Path(__file__).parent / "frames.json"
 #: Integers that every JSON parser keeps.
@@ -610,7 +611,7 @@ def unusual_frames() -> list[tuple[str, bytes, Frame]]:
 def build() -> dict[str, Any]:
     """The content of frames.json."""
     valid: list[dict[str, Any]] = []
-    for name, frame, kind in good_frames():
+    for name, frame, kind in [*good_frames(), *oauth_frames()]:
         vector: dict[str, Any] = {"name": name, "bytes": encode(frame).hex(), "frame": describe(frame)}
         valid.append(vector if kind is None else {**vector, "payloadKind": kind})
     for name, frame, kind, data in references():

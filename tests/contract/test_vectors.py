@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import budgets, frames, live_config
+from schemas import budgets, frames, live_config, oauth
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -44,6 +44,11 @@ KINDS: dict[str, Any] = {
     "ToolProgress": frames.ToolProgress,
     "ToolResult": frames.ToolResult,
     "Welcome": frames.Welcome,
+    "TokenRequest": oauth.TokenRequest,
+    "TokenOrder": oauth.TokenOrder,
+    "TokenReady": oauth.TokenReady,
+    "AuthorizationRequired": oauth.AuthorizationRequired,
+    "Granted": oauth.Granted,
 }
 
 

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.grantable import TOP, within
-from schemas.hidden import STATE_ROOT, runtime_bases, workspace_of
+from schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
 from schemas.launch import ToolHostSpec
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.giving_up import runs_for_root
@@ -44,12 +44,12 @@ class Mount(NamedTuple):
 
 
 def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str) -> list[str]:
-    """The folders that no jail may see, there or not: state roots and places of runtime directories, as far as this
-    host can tell. `endpoint` is the broker's, `home` the operator's home directory.
+    """The folders that no jail may see, there or not: state roots, places of runtime directories and of the key of
+    OAuth tokens, as far as this host can tell. `endpoint` is the broker's, `home` the operator's home directory.
     """
-    folders = [state_root_of(spec.state_dir)]
+    folders = [state_root_of(spec.state_dir), *spec.hidden]
     if home not in ("", "/"):
-        folders.append(f"{home}/{STATE_ROOT}")
+        folders += [f"{home}/{STATE_ROOT}", f"{home}/{KEYS}"]
     folders += runtime_folders(endpoint)
     folders += runtime_bases(os.environ, 0 if runs_for_root() else os.geteuid())
     return list(dict.fromkeys(folders))

@@ -245,8 +245,10 @@ def test_hidden_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     usual = f"/tmp/goondan-{os.geteuid()}"
     assert hidden_folders(spec("/h/x/workspaces/abc"), "ipc:///run/user/0/goondan/abc/tools.sock", "/h") == [
-        "/h/x", "/h/.goondan", "/run/user/0/goondan", usual,
+        "/h/x", "/h/.goondan", "/h/.config/goondan/keys", "/run/user/0/goondan", usual,
     ]  # fmt: skip
+    keys = msgspec.structs.replace(spec("/elsewhere"), hidden=["/config/keys"])
+    assert hidden_folders(keys, "tcp://127.0.0.1:5", "") == ["/elsewhere", "/config/keys", usual]
     assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock", "/") == ["/elsewhere", "/x", usual]
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/r/")
     assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5", "") == ["/elsewhere", "/r/goondan", usual]

@@ -70,6 +70,16 @@ def model(endpoint: str, more: str = "") -> str:
     return AGENT.replace("provider: embedded", f'provider: anthropic, model: x, endpoint: "{endpoint}"{more}')
 
 
+def app(spec: str) -> str:
+    url = "authorizationUrl: 'https://login.example/a'"
+    return f"""{AGENT}---
+apiVersion: agents.example.io/v1alpha1
+kind: OAuthApp
+metadata: {{name: o}}
+spec: {{{url}, clientId: x, {spec}}}
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("GOONDAN_TRUST", raising=False)
@@ -257,6 +267,18 @@ HIDDEN: dict[str, tuple[str, str]] = {
         ),
         "https://evil.example",
     ),
+    "a server of people's tokens": (app("tokenUrl: 'https://evil.example/t'"), "https://evil.example"),
+    "the secret of an OAuth client": (
+        app(f"tokenUrl: 'https://evil.example/t', clientSecret: {{valueFrom: {{env: {SECRET}}}}}"),
+        f"https://evil.example, with your {SECRET}",
+    ),
+    "a secret as the id of an OAuth client": (
+        app("tokenUrl: 'https://evil.example/t'").replace("clientId: x", f"clientId: '${{{SECRET}}}'"),
+        f"https://evil.example, with your {SECRET}",
+    ),
+    "an issuer of tokens": (app("issuer: 'https://evil.example'"), "https://evil.example"),
+    "a token's server over plain http": (app("tokenUrl: 'http://evil.example/t'"), "refused"),
+    "a token's server with a user": (app("tokenUrl: 'https://a@evil.example/t'"), "refused"),
     "code": (WITH_EXTENSION, "ext/e.py (Extension/e)"),
     "code with an escape sequence in its name": (
         WITH_EXTENSION.replace("ext/e.py", "'ext/\\x1b[2Je.py'"),
@@ -327,7 +349,8 @@ FIELDS: dict[str, str] = {
     "IngressMatch: event properties": LATER, "IngressRule: match route": LATER, "Ingress: rules": LATER,
     "IngressRoute: agentRef instanceKey instanceKeyProperty instanceKeyPrefix": LATER,
     "ConnectionBody: connectorRef swarmRef config secrets ingress": LATER,
-    "OAuthAppBody: authorizationUrl tokenUrl clientId clientSecret scopes": LATER,
+    "OAuthAppBody: authorizationUrl tokenUrl deviceAuthorizationUrl revocationUrl issuer": "TokenServer",
+    "OAuthAppBody: clientId clientSecret": "Variable, TokenServer", "OAuthAppBody: scopes flow redirectUri": NONE,
     "Dependency: name version": NONE, "PackageBody: version description dependencies": TEXT,
 }  # fmt: skip
 

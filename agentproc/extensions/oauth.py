@@ -1,0 +1,119 @@
+"""`api.oauth`: access tokens for extensions.
+
+The agent holds none. It asks the kernel, which knows on whose behalf the turn acts; what comes back is for the one who
+asked, and is taken out of this process's log, traces and errors from then on. When somebody has agreed to what was
+asked for, all extensions of the instance hear `auth.granted`.
+
+Source: docs/oauth.md; requirements OAUTH-01, OAUTH-02, EVENTS-09.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from agentproc.extensions.events import EventBus
+from agentproc.known_secrets import KnownSecrets
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame
+from schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
+
+#: How long the kernel may take to answer (seconds): longer than it gives itself, so that its error comes first.
+ANSWER_S: Final = 70.0
+_FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
+
+
+class PostingLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+class AccessTokens:
+    """What the extensions of one agent instance ask the kernel for."""
+
+    def __init__(self, link: PostingLink, events: EventBus, secrets: KnownSecrets) -> None:
+        self._link = link
+        self._events = events
+        self._secrets = secrets
+
+    async def get(self, request: TokenRequest) -> dict[str, Any]:
+        """The answer as the specification has it. Raises GoondanError."""
+        frame = Frame("oauth.token", payload=to_raw(request))
+        waiting = self._link.post(frame)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reply = await waiting
+        except TimeoutError:
+            raise fail("E_OAUTH_UNAVAILABLE", f"no answer within {ANSWER_S:g} s") from None
+        finally:
+            if not waiting.done() or waiting.cancelled():
+                self._link.forget(frame.id)
+        answer = from_raw(reply.payload, dict)
+        if answer.get("status") == "ready":
+            self._secrets.add(from_raw(reply.payload, TokenReady).access_token)
+        return answer
+
+    def granted(self, frame: Frame) -> None:
+        """`oauth.granted`: somebody has agreed. Raises GoondanError E_FRAME_INVALID."""
+        news = from_raw(frame.payload, Granted)
+        told = {"oauthAppRef": news.oauth_app_ref, "subject": news.subject, "scopes": news.scopes}
+        self._events.emit(GRANTED_EVENT, told, emitter="the kernel")
+
+
+class OAuthApi:
+    """`api.oauth`."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: AccessTokens) -> None:
+        self._tokens = tokens
+
+    async def get_access_token(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A token: `{oauthAppRef, scopes?, subject?}` -> `{status: "ready", accessToken, tokenType, scopes, subject,
+        expiresAt?}`, or `{status: "authorization_required", authorizationUrl, message, scopes, subject, expiresAt,
+        userCode?}`.
+
+        `oauthAppRef` is `OAuthApp/NAME` or `{kind, name}`. `scopes` are some of the app's; all of them when left out.
+        `subject` can only be the turn's own. Raises GoondanError: E_USAGE, E_OAUTH_APP, E_OAUTH_SCOPE,
+        E_OAUTH_SUBJECT, E_OAUTH_SERVER, E_OAUTH_REFUSED, E_OAUTH_KEY, E_OAUTH_UNAVAILABLE, E_FORBIDDEN.
+        """
+        return await self._tokens.get(read_request(request))
+
+
+def read_request(request: Mapping[str, Any]) -> TokenRequest:
+    """What an extension asks for. Raises GoondanError E_USAGE."""
+    if not isinstance(request, Mapping):
+        raise _wrong(f"takes an object, not {type(request).__name__}")
+    unknown = sorted(str(name) for name in request if name not in _FIELDS)
+    if unknown:
+        raise _wrong(f"knows oauthAppRef, scopes and subject, not {', '.join(unknown)[:200]}")
+    scopes, subject = request.get("scopes"), request.get("subject")
+    if scopes is not None:
+        if isinstance(scopes, str) or not hasattr(scopes, "__iter__"):
+            raise _wrong("takes scopes as a list of texts")
+        scopes = list(scopes)
+        if not all(isinstance(scope, str) for scope in scopes):
+            raise _wrong("takes scopes as a list of texts")
+    if subject is not None and not isinstance(subject, str):
+        raise _wrong("takes the subject as a text")
+    return TokenRequest(_app_of(request.get("oauthAppRef")), scopes, subject)
+
+
+def _app_of(ref: Any) -> str:
+    if isinstance(ref, str) and ref.startswith(REF_PREFIX) and "/" not in ref[len(REF_PREFIX) :]:
+        name: Any = ref[len(REF_PREFIX) :]
+    elif isinstance(ref, Mapping) and ref.get("kind") == "OAuthApp":
+        name = ref.get("name")
+    else:
+        name = None
+    if not isinstance(name, str) or not name:
+        raise _wrong("needs oauthAppRef: OAuthApp/NAME, or {kind: OAuthApp, name: NAME}")
+    return name
+
+
+def _wrong(what: str) -> GoondanError:
+    return fail("E_USAGE", f"api.oauth.get_access_token {what}", suggestion="See docs/oauth.md.")

@@ -1,0 +1,267 @@
+"""OAuth tokens: what agents and operators ask for, ordered of the process that holds them. Pure.
+
+Rules.
+- An agent asks within a turn, and gets tokens of that turn's subject: whom its event names in `auth`. Nothing that the
+  agent says changes that. A turn without `auth` acts for LOCAL_SUBJECT if it all began with a client's message, and for
+  nobody if an agent began it by itself. Tokens of an app itself need no turn.
+- Only agents with extensions get any, of apps that the bundle declares, and with scopes that they name.
+- Each order has one answer. It is kept until it is there, and goes out again to another process that holds tokens; the
+  asker is told after ORDER_S in any case. The answer goes to the connection that asked, and to no other.
+- That process is started when the first order is given. Its payloads pass through here unopened.
+
+Source: docs/decisions/068; requirements OAUTH-01, OAUTH-02, EVENTS-09.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeGuard
+
+from msgspec import Raw, Struct
+
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.mailbox import Event
+from kernel.broker.presence import Connection, agent_address
+from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from schemas.control import TokensWanted
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import Frame
+from schemas.oauth import (
+    APP_SUBJECT,
+    LOCAL_SUBJECT,
+    MAX_SCOPES,
+    REF_PREFIX,
+    Granted,
+    GrantedNews,
+    ListOrder,
+    LoginOrder,
+    Order,
+    RevokeOrder,
+    TokenOrder,
+    TokenRequest,
+    WaitOrder,
+    is_scope,
+    is_subject,
+)
+from schemas.tokens import OAUTH
+
+#: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
+#: of the process in between.
+ORDER_S: Final = 60.0
+#: The same where a person is waited for (seconds): longer than any authorization lasts.
+WAIT_S: Final = 1900.0
+#: Orders that have no answer, of all and of one asker; more are refused. Each is a request to somebody's server.
+MAX_OPEN: Final = 256
+MAX_OPEN_EACH: Final = 16
+#: The ops of operators.
+OPS: Final = ("auth.login", "auth.wait", "auth.list", "auth.revoke")
+
+
+class _Open(Struct):
+    """One order. `asker` is the sender and the frame that asked; the connection is the one that it came over last."""
+
+    id: str
+    order: Order
+    asker: tuple[str, str, str]
+    connection: Connection
+    until: float
+
+
+class TokenOrders:
+    """The orders of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        #: The process that holds tokens, if it is connected.
+        self._holder: Connection | None = None
+        self._open: dict[str, _Open] = {}
+        self._by_asker: dict[tuple[str, str, str], _Open] = {}
+
+    # --- who asks
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`oauth.token` from an agent."""
+        instance = connection.instance
+        if instance is None or not self._has_extensions(instance.agent):
+            raise fail("E_FORBIDDEN", "only agents with extensions may ask for OAuth tokens")
+        wish = from_raw(frame.payload, TokenRequest)
+        app = self._bus.plan.oauth_apps.get(wish.app)
+        if app is None:
+            raise fail("E_OAUTH_APP", f"the bundle has no OAuthApp {wish.app[:100]!r}")
+        scopes = _checked_scopes(wish.scopes)
+        if app.flow == "clientCredentials":
+            subject = APP_SUBJECT
+        elif instance.leased is None:
+            raise fail("E_OAUTH_SUBJECT", "only a turn acts for somebody; between turns there is no token of a person")
+        else:
+            subject = subject_of(instance.leased)
+        if wish.subject is not None and wish.subject != subject:
+            message = f"this turn acts for {subject!r}, and may ask for no token of somebody else"
+            raise fail("E_OAUTH_SUBJECT", message)
+        order = TokenOrder(wish.app, subject, instance.agent, instance.key, scopes)
+        self._order(connection, frame, order, now + ORDER_S, now)
+
+    def administer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`admin` with one of OPS, from an operator."""
+        op = asked.get("op")
+        if op == "auth.list":
+            self._order(connection, frame, ListOrder(), now + ORDER_S, now)
+            return
+        app, subject = asked.get("app"), asked.get("subject")
+        if not isinstance(app, str) or not 0 < len(app) <= MAX_ID:
+            raise fail("E_FRAME_INVALID", f"{op} names an app")
+        if subject is None:
+            known = self._bus.plan.oauth_apps.get(app)
+            subject = APP_SUBJECT if known is not None and known.flow == "clientCredentials" else LOCAL_SUBJECT
+        if not isinstance(subject, str) or not is_subject(subject):
+            raise fail("E_FRAME_INVALID", f"the subject of {op} is a text of 1 to 256 characters")
+        if op == "auth.login":
+            scopes = asked.get("scopes")
+            if scopes is not None and not _is_texts(scopes):
+                raise fail("E_FRAME_INVALID", "scopes are texts")
+            order: Order = LoginOrder(app, subject, asked.get("device") is True, _checked_scopes(scopes))
+            self._order(connection, frame, order, now + ORDER_S, now)
+        elif op == "auth.wait":
+            self._order(connection, frame, WaitOrder(app, subject), now + WAIT_S, now)
+        else:
+            self._order(connection, frame, RevokeOrder(app, subject), now + ORDER_S, now)
+
+    # --- who answers
+
+    def here(self, connection: Connection, now: float) -> None:
+        """The process that holds tokens was welcomed: it gets everything that is open."""
+        self._holder = connection
+        for item in list(self._open.values()):
+            self._send(connection, item)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection on the control socket has gone."""
+        if connection is self._holder:
+            self._holder = None
+            if self._open:
+                self._bus.tell_supervisor(TokensWanted())
+
+    def supervisor_here(self) -> None:
+        """A supervisor has connected: it may not have heard."""
+        if self._open and self._holder is None:
+            self._bus.tell_supervisor(TokensWanted())
+
+    def revised(self) -> None:
+        """There is another plan: the process says hello again, and gets its apps."""
+        if self._holder is not None:
+            info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
+            self._bus.error(self._holder.cls, self._holder.ident, info, None)
+
+    def answered(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`reply` or `error` from that process."""
+        if connection is not self._holder:
+            raise fail("E_FORBIDDEN", "only the process that holds tokens answers orders")
+        item = self._open.get(frame.in_reply_to or "")
+        if item is not None:
+            self._settle(item, frame.type, frame.payload)
+
+    def granted(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`oauth.granted` from that process: the instances that have asked are told, as far as they live."""
+        if connection is not self._holder:
+            raise fail("E_FORBIDDEN", "only the process that holds tokens tells of agreements")
+        news = from_raw(frame.payload, GrantedNews)
+        payload = to_raw(Granted(REF_PREFIX + news.app, news.subject, news.scopes))
+        for agent, key in news.instances:
+            told = self._bus.presence.principals.get(agent_address(agent, key))
+            if told is not None and self._has_extensions(agent):
+                self._bus.send(told, Frame("oauth.granted", payload=payload))
+
+    def tick(self, now: float) -> None:
+        """Orders whose time is over."""
+        for item in [item for item in self._open.values() if item.until <= now]:
+            message = "the process that holds tokens did not answer in time"
+            self._settle(item, "error", to_raw(error_payload("E_OAUTH_UNAVAILABLE", message)))
+
+    # --- inside
+
+    def _has_extensions(self, agent: str) -> bool:
+        spec = self._bus.plan.agents.get(agent)
+        return spec is not None and bool(spec.extensions)
+
+    def _order(self, connection: Connection, frame: Frame, order: Order, until: float, now: float) -> None:
+        asker = (connection.sender, connection.incarnation, frame.id)
+        known = self._by_asker.get(asker)
+        if known is not None:  # the same frame again, perhaps over another connection
+            known.connection = connection
+            return
+        mine = sum(item.asker[:2] == asker[:2] for item in self._open.values())
+        if len(self._open) >= MAX_OPEN or mine >= MAX_OPEN_EACH:
+            message = f"{mine} of {len(self._open)} orders for OAuth tokens that have no answer yet are yours"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        if self._holder is None:
+            self._start(now)
+        item = _Open(self._bus.next_id(), order, asker, connection, until)
+        self._open[item.id] = self._by_asker[asker] = item
+        if self._holder is not None:
+            self._send(self._holder, item)
+
+    def _start(self, now: float) -> None:
+        if self._bus.control is not None:
+            self._bus.tell_supervisor(TokensWanted())
+        elif now - self._bus.started_ms / 1000 < RETURN_S:
+            message = "the broker has just started and waits for its supervisor"
+            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        else:
+            suggestion = "Start `python -m kernel.oauth`, or the kernel with `gdn run`."
+            raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)
+
+    def _send(self, holder: Connection, item: _Open) -> None:
+        """Its id names the order: `send` would give it another each time."""
+        frame = Frame("oauth.order", payload=to_raw(item.order))
+        self._bus.send(holder, frame)
+        del self._open[item.id]
+        item.id = frame.id
+        self._open[item.id] = item
+
+    def _settle(self, item: _Open, kind: str, payload: Raw) -> None:
+        del self._open[item.id]
+        del self._by_asker[item.asker]
+        self._bus.send(item.connection, Frame(kind, in_reply_to=item.asker[2], payload=payload))
+
+
+def is_holder(connection: Connection) -> bool:
+    """Whether a connection on the control socket is that of the process that holds tokens."""
+    return connection.claims.agent == OAUTH
+
+
+def subject_of(event: Event) -> str:
+    """On whose behalf the turn of an event acts. Raises GoondanError E_OAUTH_SUBJECT for nobody."""
+    auth = event.content.auth
+    if auth is None:
+        if event.session.startswith("client/"):
+            return LOCAL_SUBJECT
+        raise fail("E_OAUTH_SUBJECT", "nobody is named on whose behalf this turn acts (auth)")
+    named = _named(auth)
+    if named is None:
+        message = (
+            "the auth of this turn's event names nobody: auth.subject or auth.actor.id is a text of 1 to 256 characters"
+        )
+        raise fail("E_OAUTH_SUBJECT", message)
+    return named
+
+
+def _named(auth: Raw) -> str | None:
+    try:
+        check_depth(bytes(auth))
+        told = from_raw(auth, dict)
+    except (*DECODE_ERRORS, GoondanError):
+        return None
+    actor = told.get("actor")
+    for text in (told.get("subject"), actor.get("id") if isinstance(actor, dict) else None):
+        if text is not None:
+            return text if isinstance(text, str) and is_subject(text) else None
+    return None
+
+
+def _checked_scopes(scopes: list[str] | None) -> list[str] | None:
+    if scopes is not None and (len(scopes) > MAX_SCOPES or not all(is_scope(scope) for scope in scopes)):
+        raise fail("E_OAUTH_SCOPE", f"scopes are at most {MAX_SCOPES} texts of visible ASCII without blanks")
+    return scopes
+
+
+def _is_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -1,0 +1,122 @@
+"""OAuthApps: what is wrong with a document, and the client that it describes. Pure.
+
+A variable that is not set is no mistake of the bundle: the app cannot be used then, and whoever asks is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kernel.bundle.problems import Path, Report
+from kernel.bundle.shape import Document
+from schemas.oauth import OAuthAppSpec, is_scope
+from schemas.origins import is_open, origin_of
+from schemas.resources import OAuthAppBody, ValueLike, ValueSource
+
+#: Fields with URLs that requests go to, or people.
+_URLS: Final = {
+    "authorizationUrl": "authorization_url",
+    "tokenUrl": "token_url",
+    "deviceAuthorizationUrl": "device_authorization_url",
+    "revocationUrl": "revocation_url",
+    "issuer": "issuer",
+}
+#: What a flow needs, unless an issuer publishes it.
+_NEEDED: Final = {
+    "authorizationCode": ("authorizationUrl", "tokenUrl"),
+    "deviceCode": ("deviceAuthorizationUrl", "tokenUrl"),
+    "clientCredentials": ("tokenUrl",),
+}
+
+
+def check_oauth_app(document: Document, body: OAuthAppBody, report: Report) -> None:
+    """Report what is wrong with an OAuthApp."""
+    for field, name in _URLS.items():
+        url = getattr(body, name)
+        if url is not None and not is_server_url(url):
+            message = f"{document.text('spec', field)} is no https URL, nor http to this machine"
+            hint = "Write for example https://login.example.com/token, without a user and without #."
+            report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", field), hint)
+    if body.issuer is not None and "?" in body.issuer:
+        message = "an issuer has no query"
+        report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "issuer"))
+    for field in _NEEDED[body.flow]:
+        if body.issuer is None and getattr(body, _URLS[field]) is None:
+            message = f"flow {body.flow} needs {field}"
+            hint = f"Add {field}, or the issuer if that publishes it."
+            report.error("E_CONFIG_MISSING_FIELD", message, document.key("spec"), hint)
+    if body.flow == "clientCredentials" and body.client_secret is None:
+        message = "flow clientCredentials needs clientSecret: the app says by it who it is"
+        report.error(
+            "E_CONFIG_MISSING_FIELD", message, document.key("spec"), "Add clientSecret: {valueFrom: {env: …}}."
+        )
+    for index, scope in enumerate(body.scopes):
+        if scope and not is_scope(scope):
+            at: Path = ("spec", "scopes", index)
+            message = (
+                f"{document.text(*at)} is no scope: it has blanks, quotes, backslashes or other letters than ASCII"
+            )
+            report.error(
+                "E_CONFIG_INVALID_VALUE", message, document.place(*at), "Write each scope as an item of its own."
+            )
+    if body.redirect_uri is not None and not is_redirect(body.redirect_uri):
+        message = f"{document.text('spec', 'redirectUri')} is no address that can be listened on here"
+        hint = "Write for example http://127.0.0.1:8765/callback."
+        report.error("E_CONFIG_INVALID_VALUE", message, document.place("spec", "redirectUri"), hint)
+
+
+def resolve_oauth_app(name: str, body: OAuthAppBody, env: Mapping[str, str]) -> OAuthAppSpec:
+    """The client, with its secret."""
+    faults: list[str] = []
+    client_id = _value(body.client_id, env, faults)
+    secret = None if body.client_secret is None else _value(body.client_secret, env, faults)
+    return OAuthAppSpec(
+        name=name,
+        flow=body.flow,
+        client_id=client_id,
+        client_secret=secret,
+        scopes=list(dict.fromkeys(body.scopes)),
+        issuer=body.issuer,
+        authorization_url=body.authorization_url,
+        token_url=body.token_url,
+        device_authorization_url=body.device_authorization_url,
+        revocation_url=body.revocation_url,
+        redirect_uri=body.redirect_uri,
+        fault=faults[0] if faults else None,
+    )
+
+
+def is_server_url(url: str) -> bool:
+    """Whether requests with secrets may go there."""
+    origin = origin_of(url)
+    return (
+        origin is not None
+        and not is_open(origin)
+        and all("!" <= letter <= "~" for letter in url)
+        and "#" not in url
+        and "@" not in url.split("/")[2]
+    )
+
+
+def is_redirect(uri: str) -> bool:
+    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py)."""
+    origin = origin_of(uri)
+    if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):
+        return False
+    scheme, _, rest = origin.partition("://")
+    host, _, port = rest.rpartition(":")
+    return scheme == "http" and host in ("127.0.0.1", "localhost") and port != "0"
+
+
+def _value(value: ValueLike, env: Mapping[str, str], faults: list[str]) -> str:
+    if not isinstance(value, ValueSource):
+        found, what = value, "an empty text is given"
+    elif value.value_from is None:
+        found, what = value.value or "", "an empty text is given"
+    else:
+        name = value.value_from.env
+        found, what = env.get(name, ""), f"the environment variable {name} is not set"
+    if not found:
+        faults.append(what)
+    return found.strip()

@@ -1,0 +1,187 @@
+"""`gdn auth login|list|revoke`: OAuth tokens that people have agreed to.
+
+Without a running kernel one is started for as long as the command needs it: tokens are held by a process of it.
+
+Source: docs/oauth.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from kernel.cli.session import Session
+
+#: How long an answer may take (seconds): longer than the broker waits for the process that holds tokens.
+_PATIENCE_S: Final = 70.0
+#: How long a person may take (seconds): longer than any authorization lasts.
+_PERSON_S: Final = 2000.0
+
+_subject = click.option(
+    "--subject", metavar="NAME", help="Whose token it is: as `auth` of messages names people.  [default: local, you]"
+)
+
+
+@click.group()
+def command() -> None:
+    """Agree to what extensions may do with OAuth; see and revoke what was agreed to."""
+
+
+@command.command()
+@click.argument("app")
+@_subject
+@click.option("--device", is_flag=True, help="By a code that is typed in a browser anywhere.")
+@click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="Only this one; repeatable.  [default: all]")
+@options.bundle
+@options.policy
+@options.trust
+@options.as_json
+def login(
+    app: str,
+    subject: str | None,
+    device: bool,
+    scopes: tuple[str, ...],
+    bundle: str | None,
+    policy: str | None,
+    trust: bool,
+    as_json: bool,
+) -> int:
+    """Have a person agree to an OAuthApp: show the page to open, and wait until they have."""
+    from kernel.cli.output import write, write_json
+
+    question: dict[str, Any] = {"app": _name_of(app), "subject": subject, "device": device}
+
+    async def ask(session: Session) -> dict[str, Any]:
+        asked = await session.admin({"op": "auth.login", **question, "scopes": list(scopes) or None}, _PATIENCE_S)
+        write(*instructions(asked), stream=sys.stderr)
+        return await session.admin({"op": "auth.wait", **question, "subject": asked["subject"]}, _PERSON_S) | {
+            "app": question["app"],
+            "subject": asked["subject"],
+        }
+
+    done = _with_kernel(ask, bundle, policy, trust)
+    if as_json:
+        write_json(done)
+    else:
+        write(f"{done['subject']} has agreed to {done['app']}: {' '.join(done['scopes']) or 'no scopes'}")
+    return 0
+
+
+@command.command(name="list")
+@options.bundle
+@options.policy
+@options.trust
+@options.as_json
+def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
+    """List what was agreed to, and who is being asked. No token is shown."""
+    from kernel.cli.output import write, write_json
+
+    found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
+    if as_json:
+        write_json(found)
+    else:
+        write(*render(found))
+    return 0
+
+
+@command.command()
+@click.argument("app")
+@_subject
+@options.bundle
+@options.policy
+@options.trust
+@options.as_json
+def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
+    """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
+    from kernel.cli.output import write, write_json
+    from schemas.errors import fail
+
+    name = _name_of(app)
+    done = _with_kernel(
+        lambda session: session.admin({"op": "auth.revoke", "app": name, "subject": subject}, _PATIENCE_S),
+        bundle,
+        policy,
+        trust,
+    )
+    if not done["revoked"]:
+        raise fail("E_OAUTH_APP", f"no token of {name} is held for this subject", suggestion="See `gdn auth list`.")
+    if as_json:
+        write_json({"app": name, **done})
+    else:
+        write(f"forgotten here; the server: {done['server']}")
+    return 1 if str(done["server"]).startswith("failed") else 0
+
+
+def instructions(asked: dict[str, Any]) -> list[str]:
+    """What a person is to do."""
+    scopes = " ".join(asked["scopes"])
+    lines = [f"{asked['subject']} is asked for {scopes or 'an agreement'}, until {asked['expiresAt']}."]
+    if asked.get("userCode") is None:
+        return [*lines, "Open this page in a browser on this machine:", f"  {asked['authorizationUrl']}"]
+    return [*lines, f"Open {asked['authorizationUrl']} anywhere, and give this code:", f"  {asked['userCode']}"]
+
+
+def render(found: dict[str, Any]) -> list[str]:
+    """One line for each, and a second one with the reason where a person has to agree again."""
+    lines: list[str] = []
+    for one in found["grants"]:
+        until = f"token until {one['expiresAt']}" if one["expiresAt"] else "token without an end"
+        what = f"{until}{', renewed by itself' if one['refreshable'] else ''}"
+        if one["status"] != "ready":
+            what = "login required"
+        lines.append(f"{one['app']}  {one['subject']}  {what}  {' '.join(one['scopes'])}".rstrip())
+        if one["reason"]:
+            lines.append(f"    {one['reason']}")
+    for one in found["waiting"]:
+        what = f"waits until {one['expiresAt']}"
+        lines.append(f"{one['app']}  {one['subject']}  {what}  {' '.join(one['scopes'])}".rstrip())
+        code = f" (code {one['userCode']})" if one["userCode"] else ""
+        lines.append(f"    {one['authorizationUrl']}{code}")
+    if not lines:
+        apps = ", ".join(found["apps"])
+        return [f"nobody has agreed to anything; apps: {apps}" if apps else "the bundle has no OAuthApp"]
+    return lines
+
+
+def _name_of(app: str) -> str:
+    """An OAuthApp by its name or its reference."""
+    return app.removeprefix("OAuthApp/")
+
+
+def _with_kernel(
+    ask: Callable[[Session], Coroutine[Any, Any, dict[str, Any]]],
+    bundle: str | None,
+    policy: str | None,
+    trust: bool,
+) -> dict[str, Any]:
+    import asyncio
+    import signal
+
+    from kernel.cli.attach import attach_or_start, locate
+    from kernel.cli.interrupts import Interrupts
+    from kernel.cli.session import Session
+
+    kernel = attach_or_start(locate(bundle, policy, trust=trust), ())
+
+    async def go() -> dict[str, Any]:
+        async with Session(kernel) as session:
+            task = asyncio.ensure_future(ask(session))
+            with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
+                try:
+                    return await task
+                except asyncio.CancelledError:
+                    if interrupts.number:
+                        raise SystemExit(interrupts.status) from None
+                    raise
+
+    try:
+        return asyncio.run(go())
+    finally:
+        kernel.finish()

@@ -1,0 +1,163 @@
+"""`python -m kernel.oauth`: the process that holds OAuth tokens, under a supervisor or by hand.
+
+It says hello on the control socket with a token of its own; the welcome brings the apps of the bundle. The key is read
+from `--key-file`, tokens lie encrypted in `oauth/` of `--state-dir`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kernel.oauth.authority import Authority
+from kernel.oauth.key_file import key_path, read_or_make
+from kernel.oauth.vault import Vault
+from kernel.paths import root_of
+from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import ErrorPayload, Frame, Welcome
+from schemas.link import Link
+from schemas.oauth import GrantedNews, Order, TokensSpec
+from schemas.secrecy import close_memory
+from schemas.startup import (
+    close_to_others,
+    die_with_parent,
+    read_token,
+    report_failure,
+    report_ready,
+    set_process_name,
+)
+from schemas.visible import visible_line
+
+#: How long what is under way may take when the process is told to leave (seconds): a refresh that is cut off may cost
+#: its token.
+LEAVE_S: Final = 0.7
+#: How long queued frames may take to leave (seconds).
+LINGER_S: Final = 0.2
+
+_decode = msgspec.msgpack.Decoder(Order).decode
+log = logging.getLogger("oauth")
+
+
+class Keeper:
+    """The link, and the orders that come over it."""
+
+    def __init__(self, endpoint: str, token: str, open_vault: Callable[[], Vault], broker_uid: int | None) -> None:
+        self.authority = Authority(open_vault, self._tell)
+        self.link = Link(
+            endpoint,
+            token,
+            on_frame=self._on_frame,
+            on_welcome=self._welcomed,
+            by_reference=False,
+            broker_uid=broker_uid,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, ready: Callable[[], None]) -> int:
+        """Serve until SIGTERM, or until the broker refuses us. Raises GoondanError without a welcome."""
+        loop, leave = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave.set)
+        await self.link.start()
+        ready()
+        told: asyncio.Future[Any] = asyncio.ensure_future(leave.wait())
+        over: asyncio.Future[Any] = self.link.closed
+        await asyncio.wait({told, over}, return_when=asyncio.FIRST_COMPLETED)
+        left = self.link.closed.done()
+        waiting = set(self._tasks)
+        if waiting and not left:
+            await asyncio.wait(waiting, timeout=LEAVE_S)
+        told.cancel()
+        await self.authority.close()
+        await self.link.close(LINGER_S)
+        return 1 if left else 0
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self.authority.serve(from_raw(welcome.spec, TokensSpec).apps)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.type != "oauth.order":
+            return
+        try:
+            check_depth(bytes(frame.payload))
+            order = _decode(frame.payload)
+        except DECODE_ERRORS as error:
+            self._fail(frame, error_payload("E_FRAME_INVALID", f"no order: {error}"))
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(frame, order))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, frame: Frame, order: Order) -> None:
+        try:
+            answer = await self.authority.carry_out(order)
+        except GoondanError as error:
+            self._fail(frame, error.info)
+        except Exception as error:
+            # Not its text, and no traceback with it: what was sent to a server may stand in them.
+            log.error("%s: a fault of ours: %s", type(order).__name__, type(error).__name__)
+            self._fail(frame, error_payload("E_INTERNAL", "the process that holds tokens failed on this"))
+        else:
+            self.link.send(Frame("reply", in_reply_to=frame.id, payload=to_raw(answer)))
+
+    def _fail(self, frame: Frame, info: ErrorPayload) -> None:
+        self.link.send(Frame("error", in_reply_to=frame.id, payload=to_raw(info)))
+
+    def _tell(self, news: GrantedNews) -> None:
+        self.link.send(Frame("oauth.granted", payload=to_raw(news)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve to the end. 0, 1 when the broker refused us, 2 for bad usage."""
+    close_memory()
+    parser = argparse.ArgumentParser(prog="python -m kernel.oauth", description="Holds OAuth tokens for a kernel.")
+    parser.add_argument("--endpoint", required=True, help="the broker's control socket, ipc://DIR/control.sock")
+    parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
+    parser.add_argument("--token-file", help="file to read the launch token from")
+    parser.add_argument("--state-dir", required=True, help="the workspace's state directory")
+    parser.add_argument("--key-file", help="the key that tokens are encrypted with (default: see docs/oauth.md)")
+    parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
+    parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
+    parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours)")
+    options = parser.parse_args(arguments)
+    close_to_others()
+    die_with_parent(options.parent_pid)
+    set_process_name("gdn-oauth")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s oauth %(message)s")
+    for noisy in ("httpx2", "httpcore2", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    waiting: int | None = options.ready_fd
+    key_file = options.key_file or key_path(os.environ, os.path.expanduser("~"))
+    root = root_of(options.state_dir)
+
+    def open_vault() -> Vault:
+        return Vault(f"{options.state_dir}/oauth", root, read_or_make(key_file, root))
+
+    def ready() -> None:
+        nonlocal waiting
+        waiting = None
+        report_ready(options.ready_fd)
+
+    async def life() -> int:
+        return await Keeper(options.endpoint, token, open_vault, options.broker_uid).run(ready)
+
+    try:
+        token = read_token(options.token_fd, options.token_file)
+        return asyncio.run(life())
+    except GoondanError as error:
+        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
+        report_failure(waiting, error.info)
+        return 2 if error.info.code == "E_USAGE" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

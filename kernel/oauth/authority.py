@@ -1,0 +1,565 @@
+"""Carries out the broker's orders: tokens, logins, lists, revocations.
+
+Rules.
+- One thing at a time for each app and subject: whoever asks while a token is refreshed waits, and gets the new one.
+- What begins a refresh is on disk before it is sent (grants.py).
+- A token goes to the server that it came from, and in an answer to whoever may have it. It is in no log and no error.
+- A redirect counts once, for the one who was asked, if its state and its issuer are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from kernel.oauth import grants, metadata, protocol
+from kernel.oauth.grants import Grant, Login
+from kernel.oauth.http import Http
+from kernel.oauth.metadata import Endpoints
+from kernel.oauth.pending import LIFETIME_S, Pending, Register
+from kernel.oauth.protocol import Refused
+from kernel.oauth.redirects import Redirects
+from kernel.oauth.vault import Vault
+from schemas.errors import GoondanError, fail
+from schemas.oauth import (
+    AuthorizationRequired,
+    GrantedNews,
+    ListOrder,
+    LoginOrder,
+    OAuthAppSpec,
+    Order,
+    RevokeOrder,
+    TokenOrder,
+    TokenReady,
+    WaitOrder,
+)
+from schemas.visible import visible_line
+
+#: How long what an issuer publishes is believed (seconds): endpoints move seldom, and never without notice.
+METADATA_S: Final = 3600.0
+#: After a server has failed it is left alone for so long (seconds): an agent in a loop must not knock at its door.
+FAILED_S: Final = 5.0
+#: What is added to the interval of a device code when the server asks for patience (seconds), as RFC 8628 has it.
+SLOWER_S: Final = 5.0
+#: A device code is asked about for so long at most, whatever the server says (seconds).
+MAX_DEVICE_S: Final = 1800.0
+#: The longest pause between two questions about a device code (seconds).
+MAX_INTERVAL_S: Final = 60.0
+
+_SAID_YES: Final = "Thank you. The agent has what it asked for; this window can be closed."
+_SAID_NO: Final = "It was not agreed to. This window can be closed."
+_UNKNOWN: Final = "Nobody waits for this any more. Ask for a new address, and open that."
+_WENT_WRONG: Final = "The server gave no token. Whoever waits for it is told why; this window can be closed."
+
+log = logging.getLogger("oauth")
+
+
+class Authority:
+    """All tokens of one workspace.
+
+    `open_vault` is asked at the first order (it raises GoondanError when the key is not usable), `tell` hears of every
+    agreement. `clock` gives seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        open_vault: Callable[[], Vault],
+        tell: Callable[[GrantedNews], None],
+        *,
+        http: Http | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._open_vault = open_vault
+        self._tell = tell
+        self._http = http or Http()
+        self._clock = clock
+        self._vault: Vault | None = None
+        self._apps: dict[str, OAuthAppSpec] = {}
+        self._redirects = Redirects(self._arrived)
+        self._register = Register()
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._published: dict[str, tuple[float, OAuthAppSpec, Endpoints]] = {}
+        self._failures: dict[tuple[str, str], tuple[float, GoondanError]] = {}
+
+    def serve(self, apps: dict[str, OAuthAppSpec]) -> None:
+        """These are the apps from now on."""
+        self._apps = apps
+        for pending in self._register:
+            if apps.get(pending.app.name) != pending.app:
+                self._end(pending, fail("E_OAUTH_APP", f"OAuthApp/{pending.app.name} has changed meanwhile"))
+
+    async def carry_out(self, order: Order) -> Any:
+        """The payload of the `reply` to an order. Raises GoondanError."""
+        match order:
+            case TokenOrder():
+                return await self._token(order)
+            case LoginOrder():
+                return await self._login(order)
+            case WaitOrder():
+                return await self._wait(order)
+            case RevokeOrder():
+                return await self._revoke(order)
+            case ListOrder():
+                return self._list()
+
+    async def close(self) -> None:
+        """End everything that is under way."""
+        for pending in self._register:
+            self._end(pending, fail("E_OAUTH_UNAVAILABLE", "the process that holds tokens is ending"))
+        self._redirects.close_all()
+        await self._http.close()
+
+    # --- tokens
+
+    async def _token(self, order: TokenOrder) -> TokenReady | AuthorizationRequired:
+        app = self._app(order.app)
+        scopes = _asked_scopes(app, order.scopes)
+        async with self._lock(app.name, order.subject):
+            grant = self._held.load(app.name, order.subject)
+            verdict = grants.judge(grant, app, scopes, self._clock())
+            if isinstance(verdict, grants.Refresh) and grant is not None:
+                grant = await self._refresh(app, grant)
+                verdict = grants.judge(grant, app, scopes, self._clock())
+                if isinstance(verdict, grants.Refresh):  # it ends in this moment: the server gave it, so it is given
+                    verdict = grants.Use()
+            elif isinstance(verdict, grants.Fetch):
+                grant, verdict = await self._fetch(app, order.subject, scopes), grants.Use()
+            if isinstance(verdict, grants.Use) and grant is not None:
+                return _ready(grant)
+            reason = verdict.reason if isinstance(verdict, Login) else ""
+            pending = await self._ask_person(app, order.subject, _with_held(app, grant, scopes), device=_by_code(app))
+            pending.add_asker(order.agent, order.instance_key)
+            return _required(pending, reason)
+
+    async def _refresh(self, app: OAuthAppSpec, grant: Grant) -> Grant:
+        """The grant with another token, or as lost. Raises GoondanError when nobody knows."""
+        key = (app.name, grant.subject)
+        self._check_failures(key)
+        interrupted = grant.refreshing_since is not None
+        endpoint = await self._endpoint(app, "token")
+        form = protocol.refresh_form(grant.refresh_token or "")
+        self._held.save(grants.begun(grant, self._clock()))
+        try:
+            tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
+        except Refused as refused:
+            if refused.error != "invalid_grant":
+                raise self._note(key, _refusal(app, refused)) from None
+            log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
+            grant = grants.lost(grant, interrupted=interrupted)
+        except GoondanError as error:
+            raise self._note(key, error) from None
+        else:
+            log.info("refreshed the token of %s for %s", app.name, visible_line(grant.subject))
+            grant = grants.refreshed(grant, tokens, self._clock())
+        self._held.save(grant)
+        return grant
+
+    async def _fetch(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Grant:
+        """A token of the app's own."""
+        key = (app.name, subject)
+        self._check_failures(key)
+        try:
+            endpoint = await self._endpoint(app, "token")
+            tokens = await self._get_tokens(app, endpoint, protocol.credentials_form(scopes))
+        except Refused as refused:
+            raise self._note(key, _refusal(app, refused)) from None
+        except GoondanError as error:
+            raise self._note(key, error) from None
+        grant = grants.granted(app, subject, tokens, scopes, self._clock())
+        missing = [scope for scope in scopes if scope not in grant.scopes]
+        if missing:
+            raise self._note(key, fail("E_OAUTH_SCOPE", f"the server did not give {app.name}: {' '.join(missing)}"))
+        self._held.save(grant)
+        return grant
+
+    async def _get_tokens(
+        self, app: OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
+    ) -> protocol.Tokens:
+        """Raises Refused, GoondanError E_OAUTH_SERVER."""
+        methods = (await self._endpoints(app)).auth_methods
+        form, headers = protocol.with_client(app, form, methods)
+        answer = await self._http.post(endpoint, form, headers)
+        return protocol.read_tokens(answer.status, answer.body, [app.client_secret, *secrets])
+
+    # --- people
+
+    async def _login(self, order: LoginOrder) -> AuthorizationRequired:
+        app = self._app(order.app)
+        if app.flow == "clientCredentials":
+            message = f"OAuthApp/{app.name} has tokens of its own (flow: clientCredentials), to which nobody agrees"
+            raise fail("E_OAUTH_APP", message, suggestion="There is nothing to do: agents get a token when they ask.")
+        scopes = _asked_scopes(app, order.scopes)
+        async with self._lock(app.name, order.subject):
+            grant = self._held.load(app.name, order.subject)
+            device = order.device or _by_code(app)
+            pending = await self._ask_person(app, order.subject, _with_held(app, grant, scopes), device=device)
+            return _required(pending, "")
+
+    async def _wait(self, order: WaitOrder) -> dict[str, Any]:
+        pending = self._register.find(order.app, order.subject)
+        if pending is None:
+            message = f"nobody is being asked for {order.app} by now"
+            raise fail("E_OAUTH_UNAVAILABLE", message, suggestion="The process that asked has ended: begin anew.")
+        return {"status": "granted", "scopes": await asyncio.shield(pending.outcome)}
+
+    async def _ask_person(self, app: OAuthAppSpec, subject: str, scopes: list[str], *, device: bool) -> Pending:
+        """The authorization that a person is sent to; the same one for all who ask meanwhile."""
+        known = self._register.find(app.name, subject)
+        if known is not None and known.serves(app, scopes, device=device, now=self._clock()):
+            return known
+        self._check_failures((app.name, subject))
+        self._register.check_room()
+        if known is not None and not known.over and known.app == app:
+            scopes = [*scopes, *(scope for scope in known.scopes if scope not in scopes)]
+        make = self._by_device if device else self._by_redirect
+        pending = await make(app, subject, scopes)
+        if known is not None:
+            pending.askers |= known.askers
+            self._end(known, fail("E_OAUTH_UNAVAILABLE", "another authorization has taken its place"))
+        self._register.enter(pending)
+        return pending
+
+    async def _by_redirect(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
+        endpoint = await self._endpoint(app, "authorization")
+        await self._endpoint(app, "token")  # what is missing is said now, and not to a person who has agreed
+        redirect_uri = await self._redirects.open(app.redirect_uri)
+        state, verifier = _unguessable(), _unguessable()
+        pending = Pending(
+            app,
+            subject,
+            scopes,
+            url=protocol.authorization_url(
+                endpoint,
+                client_id=app.client_id,
+                redirect_uri=redirect_uri,
+                scopes=scopes,
+                state=state,
+                challenge=protocol.challenge_of(verifier),
+            ),
+            expires_at=self._clock() + LIFETIME_S,
+            state=state,
+            verifier=verifier,
+            redirect_uri=redirect_uri,
+        )
+        pending.task = asyncio.create_task(self._expire(pending, LIFETIME_S))
+        return pending
+
+    async def _by_device(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
+        endpoint = await self._endpoint(app, "device")
+        token_endpoint = await self._endpoint(app, "token")
+        methods = (await self._endpoints(app)).auth_methods
+        form, headers = protocol.with_client(app, protocol.device_form(scopes), methods)
+        try:
+            answer = await self._http.post(endpoint, form, headers)
+            told = protocol.read_device_code(answer.status, answer.body, [app.client_secret])
+        except Refused as refused:
+            raise self._note((app.name, subject), _refusal(app, refused)) from None
+        except GoondanError as error:
+            raise self._note((app.name, subject), error) from None
+        pending = Pending(
+            app,
+            subject,
+            scopes,
+            url=told.page,
+            expires_at=self._clock() + min(told.lifetime_s, MAX_DEVICE_S),
+            user_code=told.user_code,
+        )
+        pending.task = asyncio.create_task(self._poll(pending, told, token_endpoint))
+        return pending
+
+    async def _expire(self, pending: Pending, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._end(pending, _too_late(pending))
+
+    async def _poll(self, pending: Pending, told: protocol.DeviceCode, endpoint: str) -> None:
+        """Ask for the token of a device code until there is one, or none will be."""
+        app, interval = pending.app, told.interval_s
+        form = protocol.device_token_form(told.device_code)
+        until = asyncio.get_running_loop().time() + min(told.lifetime_s, MAX_DEVICE_S)
+        while asyncio.get_running_loop().time() < until and not pending.over:
+            await asyncio.sleep(interval)
+            try:
+                tokens = await self._get_tokens(app, endpoint, form, told.device_code)
+            except Refused as refused:
+                if refused.error == "slow_down":
+                    interval = min(MAX_INTERVAL_S, interval + SLOWER_S)
+                elif refused.error != "authorization_pending":
+                    self._end(pending, _refusal(app, refused))
+            except GoondanError:  # the network: it may be better the next time
+                interval = min(MAX_INTERVAL_S, 2 * interval)
+            else:
+                with suppress(GoondanError):  # it ends with that error
+                    await self._agreed(pending, tokens)
+        self._end(pending, _too_late(pending))
+
+    async def _arrived(self, parameters: dict[str, str]) -> tuple[bool, str]:
+        """A redirect: what to tell the person."""
+        pending = self._register.take_state(parameters.get("state", ""))
+        if pending is None:
+            return False, _UNKNOWN
+        app = pending.app
+        try:
+            endpoints = await self._endpoints(app)
+            issuer = parameters.get("iss")
+            if app.issuer is not None and (issuer != app.issuer if issuer is not None else endpoints.says_issuer):
+                raise fail("E_OAUTH_SERVER", f"the redirect is not from {app.issuer}")
+            if "error" in parameters:
+                told = (protocol.shown(parameters.get(name, "")) for name in ("error", "error_description"))
+                raise _refusal(app, Refused(*told))
+            code = parameters.get("code", "")
+            if not code:
+                raise fail("E_OAUTH_SERVER", "the redirect brought no code")
+            form = protocol.code_form(code, pending.redirect_uri, pending.verifier)
+            endpoint = await self._endpoint(app, "token")
+            tokens = await self._get_tokens(app, endpoint, form, code, pending.verifier)
+            await self._agreed(pending, tokens)
+        except Refused as refused:
+            self._end(pending, _refusal(app, refused))
+            return False, _WENT_WRONG
+        except GoondanError as error:
+            self._end(pending, error)
+            return False, _SAID_NO if parameters.get("error") == "access_denied" else _WENT_WRONG
+        return True, _SAID_YES
+
+    async def _agreed(self, pending: Pending, tokens: protocol.Tokens) -> None:
+        """Store what was agreed to, and tell of it. Raises GoondanError when it cannot be stored."""
+        app = pending.app
+        async with self._lock(*pending.key):
+            if pending.over:  # another one has taken its place, or the app has changed
+                return
+            grant = grants.granted(app, pending.subject, tokens, pending.scopes, self._clock())
+            try:
+                self._held.save(grant)
+            except GoondanError as error:
+                self._end(pending, error)
+                raise
+        self._failures.pop(pending.key, None)
+        log.info("%s has agreed to %s: %s", visible_line(pending.subject), app.name, " ".join(grant.scopes))
+        pending.agreed(grant.scopes)
+        self._over(pending)
+        self._tell(GrantedNews(app.name, pending.subject, grant.scopes, sorted(pending.askers)))
+
+    def _end(self, pending: Pending, error: GoondanError) -> None:
+        """It ends without a token, if it has not ended."""
+        if not pending.over:
+            pending.failed(error)
+            self._over(pending)
+
+    def _over(self, pending: Pending) -> None:
+        if pending.task is not None and pending.task is not asyncio.current_task():
+            pending.task.cancel()
+        if pending.user_code is None and not self._register.listening(pending.app.redirect_uri):
+            # Not at once: the browser that brought the redirect gets its page.
+            asyncio.get_running_loop().call_later(1.0, self._stop_listening, pending.app.redirect_uri)
+
+    def _stop_listening(self, redirect_uri: str | None) -> None:
+        if not self._register.listening(redirect_uri):
+            self._redirects.close(redirect_uri)
+
+    # --- what operators ask
+
+    def _list(self) -> dict[str, Any]:
+        now, rows = self._clock(), []
+        for grant in self._held.all():
+            app = self._apps.get(grant.app)
+            reason = "the bundle has no such OAuthApp any more"
+            verdict = Login(reason) if app is None else grants.judge(grant, app, grant.scopes, now)
+            rows.append(
+                {
+                    "app": grant.app,
+                    "subject": grant.subject,
+                    "status": "login_required" if isinstance(verdict, Login) else "ready",
+                    "scopes": grant.scopes,
+                    "expiresAt": _rfc3339(grant.expires_at),
+                    "refreshable": grant.refresh_token is not None,
+                    "reason": verdict.reason if isinstance(verdict, Login) else None,
+                }
+            )
+        waiting = [
+            {
+                "app": one.app.name,
+                "subject": one.subject,
+                "scopes": one.scopes,
+                "authorizationUrl": one.url,
+                "userCode": one.user_code,
+                "expiresAt": _rfc3339(one.expires_at),
+            }
+            for one in self._register
+            if not one.over
+        ]
+        return {"grants": rows, "waiting": waiting, "apps": sorted(self._apps)}
+
+    async def _revoke(self, order: RevokeOrder) -> dict[str, Any]:
+        """Forget it here in any case; say what the server said."""
+        async with self._lock(order.app, order.subject):
+            pending = self._register.find(order.app, order.subject)
+            if pending is not None:
+                self._end(pending, fail("E_OAUTH_UNAVAILABLE", "it was revoked meanwhile"))
+            grant = self._held.load(order.app, order.subject)
+            if grant is None:
+                return {"revoked": False, "server": None}
+            server = await self._revoke_there(grant)
+            self._held.drop(order.app, order.subject)
+            log.info("revoked %s for %s: %s", order.app, visible_line(order.subject), server)
+            return {"revoked": True, "server": server}
+
+    async def _revoke_there(self, grant: Grant) -> str:
+        app = self._apps.get(grant.app)
+        if app is None or (grant.server, grant.client_id) != (grants.server_of(app), app.client_id):
+            return "not asked: the bundle does not name it any more"
+        tokens = {"refresh_token": grant.refresh_token, "access_token": grant.access_token}
+        try:
+            endpoints = await self._endpoints(app)
+            if endpoints.revocation is None:
+                return "not asked: it has no endpoint for that"
+            for kind, token in tokens.items():
+                if token:
+                    form, headers = protocol.with_client(
+                        app, protocol.revocation_form(token, kind), endpoints.auth_methods
+                    )
+                    answer = await self._http.post(endpoints.revocation, form, headers)
+                    if answer.status != 200:
+                        return f"failed: it answered with status {answer.status}"
+        except GoondanError as error:
+            return f"failed: {error.info.message}"
+        return "revoked"
+
+    # --- inside
+
+    @property
+    def _held(self) -> Vault:
+        if self._vault is None:
+            self._vault = self._open_vault()
+        return self._vault
+
+    def _lock(self, app: str, subject: str) -> asyncio.Lock:
+        return self._locks.setdefault((app, subject), asyncio.Lock())
+
+    def _app(self, name: str) -> OAuthAppSpec:
+        app = self._apps.get(name)
+        if app is None:
+            raise fail("E_OAUTH_APP", f"the bundle has no OAuthApp {name[:100]!r}")
+        if app.fault is not None:
+            raise fail("E_OAUTH_APP", f"OAuthApp/{name} cannot be used: {app.fault}")
+        return app
+
+    async def _endpoint(self, app: OAuthAppSpec, name: str) -> str:
+        """The URL of an endpoint: `authorization`, `token` or `device`. Raises GoondanError."""
+        found: str | None = getattr(await self._endpoints(app), name)
+        if found is None:
+            field = {"device": "deviceAuthorizationUrl"}.get(name, f"{name}Url")
+            message = f"OAuthApp/{app.name} does not say where its {name} endpoint is"
+            raise fail("E_OAUTH_APP", message, suggestion=f"Add {field}, or the issuer if that publishes it.")
+        return found
+
+    async def _endpoints(self, app: OAuthAppSpec) -> Endpoints:
+        """What the app says, and what its issuer publishes."""
+        if app.issuer is None:
+            return metadata.own_endpoints(app)
+        known = self._published.get(app.name)
+        now = asyncio.get_running_loop().time()
+        if known is not None and known[1] == app and now < known[0]:
+            return known[2]
+        status = 0
+        for url in metadata.document_urls(app.issuer):
+            answer = await self._http.get(url)
+            if answer.status == 200:
+                found = metadata.read_document(app, answer.body)
+                self._published[app.name] = (now + METADATA_S, app, found)
+                return found
+            status = answer.status
+        raise fail("E_OAUTH_SERVER", f"{app.issuer} publishes no metadata (status {status})")
+
+    def _check_failures(self, key: tuple[str, str]) -> None:
+        known = self._failures.get(key)
+        if known is not None:
+            if asyncio.get_running_loop().time() < known[0]:
+                raise known[1]
+            del self._failures[key]
+
+    def _note(self, key: tuple[str, str], error: GoondanError) -> GoondanError:
+        """A server has failed: for a moment nobody asks it again."""
+        self._failures[key] = (asyncio.get_running_loop().time() + FAILED_S, error)
+        log.warning("%s: %s", key[0], error.info.message)
+        return error
+
+
+def _by_code(app: OAuthAppSpec) -> bool:
+    return app.flow == "deviceCode"
+
+
+def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
+    """What is asked for, each once. Raises GoondanError E_OAUTH_SCOPE for what the app does not name."""
+    if scopes is None:
+        return list(dict.fromkeys(app.scopes))
+    other = [scope for scope in scopes if scope not in app.scopes]
+    if other:
+        message = f"OAuthApp/{app.name} does not name these scopes: {visible_line(' '.join(other))[:200]}"
+        raise fail("E_OAUTH_SCOPE", message)
+    return list(dict.fromkeys(scopes))
+
+
+def _with_held(app: OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) -> list[str]:
+    """What a person is asked for: what is wanted now, and what was agreed to before and is still named."""
+    held = [] if grant is None else [scope for scope in grant.scopes if scope in app.scopes]
+    return list(dict.fromkeys([*scopes, *held]))
+
+
+def _ready(grant: Grant) -> TokenReady:
+    return TokenReady(
+        access_token=grant.access_token,
+        token_type=grant.token_type,
+        scopes=grant.scopes,
+        subject=grant.subject,
+        expires_at=_rfc3339(grant.expires_at),
+    )
+
+
+def _required(pending: Pending, reason: str) -> AuthorizationRequired:
+    command = f"gdn auth login {pending.app.name} --subject {_quoted(pending.subject)}"
+    if pending.user_code is not None:
+        how = f"open {pending.url} and give the code {pending.user_code}"
+    else:
+        how = f"open {pending.url} in a browser on this machine"
+    because = f" ({reason})" if reason else ""
+    return AuthorizationRequired(
+        authorization_url=pending.url,
+        message=f"{pending.subject} has to agree to {pending.app.name}{because}: {how}, or run `{command}`",
+        scopes=pending.scopes,
+        subject=pending.subject,
+        expires_at=_rfc3339(pending.expires_at) or "",
+        user_code=pending.user_code,
+    )
+
+
+def _quoted(text: str) -> str:
+    from shlex import quote
+
+    return quote(text)
+
+
+def _refusal(app: OAuthAppSpec, refused: Refused) -> GoondanError:
+    return fail("E_OAUTH_REFUSED", f"the server refuses {app.name}: {refused}")
+
+
+def _too_late(pending: Pending) -> GoondanError:
+    return fail("E_OAUTH_REFUSED", f"nobody has agreed to {pending.app.name} in time")
+
+
+def _unguessable() -> str:
+    """43 characters of 256 random bits."""
+    return base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode("ascii")
+
+
+def _rfc3339(at: float | None) -> str | None:
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

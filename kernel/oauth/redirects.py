@@ -1,0 +1,184 @@
+"""The end of a redirect: a listener on this machine that takes what the browser brings from an OAuth server.
+
+It is there only while somebody is asked. It reads the first line of a request and the Host, and nothing else; what is
+not the path of the redirect gets a 404. It never repeats what was sent to it, and its pages load nothing.
+
+Source: RFC 8252.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from schemas.errors import fail
+
+#: Bytes of a request's head. Browsers send some thousand; a code and a state have some hundred.
+MAX_HEAD: Final = 16 * 1024
+#: How long a browser may take to send its request (seconds).
+READ_S: Final = 10.0
+#: Connections at the same time; browsers open two or three.
+MAX_CONNECTIONS: Final = 16
+#: The path where no redirectUri is given.
+DEFAULT_PATH: Final = "/callback"
+_ADDRESS: Final = "127.0.0.1"
+
+#: What came with a redirect, by name, to whether it was good, and what to tell the person.
+Arrived = Callable[[dict[str, str]], Awaitable[tuple[bool, str]]]
+
+
+def may_listen(uri: str) -> bool:
+    """Whether redirects to this URI can be taken here: http to 127.0.0.1 or localhost, with nothing behind the path."""
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError:
+        return False
+    return (
+        parts.scheme == "http"
+        and parts.hostname in (_ADDRESS, "localhost")
+        and not (parts.query or parts.fragment or parts.username)
+        and (port is None or port > 0)
+        and all("!" <= letter <= "~" for letter in uri)
+    )
+
+
+class Redirects:
+    """The listeners. `arrived` is awaited with the parameters of each redirect."""
+
+    def __init__(self, arrived: Arrived) -> None:
+        self._arrived = arrived
+        #: By the redirectUri of the app ("" for none): the server, and the URI to be sent along.
+        self._open: dict[str, tuple[asyncio.Server, str]] = {}
+        self._connections = 0
+
+    async def open(self, uri: str | None) -> str:
+        """Listen where `uri` says (None: on a free port); the redirect URI to be sent along.
+
+        A port that `uri` names is listened on as it is; without one, a free port is put in. Raises GoondanError
+        E_OAUTH_APP when it is taken.
+        """
+        known = self._open.get(uri or "")
+        if known is not None:
+            return known[1]
+        parts = urlsplit(uri or f"http://{_ADDRESS}{DEFAULT_PATH}")
+        host, path = parts.hostname or _ADDRESS, parts.path or "/"
+        try:
+            server = await asyncio.start_server(
+                lambda reader, writer: self._serve(reader, writer, f"{host}:{port}", path),
+                _ADDRESS,
+                parts.port or 0,
+                limit=MAX_HEAD,
+            )
+        except OSError as error:
+            message = f"nothing can listen on {_ADDRESS}:{parts.port or 0} for the redirect: {error.strerror}"
+            raise fail(
+                "E_OAUTH_APP", message, suggestion="Free the port, or name another one in redirectUri."
+            ) from None
+        port = server.sockets[0].getsockname()[1]
+        # As it is written, for servers that compare letter by letter; only a port of ours is added.
+        full = uri if uri is not None and parts.port is not None else f"http://{host}:{port}{parts.path}"
+        self._open[uri or ""] = (server, full)
+        return full
+
+    def close(self, uri: str | None) -> None:
+        """Listen there no more."""
+        known = self._open.pop(uri or "", None)
+        if known is not None:
+            known[0].close()
+
+    def close_all(self) -> None:
+        """Listen nowhere."""
+        for uri in list(self._open):
+            self.close(uri)
+
+    # --- inside
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, path: str) -> None:
+        self._connections += 1
+        try:
+            if self._connections > MAX_CONNECTIONS:
+                return
+            status, text = await self._answer(reader, host, path)
+            writer.write(_page(status, text))
+            async with asyncio.timeout(READ_S):
+                await writer.drain()
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self._connections -= 1
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, host: str, path: str) -> tuple[int, str]:
+        try:
+            async with asyncio.timeout(READ_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return 400, "This is no request that a redirect makes."
+        parameters = read_request(head, host, path)
+        if parameters is None:
+            return 404, "There is nothing here."
+        good, text = await self._arrived(parameters)
+        return (200 if good else 400), text
+
+
+def read_request(head: bytes, host: str, path: str) -> dict[str, str] | None:
+    """The parameters of a redirect to `path` at `host` (`NAME:PORT`); None for any other request. Pure.
+
+    A name that stands twice makes it none: two readers of it could see different values.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or words[0] != "GET" or not words[2].startswith("HTTP/1."):
+        return None
+    hosts = [
+        value.strip().lower()
+        for name, _, value in (line.partition(":") for line in lines[1:])
+        if name.lower() == "host"
+    ]
+    port = host.rpartition(":")[2]
+    # Another name that leads to this machine is somebody else's page, which has its own name resolved anew.
+    if len(hosts) != 1 or hosts[0] not in (host, f"{_ADDRESS}:{port}", f"localhost:{port}"):
+        return None
+    target, _, query = words[1].partition("?")
+    if target != path:
+        return None
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=32, errors="strict")
+    except ValueError:
+        return None
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else None
+
+
+_STYLE: Final = "body{font:1.1em sans-serif;margin:4em auto;max-width:36em}"
+
+
+def _page(status: int, text: str) -> bytes:
+    """A whole answer. `text` is ours."""
+    reason = {200: "OK", 400: "Bad Request", 404: "Not Found"}[status]
+    body = (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Goondan</title>"
+        f"<style>{_STYLE}</style><p>{text}</p></html>"
+    ).encode()
+    style = _source_of(_STYLE)
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+        f"Content-Security-Policy: default-src 'none'; style-src '{style}'; frame-ancestors 'none'\r\n"
+        "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def _source_of(style: str) -> str:
+    """What a Content-Security-Policy calls this style sheet."""
+    from base64 import b64encode
+
+    return f"sha256-{b64encode(hashlib.sha256(style.encode()).digest()).decode('ascii')}"

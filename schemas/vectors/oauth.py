@@ -1,0 +1,47 @@
+"""Recorded frames about OAuth tokens."""
+
+from __future__ import annotations
+
+from schemas.codec import to_raw
+from schemas.frames import Frame
+from schemas.oauth import AuthorizationRequired, Granted, TokenOrder, TokenReady, TokenRequest
+from schemas.vectors.bad import TIME
+
+
+def oauth_frames() -> list[tuple[str, Frame, str | None]]:
+    """Name, frame and payload kind of everything that our own encoder writes."""
+    scopes = ["calendar.read"]
+    page = "https://login.example.com/authorize?state=1"
+    asked = AuthorizationRequired(page, "ann has to agree", scopes, "ann", TIME, "WDJB-MJHT")
+    return [
+        (
+            "oauth.token",
+            Frame("oauth.token", id="x.21", payload=to_raw(TokenRequest("calendar", scopes))),
+            "TokenRequest",
+        ),
+        (
+            "oauth.order",
+            Frame("oauth.order", id="b.21", payload=to_raw(TokenOrder("calendar", "ann", "coder", "u1", scopes))),
+            "TokenOrder",
+        ),
+        (
+            "reply to oauth.token: a token",
+            Frame(
+                "reply",
+                id="b.22",
+                in_reply_to="x.21",
+                payload=to_raw(TokenReady("at-1", "Bearer", scopes, "ann", TIME)),
+            ),
+            "TokenReady",
+        ),
+        (
+            "reply to oauth.token: somebody has to agree",
+            Frame("reply", id="b.23", in_reply_to="x.21", payload=to_raw(asked)),
+            "AuthorizationRequired",
+        ),
+        (
+            "oauth.granted",
+            Frame("oauth.granted", id="b.24", payload=to_raw(Granted("OAuthApp/calendar", "ann", scopes))),
+            "Granted",
+        ),
+    ]

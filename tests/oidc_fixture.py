@@ -1,0 +1,140 @@
+"""A real OAuth server for tests: npm's oidc-provider, and a browser whose person agrees to everything.
+
+The packages are installed once, into the user's cache, by what tests/servers/oidc/package-lock.json says. Without node
+and npm, or without a registry when they are not there yet, the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCES = Path(__file__).parent / "servers" / "oidc"
+#: How long the installation may take (seconds); it takes six with an empty cache of npm.
+INSTALL_S = 50.0
+#: How long the server and one request of the browser may take (seconds).
+PATIENCE_S = 20.0
+
+
+class Provider:
+    """The running server. `issuer` is its address."""
+
+    def __init__(self, issuer: str) -> None:
+        self.issuer = issuer
+
+    def control(self, **changes: Any) -> dict[str, Any]:
+        """Change how it behaves (`deny`, `ttl`); what it has seen (`token`: requests for tokens)."""
+        return _json(f"{self.issuer}/control", json.dumps(changes).encode())
+
+    def introspect(self, token: str) -> bool:
+        """Whether the server takes this token."""
+        form = f"token={token}&client_id=native".encode()
+        return bool(_json(f"{self.issuer}/token/introspection", form)["active"])
+
+
+@contextmanager
+def oidc_provider() -> Iterator[Provider]:
+    """Start it, and end it. Skips the test where it cannot be had."""
+    folder = _installed()
+    program = SOURCES / "server.mjs"
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()[:16]
+    copy = folder / f"server-{digest}.mjs"  # node looks for packages beside the module
+    if not copy.exists():
+        shutil.copyfile(program, folder / f"{copy.name}.{os.getpid()}")
+        os.rename(folder / f"{copy.name}.{os.getpid()}", copy)
+    process = subprocess.Popen(
+        ["node", str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline().strip()
+        assert line.startswith("http://127.0.0.1:"), "the OAuth server did not start"
+        yield Provider(line)
+    finally:
+        process.stdin.close()
+        process.wait(PATIENCE_S)
+        process.stdout.close()
+
+
+def browse(url: str) -> tuple[int, str]:
+    """Open a page as a browser does, with cookies and redirects: the last status and text."""
+    return Browser().open(url)
+
+
+class Browser:
+    """One person's browser."""
+
+    def __init__(self) -> None:
+        jar = urllib.request.HTTPCookieProcessor(CookieJar())
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), jar)
+
+    def open(self, url: str, form: dict[str, str] | None = None) -> tuple[int, str]:
+        """Open a page, or send a form."""
+        from urllib.parse import urlencode
+
+        data = None if form is None else urlencode(form).encode()
+        try:
+            with self._opener.open(url, data, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def type_code(self, page: str) -> str:
+        """Open the page of a device code that has the code in it, and confirm it; the page that follows."""
+        import re
+
+        _, form = self.open(page)
+        action = re.search(r'action="([^"]+)"', form)
+        fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', form))
+        assert action is not None, form
+        status, text = self.open(action[1], fields)
+        action = re.search(r'action="([^"]+)"', text)
+        if status == 200 and action is not None:  # the question whether it is the right code
+            fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', text))
+            status, text = self.open(action[1], {**fields, "confirm": "yes"})
+        return text
+
+
+def _installed() -> Path:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    lock = (SOURCES / "package-lock.json").read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folder = cache / "goondan-tests" / f"oidc-{hashlib.sha256(lock).hexdigest()[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            for name in ("package.json", "package-lock.json"):
+                shutil.copyfile(SOURCES / name, folder / name)
+            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
+            except subprocess.TimeoutExpired:
+                pytest.skip("npm did not install the OAuth server in time")
+            if done.returncode:
+                pytest.skip(f"npm could not install the OAuth server: {done.stderr[-300:]}")
+            (folder / "done").touch()
+    return folder
+
+
+def _json(url: str, data: bytes) -> dict[str, Any]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, data, timeout=PATIENCE_S) as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+        return told
