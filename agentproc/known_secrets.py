@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from msgspec import structs
+
+from schemas.frames import ErrorPayload, ToolResult
 from schemas.redaction import Redactor
 
 #: So many are remembered, the latest: a token is replaced every hour or so, and an agent has a few.
@@ -36,6 +39,18 @@ class KnownSecrets:
         if self._redactor is None:
             self._redactor = Redactor(*self._secrets)
         return self._redactor(text)
+
+    def out_of(self, result: ToolResult) -> ToolResult:
+        """A call's result whose error tells no secret; what an extension returns as output is its own affair."""
+        if not self._secrets or result.error is None:
+            return result
+        return structs.replace(result, error=structs.replace(result.error, message=self.redact(result.error.message)))
+
+    def out_of_error(self, error: ErrorPayload | None) -> ErrorPayload | None:
+        """The error of a turn without secrets; the same object when there are none."""
+        if not self._secrets or error is None:
+            return error
+        return structs.replace(error, message=self.redact(error.message))
 
 
 class HidingFormatter(logging.Formatter):

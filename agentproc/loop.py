@@ -100,8 +100,8 @@ class TurnRunner:
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         self.place = Place(spec.name, instance_key, files, spec.state_dir)
-        self._secrets = secrets or KnownSecrets()
-        self.tokens = AccessTokens(link, self.events, self._secrets)
+        self.secrets = secrets or KnownSecrets()
+        self.tokens = AccessTokens(link, self.events, self.secrets)
         self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place, self.tokens)
         self.watch = Watch()
         self.loop_watch = LoopWatch(files)
@@ -121,7 +121,7 @@ class TurnRunner:
         """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
         if self._redactor is None:
             self._redactor = redactor_of(self.spec.model)
-        return self._secrets.redact(self._redactor(text))
+        return self.secrets.redact(self._redactor(text))
 
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Note where the turn of a trace is found. A turn goes on without."""
@@ -255,7 +255,7 @@ class TurnRunner:
                 log.warning("event %s: %s", event_id, error.info.message)
                 return None
             log.error("event %s: %s", event_id, error)
-            info = structs.replace(error.info, message=self._secrets.redact(error.info.message))
+            info = structs.replace(error.info, message=self.secrets.redact(error.info.message))
             ended = None if self._run is None else self._run.fail(info)
         except Exception as error:
             log.exception("event %s", event_id)

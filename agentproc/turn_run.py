@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.base_calls import BaseCalls
@@ -326,6 +327,10 @@ class TurnRun:
         for action in actions:
             if isinstance(action, End):
                 end = action
+        if end is not None and (error := runner.secrets.out_of_error(end.error)) is not end.error:
+            hidden = structs.replace(end, error=error)
+            actions = [hidden if action is end else action for action in actions]
+            end = hidden
         payload = b""
         if stores or end is not None or self._notes.concerns(actions):
             at = runner.clock()
@@ -370,7 +375,7 @@ class TurnRun:
         part = action.part
 
         def done(result: ToolResult) -> None:
-            self.push(ToolFinished(part.tool_call_id, result))
+            self.push(ToolFinished(part.tool_call_id, self._runner.secrets.out_of(result)))
 
         if self._stages is None or not self._runner.pipeline.has("toolCall"):
             self._start_call(action, part.args, done)
