@@ -416,6 +416,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "RestartRequest",
         ),
         *live_config_frames(),
+        *oauth_frames(),
         (
             "budget.reserve",
             Frame(
@@ -611,7 +612,7 @@ def unusual_frames() -> list[tuple[str, bytes, Frame]]:
 def build() -> dict[str, Any]:
     """The content of frames.json."""
     valid: list[dict[str, Any]] = []
-    for name, frame, kind in [*good_frames(), *oauth_frames()]:
+    for name, frame, kind in good_frames():
         vector: dict[str, Any] = {"name": name, "bytes": encode(frame).hex(), "frame": describe(frame)}
         valid.append(vector if kind is None else {**vector, "payloadKind": kind})
     for name, frame, kind, data in references():
