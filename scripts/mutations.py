@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import random
 import shutil
 import subprocess
@@ -120,11 +121,18 @@ def run_test(tree: Path, test: str) -> tuple[int, str]:
     return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-3:])
 
 
+def write(file: Path, text: str) -> None:
+    """Replace a file, with a time of change that it has not had yet: compiled files are told apart by whole seconds."""
+    changed = max(file.stat().st_mtime, time.time()) + 2
+    file.write_text(text, encoding="utf-8")
+    os.utime(file, (changed, changed))
+
+
 def noticed(tree: Path, mutation: Mutation) -> str | None:
     """None when the test fails with the change; else what happened instead."""
     file = tree / mutation.file
     original = file.read_text(encoding="utf-8")
-    file.write_text(original.replace(mutation.code, mutation.becomes), encoding="utf-8")
+    write(file, original.replace(mutation.code, mutation.becomes))
     try:
         if file.suffix == ".py":
             compile(file.read_text(encoding="utf-8"), mutation.file, "exec")  # what cannot be read fails every test
@@ -132,7 +140,7 @@ def noticed(tree: Path, mutation: Mutation) -> str | None:
     except SyntaxError as error:
         return f"the change is no Python: {error}"
     finally:
-        file.write_text(original, encoding="utf-8")
+        write(file, original)
     if status == TESTS_FAILED:
         return None
     return "the test passes with the change" if status == 0 else f"pytest ended with {status}: {said}"

@@ -268,15 +268,20 @@ def test_an_extension_that_cannot_run_is_fine_until_an_agent_uses_it(look: Look,
 @pytest.mark.requirement("EXT-01", "EXT-02", "EXT-10")
 def test_an_agent_gets_its_extensions_in_order_with_its_own_config(look: Look) -> None:
     second = EXTENSION.format("ext/b.py").replace("log", "second")
+    first = EXTENSION.format("ext/log.py").replace(
+        "{name: log}", "{name: log, labels: {tier: own}, annotations: {example.org/team: infra}}"
+    )
     text = (
-        EXTENSION.format("ext/log.py") + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
+        first + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
     )
     seen = look(text, files={"ext/log.py": "def register(api): ...", "ext/b.py": "from c import register"})
     assert seen.errors == []
     log, other = seen.checked.agents["helper"].extensions
     assert (log.name, log.config, log.exposes_tools) == ("log", {"level": 2}, True)
     assert log.resource["spec"] == {"entry": "ext/log.py", "config": {"level": 2}}
-    assert (log.resource["kind"], log.resource["metadata"]) == ("Extension", {"name": "log"})
+    assert (log.resource["apiVersion"], log.resource["kind"]) == ("goondan.ai/v1", "Extension")
+    written = {"name": "log", "labels": {"tier": "own"}, "annotations": {"example.org/team": "infra"}}
+    assert log.resource["metadata"] == written
     assert log.entry.endswith("/ext/log.py")
     assert (other.name, other.config) == ("second", {})
     (root,) = seen.checked.extension_roots
