@@ -271,9 +271,7 @@ def test_an_agent_gets_its_extensions_in_order_with_its_own_config(look: Look) -
     first = EXTENSION.format("ext/log.py").replace(
         "{name: log}", "{name: log, labels: {tier: own}, annotations: {example.org/team: infra}}"
     )
-    text = (
-        first + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
-    )
+    text = first + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
     seen = look(text, files={"ext/log.py": "def register(api): ...", "ext/b.py": "from c import register"})
     assert seen.errors == []
     log, other = seen.checked.agents["helper"].extensions
