@@ -324,7 +324,7 @@ class Roster:
         self._enter(agent, "dying", now)
         del self.live[principal]
         del self._by_launch[agent.launch]
-        actions: list[AgentAction] = [Tell(Exited(principal, agent.launch, cause, agent.ordered))]
+        actions: list[AgentAction] = [Tell(Exited(principal, agent.launch, cause, agent.ordered, agent.was_ready))]
         history = self.histories.setdefault(principal, History())
         history.last_exit = cause
         if principal not in self.wanted:

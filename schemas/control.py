@@ -92,12 +92,15 @@ class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind", rename="
 
 
 class Exited(Struct, frozen=True, tag="exited", tag_field="kind", rename="camel"):
-    """A launch has ended; observed, not guessed. `cause`: for a person, for example `signal SIGKILL`."""
+    """A launch has ended; observed, not guessed. `cause`: for a person, for example `signal SIGKILL`. `started`: it had
+    become ready; an agent that had not is counted by the supervisor, until that says SpawnFailed.
+    """
 
     principal: Principal
     launch: int
     cause: str
     ordered: bool = False
+    started: bool = True
 
 
 class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", rename="camel"):

@@ -72,6 +72,8 @@ class Processes:
         self._leaving: set[Instance] = set()
         #: Instances with a place that are started when a process has gone.
         self._delayed: dict[Instance, None] = {}
+        #: Of these: holders that are being killed because they do not answer, and why.
+        self._hung: dict[Instance, str] = {}
         self._serving = False
 
     # --- wanting
@@ -296,10 +298,12 @@ class Processes:
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None or (instance.conn is not None and instance.conn is not connection):
             return  # unknown, or news of an earlier launch
-        counts = not (message.ordered or instance.leaving)
+        hung = self._hung.pop(instance, None)
+        # A start that failed says nothing of the event that waits for it: the supervisor counts those.
+        counts = hung is not None or (message.started and not (message.ordered or instance.leaving))
         instance.conn = None
         instance.requested = instance.leaving = False
-        self.lost(instance, message.cause, counts=counts, now=now)
+        self.lost(instance, hung or message.cause, counts=counts, now=now)
 
     def _spawn_failed(self, message: SpawnFailed, now: float) -> None:
         principal = message.principal
@@ -310,9 +314,13 @@ class Processes:
         if instance is None:
             return
         instance.requested = False
+        self._bus.mailbox.lose_holder(instance, counts=False)  # it was welcomed, handed its event, and ended then
         text = f"the agent could not be started in {message.attempts} attempts: {message.message}"
         for event in list(instance.queue):
-            self._events.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
+            if event.cancelled:
+                self._events.cancels.end_queued(event)
+            else:
+                self._events.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
         self._directory.failed(instance, "E_AGENT_SPAWN_FAILED", text)
         self._gone(instance, now)
 
@@ -363,6 +371,7 @@ class Processes:
         self._leaving.discard(instance)
         for kept in (self._starting, self._idle, self._delayed):
             kept.pop(instance, None)
+        self._hung.pop(instance, None)
         self._places.withdraw(instance)
         self._places.release(instance)
 
@@ -398,6 +407,7 @@ class Processes:
         if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now:
             event.deadline = now  # the kill gets its own grace before it is asked for again
         event.work.lease_until = now + DEADLINE_GRACE_S
+        self._hung[instance] = reason
         self.kill(instance, reason, now)
 
     def kill(self, instance: Instance, reason: str, now: float) -> None:

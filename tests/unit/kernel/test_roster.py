@@ -70,7 +70,7 @@ def test_an_agent_that_cannot_start_is_given_up_after_five() -> None:
     assert spawns == MAX_START_FAILURES
     assert last == [
         Tell(SpawnFailed(A, MAX_START_FAILURES, "exit 1")),
-        Tell(Exited(A, MAX_START_FAILURES, "exit 1")),
+        Tell(Exited(A, MAX_START_FAILURES, "exit 1", started=False)),
     ]
     assert made.histories == {}
     assert made.want([A], full=False, now=now) == [Spawn(A, MAX_START_FAILURES + 1)]
@@ -152,7 +152,7 @@ def test_a_start_that_hangs_is_killed_and_counts() -> None:
 def test_a_lost_fork_server_counts_nothing_and_its_requests_are_asked_again() -> None:
     made = roster(A, B)
     run(made, 2)
-    assert made.fork_server(up=False, now=1.0) == [Tell(Exited(A, 1, "the fork server was lost", True))]
+    assert made.fork_server(up=False, now=1.0) == [Tell(Exited(A, 1, "the fork server was lost", True, False))]
     assert made.spawned(1, 1.0) == []  # too late: that launch is over
     assert made.fork_server(up=True, now=2.0) == [Spawn(A, 3)]
     assert made.histories[A].failures == 0

@@ -480,7 +480,7 @@ class Supervisor(Actor):
         else:
             agent = self.world.agents.get((message.principal.name, message.principal.instance_key or ""))
             if agent is not None and agent.launch == message.launch:
-                self.world.kill_agent(agent)
+                self.world.kill_agent(agent, ordered=True)
 
     def reconcile(self) -> None:
         for principal in sorted(self.wanted, key=lambda p: (p.name, p.instance_key or "")):
@@ -489,9 +489,9 @@ class Supervisor(Actor):
                 self.world.launches += 1
                 self.world.agents[key] = Agent(self.world, *key, launch=self.world.launches)
 
-    def exited(self, principal: Principal, launch: int) -> None:
+    def exited(self, principal: Principal, launch: int, *, ordered: bool = False, started: bool = True) -> None:
         self.wanted.discard(principal)
-        message = Exited(principal, launch, "signal SIGKILL")
+        message = Exited(principal, launch, "signal SIGKILL", ordered, started)
         if self.peer.phase == "ready":
             self.send(Frame("runtime.event", payload=to_raw(message)))
         else:

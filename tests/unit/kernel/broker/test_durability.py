@@ -9,10 +9,11 @@ import pytest
 
 from kernel.broker.dead_letters import new_id
 from kernel.broker.journal.records import Deadline, event_subject
-from kernel.broker.mailbox import MAX_ATTEMPTS
+from kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.roster import MAX_START_FAILURES
 from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Drain
+from schemas.control import Drain, Principal, SpawnFailed
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
@@ -243,6 +244,45 @@ def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
         crash(world)
     assert world.state("e1") == "leased"
     assert not world.router.bus.mailbox.dead
+
+
+def test_a_holder_that_hangs_every_time_is_a_reason_to_give_up() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    first = agent(world).launch
+    for _ in range(4 * MAX_ATTEMPTS):  # it answers nothing, the broker orders its end, and its exit is seen
+        world.advance(LEASE_S / 2)
+        run(world)
+    assert world.launches == first + MAX_ATTEMPTS - 1
+    (letter,) = world.router.bus.mailbox.dead.values()
+    assert "its lease ran out" in letter.work.cause
+
+
+@pytest.mark.parametrize("crashes", [0, 1])
+def test_an_agent_that_ends_while_it_starts_cannot_be_started(crashes: int) -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    for _ in range(crashes):
+        crash(world)
+    for _ in range(MAX_START_FAILURES - 1):
+        world.kill_agent(agent(world), started=False)
+        run(world)
+    last = agent(world)
+    assert last.held is not None, "an agent is handed its event before it has loaded everything"
+    failed = SpawnFailed(Principal("agent", last.name, last.key), MAX_START_FAILURES, "exit 3")
+    world.supervisor.send(Frame("runtime.event", payload=to_raw(failed)))
+    world.kill_agent(last, started=False)
+    run(world)
+    answer = world.clients[0].answers["e1"][0].answer
+    assert answer is not None
+    assert answer.error is not None
+    assert answer.error.code == "E_AGENT_SPAWN_FAILED"
+    assert list(world.router.bus.mailbox.dead) == ["e1"]
+    world.clients[0].ask("e2")
+    world.settle()
+    assert world.state("e2") == "done"
 
 
 def test_every_holder_has_an_epoch_of_its_own() -> None:

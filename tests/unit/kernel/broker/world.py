@@ -256,12 +256,14 @@ class World:
             if queue and queue[0]:
                 queue.appendleft(queue[0])
 
-    def kill_agent(self, agent: Agent) -> None:
+    def kill_agent(self, agent: Agent, *, ordered: bool = False, started: bool = True) -> None:
         if self.agents.get((agent.name, agent.key)) is not agent:
             return
         del self.agents[(agent.name, agent.key)]
         agent.wire.cut(reconnect=False)
-        self.supervisor.exited(Principal("agent", agent.name, agent.key), agent.launch)
+        self.supervisor.exited(
+            Principal("agent", agent.name, agent.key), agent.launch, ordered=ordered, started=started
+        )
 
     def kill_host(self) -> None:
         old = self.host
