@@ -129,7 +129,7 @@ def test_a_module_without_register_does_not_start() -> None:
 def test_an_agent_that_ends_while_it_loads_could_not_be_started() -> None:
     with sandbox(USES_IT) as kernel:
         (kernel.home / "ext").mkdir()
-        (kernel.home / "ext" / "guard.py").write_text("import os\n\nos._exit(3)\n")
+        (kernel.home / "ext" / "guard.py").write_text("import os\n\ndef register(api):\n    os._exit(3)\n")
         kernel.detach()
         sent = kernel.gdn("send", "hello")
         assert sent.status == 1
