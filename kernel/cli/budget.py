@@ -1,0 +1,95 @@
+"""`gdn budget [EVENT]`: what everything that one message set going has used of its budgets, and who has used it.
+
+Source: docs/budgets.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: How long the broker may take to answer (seconds): longer than a restart of it takes.
+_PATIENCE_S: Final = 30.0
+#: Ids and names are others' text; so much of each is shown (characters).
+_MAX_NAME: Final = 80
+#: In the order of the columns; `calls` and `tokens` are sums.
+_COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money")
+
+
+@click.command()
+@click.argument("event_id", metavar="[EVENT]", required=False)
+@options.bundle
+@options.as_json
+def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
+    """Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(event_id, bundle)
+    if as_json:
+        write_json(answer)
+    else:
+        write(*render(answer))
+    return 0
+
+
+def render(answer: Mapping[str, Any]) -> list[str]:
+    """For each message its budgets: one line for each limit, then one for each agent that has spent something."""
+    from kernel.cli.plain import one_line
+
+    lines: list[str] = []
+    for tree in answer["trees"]:
+        state = "is worked on" if tree["endedMs"] is None else "is over"
+        lines.append(f"{one_line(tree['rootEvent'], _MAX_NAME)} {state}")
+        for budget in tree["budgets"]:
+            lines.append(f"  budget of {one_line(budget['agent'], _MAX_NAME)}")
+            lines += [_limit(budget, name, limit) for name, limit in budget["limits"].items()]
+            rows = sorted(budget["by"].items(), key=lambda row: -row[1]["calls"])
+            lines += [f"    {one_line(agent, _MAX_NAME)}: {_amounts(amount)}" for agent, amount in rows]
+    if answer["more"]:
+        lines.append(f"and {answer['more']} more")
+    return lines or ["no message has a budget"]
+
+
+def _limit(budget: Mapping[str, Any], name: str, limit: float) -> str:
+    held = budget["held"].get(name, 0)
+    unit = f" {budget['currency']}" if name == "money" else ""
+    spent = f"{_number(budget['spent'][name])} of {_number(limit)}{unit} spent"
+    return f"    {name}: {spent}" + (f", {_number(held)} held" if held else "")
+
+
+def _amounts(amount: Mapping[str, float]) -> str:
+    parts = [f"{name} {_number(amount[name])}" for name in _COLUMNS if amount[name]]
+    return ", ".join(parts) or "nothing"
+
+
+def _number(number: float) -> str:
+    return f"{number:,.6f}".rstrip("0").rstrip(".")
+
+
+def _ask(event_id: str | None, bundle: str | None) -> dict[str, Any]:
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.session import Session
+    from kernel.paths import is_utf8
+    from schemas.errors import fail
+
+    if event_id is not None and not is_utf8(event_id):
+        raise fail("E_USAGE", "the event's id is not UTF-8")
+    kernel = attach(locate(bundle))
+    question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel, _PATIENCE_S) as session:
+            return await session.admin(question, _PATIENCE_S)
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        kernel.finish()

@@ -1,0 +1,193 @@
+"""A budget of 100 calls over a lead with eight workers at once, while agents and the broker are killed: never more than
+100 calls happen, and never fewer than 90.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+
+CALLS = 100
+LEAST = 90
+WORKERS = 8
+#: How long the model thinks (seconds): so that calls of all workers are under way when something is killed.
+THINKS_S = 0.03
+
+MARK = """\
+import os
+
+
+def add(ctx, input):
+    with open(os.path.join(ctx.workdir, "marks"), "a") as marks:
+        marks.write("x\\n")
+    return "done"
+
+
+handlers = {"add": add}
+"""
+
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: main}
+spec: {provider: openai, model: scripted, endpoint: "BASE", params: {max_tokens: 100}}
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: mark}
+spec:
+  entry: ./mark/mark.py
+  exports: [{name: add, parameters: {type: object}}]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: lead}
+spec:
+  modelConfig: {modelRef: Model/main}
+  tools: [Tool/agents]
+  extensions: [{ref: Extension/budget, config: {limits: {calls: 100}}}]
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: worker}
+spec:
+  modelConfig: {modelRef: Model/main}
+  tools: [Tool/mark]
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec:
+  entryAgent: Agent/lead
+  agents: [{ref: Agent/lead}, {ref: Agent/worker}]
+  policy: {maxStepsPerTurn: 1000}
+"""
+
+
+class Endless:
+    """A model that never comes to an end by itself: the lead asks eight workers, and each of them asks for tools."""
+
+    def __init__(self) -> None:
+        self.base = ""
+        self.requests = 0
+        self.last_at = 0.0
+        self._lock = threading.Lock()
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self.requests += 1
+            number = self.requests
+            self.last_at = time.monotonic()
+        time.sleep(THINKS_S)
+        offered = {tool["function"]["name"] for tool in body["tools"]}
+        if "mark__add" in offered:
+            return calls([(f"c{number}-{at}", "mark__add", {}) for at in range(1 + number % 3)])
+        asked = [{"target": "worker", "instanceKey": f"w{at}", "input": "work"} for at in range(WORKERS)]
+        return calls([(f"c{number}-{at}", "agents__request", args) for at, args in enumerate(asked)])
+
+
+def calls(asked: list[tuple[str, str, dict[str, Any]]]) -> dict[str, Any]:
+    made = [
+        {"index": at, "id": name, "type": "function", "function": {"name": tool, "arguments": json.dumps(args)}}
+        for at, (name, tool, args) in enumerate(asked)
+    ]
+    return {"role": "assistant", "tool_calls": made}
+
+
+@contextmanager
+def endless() -> Iterator[Endless]:
+    model = Endless()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            message = model.answer(body)
+            usage = {"prompt_tokens": 10, "completion_tokens": 5}
+            choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+            data = json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+            try:
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except OSError:
+                pass  # who asked was killed
+
+        def log_message(self, *arguments: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    model.base = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    try:
+        yield model
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sandbox, Endless]]:
+    with endless() as model, sandbox(BUNDLE.replace("BASE", model.base)) as made:
+        (made.home / "mark").mkdir()
+        (made.home / "mark" / "mark.py").write_text(MARK)
+        yield made, model
+
+
+def marks(kernel: Sandbox) -> int:
+    """Tool calls that really happened."""
+    files = [path for folder in kernel.state_dirs for path in folder.glob("instances/worker/*/workspace/marks")]
+    return sum(len(Path(path).read_text().splitlines()) for path in files)
+
+
+def worker_pids(kernel: Sandbox) -> list[int]:
+    return [row["pid"] for row in kernel.ps() if row["role"] == "agent" and row["name"] == "worker" and row["pid"]]
+
+
+def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[Sandbox, Endless]) -> None:
+    kernel, model = swarm
+    kernel.detach()
+    sender = kernel.popen("send", "--json", "go")
+    victims = [(20, "worker"), (40, "broker"), (55, "worker"), (70, "broker")]
+    for count, victim in victims:
+        wait_until(lambda count=count: model.requests + marks(kernel) >= count, 30, f"{count} calls")
+        pid = kernel.pid("broker") if victim == "broker" else worker_pids(kernel)[0]
+        os.kill(pid, signal.SIGKILL)
+    out, err = sender.communicate(timeout=60)
+    answer = json.loads(out or err)
+    assert answer["error"]["code"] == "E_BUDGET_SPENT", answer
+    assert "the budget of agent 'lead' is spent: 100 of 100 calls" in answer["error"]["message"], answer
+    happened = model.requests + marks(kernel) + WORKERS  # the lead's own calls ask the workers
+    assert LEAST <= happened <= CALLS, (model.requests, marks(kernel))
+    report = kernel.gdn("budget", "--json").json
+    (tree,) = report["trees"]
+    (budget,) = tree["budgets"]
+    assert budget["spent"]["calls"] == CALLS
+    assert happened <= budget["spent"]["calls"]
+    assert budget["by"]["lead"]["toolCalls"] == WORKERS
+    assert budget["held"]["calls"] == 0
+    shown = kernel.gdn("budget", tree["rootEvent"]).out
+    assert "calls: 100 of 100 spent" in shown
+    assert "    worker: calls " in shown
+    before = model.requests, marks(kernel)
+    again = kernel.gdn("budget", tree["rootEvent"], "--json").json["trees"][0]
+    assert again["endedMs"] is not None
+    assert (model.requests, marks(kernel)) == before, "nothing of the tree goes on"
