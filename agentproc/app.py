@@ -68,7 +68,7 @@ class AgentApp:
             on_frame=self._on_frame,
             leases=self._leases,
             calls=lambda: self._runner.caller.open_call_ids if self._runner is not None else [],
-            on_welcome=lambda _: self._runner.caller.welcomed() if self._runner is not None else None,
+            on_welcome=self._on_welcome,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
         )
@@ -183,6 +183,9 @@ class AgentApp:
             elif frame.type == "oauth.granted":
                 if self._runner is not None:
                     self._runner.tokens.granted(frame)
+            elif frame.type == "config.changed":
+                if self._runner is not None:
+                    self._runner.live_config.take(frame.payload)
             elif frame.type == "shutdown":
                 grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
                 self._shutdown = frame
@@ -191,6 +194,11 @@ class AgentApp:
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
         except GoondanError as error:
             log.warning("a %s frame was ignored: %s", frame.type, error)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if self._runner is not None:
+            self._runner.caller.welcomed()
+            self._runner.live_config.take(welcome.config)
 
     def _on_event(self, frame: Frame) -> None:
         if frame.in_reply_to is not None and not frame.asynchronous:
@@ -239,7 +247,9 @@ class AgentApp:
             max_bytes=spec.conversation_mb << 20,
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        return TurnRunner(spec, instance_key, self.link, store, secrets=self._secrets)
+        runner = TurnRunner(spec, instance_key, self.link, store, secrets=self._secrets)
+        runner.live_config.take(welcome.config)
+        return runner
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -11,13 +11,15 @@ Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded pari
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from msgspec import Struct
 
+from schemas.address import shown_tool_name
 from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from schemas.effective_config import tool_of
 from schemas.errors import GoondanError, tool_error
 from schemas.frames import ToolError
 from schemas.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
@@ -100,10 +102,10 @@ class Catalog:
     ) -> None:
         self.registry = registry
         self._dynamic = dynamic
-        self._initial = list(initial)
+        self._declared = self._initial = list(initial)
         self._patterns = list(allow_registry)
-        self._named = list(named)
-        self._reach = reach
+        self._declared_dynamic = self._named = list(named)
+        self._declared_reach = self._reach = reach
         self.agent = agent
         #: Whether the agent's extensions may add tools at all.
         self.widened = widened
@@ -124,6 +126,20 @@ class Catalog:
             agent=spec.name,
             widened=not all(extension.bundled for extension in spec.extensions),
         )
+
+    def begin_with(self, tools: Sequence[str] | None) -> None:
+        """What steps begin with from now on: every export of these Tools, and dynamic tools by their own names. None:
+        what the agent declares.
+        """
+        if tools is None:
+            self._initial, self._named, self._reach = self._declared, self._declared_dynamic, self._declared_reach
+            return
+        by_tool: dict[str, list[CatalogItem]] = {}
+        for item in self.registry.values():
+            by_tool.setdefault(tool_of(item), []).append(item)
+        self._initial = [item for tool in tools for item in by_tool.get(tool, ())]
+        self._named = [shown_tool_name(tool) for tool in tools if tool not in by_tool]
+        self._reach = self._declared_reach.union(item.name for item in self._initial)
 
     def for_step(self) -> StepCatalog:
         """The catalog of a new step (CATALOG-03, CATALOG-09)."""

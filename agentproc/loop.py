@@ -33,6 +33,7 @@ from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.workspaces import Workspaces
 from agentproc.known_secrets import KnownSecrets
+from agentproc.live_config import LiveConfig
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
@@ -102,7 +103,8 @@ class TurnRunner:
         self.place = Place(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)
-        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place, self.tokens)
+        self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
+        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place, self.live_config, self.tokens)
         self.watch = Watch()
         self.loop_watch = LoopWatch(files)
         self._blocked = self.loop_watch.take() if spec.extensions else None
@@ -116,6 +118,7 @@ class TurnRunner:
         self._pausing = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
+        self._loaded = self.live_config.current  # what the extensions were loaded for
 
     def redact(self, text: str) -> str:
         """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
@@ -141,9 +144,11 @@ class TurnRunner:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""
         give_state(self.spec.extensions, self.spec.state_dir)
         try:
-            await self.extensions.load(self.spec.extensions)
+            await self.extensions.start()
+            self._broken = None
         except GoondanError as error:
             self._broken = error
+        self._loaded = self.live_config.current
 
     def leases(self) -> list[Lease]:
         """What this process holds: asked by the link at every hello."""
@@ -233,6 +238,8 @@ class TurnRunner:
                 return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.clock()))
             if self._pausing:
                 return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
+            if self._broken is not None and self._loaded is not self.live_config.current:
+                await self.load_extensions()  # a patch may have broken it, and its revert may mend it
             if self._broken is not None:
                 raise self._broken
             blocked, self._blocked = self._blocked, None

@@ -338,6 +338,16 @@ class ConversationStore:
             rows = self._open().execute("SELECT message FROM base ORDER BY seq").fetchall()
             return [decode_message(row[0]) for row in rows]
 
+    def remember(self, name: str, value: bytes) -> None:
+        """Keep a value under a name (inside `write`), in the place of what it was."""
+        self._execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
+
+    def remembered(self, name: str) -> bytes | None:
+        """The value that is kept under a name."""
+        with self._errors():
+            row = self._open().execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def has_message(self, message_id: str) -> bool:
         """Whether a message with this id is in the conversation that finished turns left."""
         with self._errors():

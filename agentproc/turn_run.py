@@ -34,6 +34,7 @@ from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
+from agentproc.live_config import TurnConfig
 from agentproc.notes import ModelAttempts, TurnNotes, results_of
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.questions import Asker
@@ -110,7 +111,8 @@ class TurnRun:
         self._attempt = attempt
         name = turn_id(runner.spec.name, runner.instance_key, self._event_id, attempt)
         wrapped = not isinstance(first, BeginCall)
-        self._wraps_steps = wrapped and runner.pipeline.has("step")
+        # A patch may give the next step another configuration of an extension, so each has to be entered.
+        self._wraps_steps = wrapped and (runner.pipeline.has("step") or bool(runner.spec.extensions))
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
@@ -136,10 +138,18 @@ class TurnRun:
             runner.spec.name, runner.instance_key, workdir, runner.store, self._asking.in_call, self.abandon
         )
         self._stages: Stages | None = None
-        if wrapped and not runner.pipeline.empty:
+        self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
+        if wrapped and (self._wraps_steps or not runner.pipeline.empty):
             self._stages = Stages(
                 runner.pipeline,
-                PointStages(runner.pipeline, runner.tools, runner.extensions, runner.spec, runner.watch),
+                PointStages(
+                    runner.pipeline,
+                    runner.tools,
+                    runner.extensions,
+                    runner.spec,
+                    self._config.in_force,
+                    runner.watch,
+                ),
                 runner.watch,
                 runner.catalog,
                 self._transcript,
@@ -222,6 +232,7 @@ class TurnRun:
     def release(self) -> None:
         """Stop everything that belongs to the turn."""
         self._live.close()
+        self._config.close()
         for timer in self._timers:
             timer.cancel()
         self._stop_watching()
@@ -252,6 +263,8 @@ class TurnRun:
         if self._row is not None and self._row.status == "running":
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
+            self._config.resume()
+            self._catalog = runner.catalog.for_step()
             resume = resumption(stored, isinstance(self._first, BeginCall))
             own = [message for _, message in resume.stored]
             self._messages = len(own)
@@ -484,8 +497,8 @@ class TurnRun:
                     self._model.cancel()
                 self._stop_watching()
                 stages.leave_turn(end)
-            case EnterStep(step):
-                stages.enter_step(step)
+            case EnterStep(step, again):
+                stages.enter_step(step, self._config.begin_step(step, again=again))
             case LeaveStep():
                 stages.leave_step(action)
 
@@ -512,7 +525,9 @@ class TurnRun:
         runner = self._runner
         self._tell_completed()
         if not self._wraps_steps:
+            self._config.begin_step(action.step, again=False)
             self._catalog = runner.catalog.for_step()
+        own = self._config.in_force.system
         provider = runner.provider
         transcript = self._transcript
         request = ModelRequest(
@@ -523,7 +538,7 @@ class TurnRun:
             ),
             tools=self._catalog.shown,
             step=action.step,
-            system=runner.spec.system if self._stages is None else self._stages.system(runner.spec.system),
+            system=own if self._stages is None else self._stages.system(own),
             timeout_s=self._time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
         )

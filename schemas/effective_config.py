@@ -89,7 +89,7 @@ def declared(spec: AgentSpec) -> Applied:
     registry = {item.name: item for item in spec.registry}
     tools = dict.fromkeys(tool_of(registry[name]) for name in spec.catalog if name in registry)
     return Applied(
-        list(tools),
+        list(dict.fromkeys((*tools, *spec.dynamic))),
         [item.name for item in spec.extensions],
         {item.name: item.config for item in spec.extensions},
         spec.system,

@@ -18,7 +18,7 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "extension": None,
     "instance": frozenset(("shared",)),
     "instance_key": None,
-    "live_config": None,
+    "live_config": frozenset(("propose_patch",)),
     "logger": frozenset(("debug", "error", "info", "log", "warn", "warning")),
     "oauth": frozenset(("get_access_token",)),
     "pipeline": frozenset(("register",)),
@@ -28,4 +28,4 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "tools": frozenset(("register", "unregister")),
 }
 #: Members that exist and do nothing yet.
-API_MISSING: Final = frozenset(("live_config", "swarm_bundle"))
+API_MISSING: Final = frozenset(("swarm_bundle",))

@@ -20,6 +20,7 @@ from agentproc.extensions.oauth import AccessTokens, OAuthApi
 from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
 from agentproc.extensions.stored_state import StoredState
+from agentproc.live_config import LiveConfig
 from schemas.errors import GoondanError, fail
 from schemas.launch import ExtensionSpec
 
@@ -109,6 +110,29 @@ class EventsApi:
         self._bus.emit(type, payload, emitter=f"extension {self._extension}")
 
 
+class LiveConfigApi:
+    """`api.live_config`: patches of the running configuration (docs/live-config.md)."""
+
+    __slots__ = ("_extension", "_live", "_tools")
+
+    def __init__(self, live: LiveConfig, tools: DynamicTools, extension: str) -> None:
+        self._live = live
+        self._tools = tools
+        self._extension = extension
+
+    async def propose_patch(self, proposal: dict[str, Any]) -> dict[str, Any]:
+        """Propose `{patches: [{op, path, value}], reason, scope, revision}`; only `patches` must be there.
+
+        `op` is `add`, `remove` or `replace`, `path` a JSON Pointer into the effective configuration. `scope` is
+        `instance` (the default) or `agent`. `revision` is the configuration that it was made from, by default that of
+        the step that runs.
+
+        Returns `{status: accepted | rejected, patchId, effectiveFrom: "next-step", revision, error}`; `error` is None
+        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for what is no proposal, E_LINK_CLOSED.
+        """
+        return await self._live.propose(proposal, extension=self._extension, registered=self._tools.names)
+
+
 class ExtensionApi:
     """One extension's view of its agent."""
 
@@ -120,6 +144,7 @@ class ExtensionApi:
         "extension",
         "instance",
         "instance_key",
+        "live_config",
         "logger",
         "pipeline",
         "pipelines",
@@ -136,6 +161,7 @@ class ExtensionApi:
         state: ExtState,
         stored: StoredState,
         shared: dict[str, Any],
+        live_config: LiveConfig,
         *,
         agent: str,
         instance_key: str,
@@ -149,6 +175,7 @@ class ExtensionApi:
         self.events = EventsApi(events, spec.name)
         self.state = stored
         self.instance = InstanceApi(shared)
+        self.live_config = LiveConfigApi(live_config, tools, spec.name)
         self.logger = ConsoleLogger(spec.name)
         self.agent_name = agent
         self.instance_key = instance_key
@@ -163,11 +190,6 @@ class ExtensionApi:
     def swarm_bundle(self) -> Any:
         """Changesets. Raises GoondanError E_CONFIG_UNSUPPORTED."""
         raise _missing("swarm_bundle")
-
-    @property
-    def live_config(self) -> Any:
-        """Patches of the running configuration. Raises GoondanError E_CONFIG_UNSUPPORTED."""
-        raise _missing("live_config")
 
     @property
     def oauth(self) -> OAuthApi:

@@ -87,6 +87,11 @@ class DynamicTools:
         return {shown: tool.named for shown, tool in self._tools.items() if tool.named}
 
     @property
+    def names(self) -> list[str]:
+        """Every name by which a configuration may refer to a tool here."""
+        return [*self._tools, *self.dotted.values()]
+
+    @property
     def exposed(self) -> list[CatalogItem]:
         """What the next step's catalog has besides the agent's own tools, in the order of registration."""
         return [tool.item for tool in self._tools.values() if tool.exposed]

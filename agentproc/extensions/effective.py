@@ -1,9 +1,6 @@
-"""The effective configuration of an agent, as its extensions see it. Pure.
+"""What handlers of `step.config` want of a configuration (schemas/effective_config.py has its shape). Pure.
 
-A handler of `step.config` may change `tools`, `extensions` and `prompt` for its step; the rest is there to be read.
-
-Shape: `{swarm, agent, model: {provider, model}, prompt: {system}, tools: [{kind, name}], extensions: [{kind, name,
-config}], policy: {maxStepsPerTurn}}`. References are in the order of the agent's document.
+They may change `tools`, `extensions` and `prompt` for their step; the rest is there to be read.
 
 Source: requirements PIPELINE-10, CONFIG-03, EXT-12, RECONCILE-02.
 """
@@ -17,23 +14,9 @@ import msgspec
 
 from agentproc.catalog import Catalog
 from agentproc.extensions.pipeline import MiddlewareError
-from schemas.address import parse_tool_name, shown_tool_name
-from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec
-
-
-def effective_config(spec: AgentSpec) -> dict[str, Any]:
-    """What an agent runs with."""
-    registry = {item.name: item for item in spec.registry}
-    tools = dict.fromkeys(_tool_of(registry[name]) for name in spec.catalog if name in registry)
-    return {
-        "swarm": (spec.swarm.get("metadata") or {}).get("name", ""),
-        "agent": spec.name,
-        "model": {"provider": spec.model.provider, "model": spec.model.model},
-        "prompt": {"system": spec.system},
-        "tools": [{"kind": "Tool", "name": name} for name in (*tools, *spec.dynamic)],
-        "extensions": [{"kind": "Extension", "name": item.name, "config": item.config} for item in spec.extensions],
-        "policy": {"maxStepsPerTurn": spec.max_steps_per_turn},
-    }
+from schemas.address import shown_tool_name
+from schemas.effective_config import reference_name, tool_of
+from schemas.launch import CatalogItem, ExtensionSpec
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:
@@ -52,7 +35,7 @@ def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSp
         own = given.get("config") if isinstance(given, Mapping) else None
         if own is not None and not isinstance(own, dict):
             raise MiddlewareError(f"effective_config.extensions: the config of Extension/{name} is no object")
-        wanted[name] = spec if own is None or own == spec.config else _with_config(spec, own)
+        wanted[name] = spec if own is None or own == spec.config else with_config(spec, own)
     return list(wanted.values())
 
 
@@ -63,7 +46,7 @@ def wanted_tools(config: Mapping[str, Any], catalog: Catalog) -> list[CatalogIte
     by_tool: dict[str, list[CatalogItem]] = {}
     for item in catalog.registry.values():
         if item.source.type == "config":
-            by_tool.setdefault(_tool_of(item), []).append(item)
+            by_tool.setdefault(tool_of(item), []).append(item)
     wanted: dict[str, CatalogItem] = {}
     for given in _list(config, "tools"):
         name = _name(given, "Tool")
@@ -87,13 +70,8 @@ def wanted_system(config: Mapping[str, Any]) -> str | None:
     return system
 
 
-def _tool_of(item: CatalogItem) -> str:
-    """The Tool whose export it is."""
-    named = parse_tool_name(item.name)
-    return item.source.name or (item.name if named is None else named.resource_name)
-
-
-def _with_config(spec: ExtensionSpec, config: dict[str, Any]) -> ExtensionSpec:
+def with_config(spec: ExtensionSpec, config: dict[str, Any]) -> ExtensionSpec:
+    """The extension with another `config`, in its document as well."""
     resource = {**spec.resource, "spec": {**(spec.resource.get("spec") or {}), "config": config}}
     return msgspec.structs.replace(spec, config=config, resource=resource)
 
@@ -106,14 +84,7 @@ def _list(config: Mapping[str, Any], field: str) -> Sequence[Any]:
 
 
 def _name(given: Any, kind: str) -> str:
-    """The name in a reference: `Kind/name`, `{kind, name}` or `{ref: Kind/name}` (EXT-12)."""
-    ref = given.get("ref") if isinstance(given, Mapping) and "ref" in given else given
-    if isinstance(ref, Mapping):
-        found, name = ref.get("kind"), ref.get("name")
-    elif isinstance(ref, str):
-        found, _, name = ref.partition("/")
-    else:
-        found, name = None, None
-    if found != kind or not isinstance(name, str) or not name:
-        raise MiddlewareError(f"effective_config: {str(given)[:100]} is no reference to one {kind}")
-    return name
+    try:
+        return reference_name(given, kind)
+    except ValueError as error:
+        raise MiddlewareError(f"effective_config: {error}") from None

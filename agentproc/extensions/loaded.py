@@ -34,6 +34,7 @@ from agentproc.extensions.modules import import_entry
 from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.stored_state import StoredState
+from agentproc.live_config import LiveConfig
 from schemas.address import path_segment
 from schemas.errors import GoondanError, fail
 from schemas.extension_config import check_config, with_defaults
@@ -69,6 +70,7 @@ class Extensions:
         tools: DynamicTools,
         events: EventBus,
         place: Place,
+        live_config: LiveConfig,
         tokens: AccessTokens | None = None,
     ) -> None:
         self._pipeline = pipeline
@@ -76,9 +78,12 @@ class Extensions:
         self._events = events
         self._place = place
         self._tokens = tokens
+        self._live_config = live_config
         self._shared: dict[str, Any] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._imported = 0
+        self._settled: Sequence[ExtensionSpec] = live_config.current.extensions  # what `start` loads
+        self._fitted: Sequence[ExtensionSpec] = self._settled  # the list that the loaded ones were made to fit last
 
     @property
     def names(self) -> list[str]:
@@ -90,10 +95,37 @@ class Extensions:
         for spec in specs:
             await self._load(spec, ExtState())
 
+    async def start(self) -> None:
+        """Load what is in force now. Raises GoondanError E_EXTENSION_FAILED."""
+        specs = self._live_config.current.extensions
+        await self._fit(specs)
+        self._settled = specs
+
+    async def settle(self, specs: Sequence[ExtensionSpec]) -> None:
+        """A configuration is in force that has these: make the loaded ones fit it, if that was not done for this very
+        list. What `step.config` makes of it comes afterwards. Raises GoondanError E_EXTENSION_FAILED.
+        """
+        if specs is not self._settled:
+            await self.reconcile(specs)
+            self._settled = specs
+
     async def reconcile(self, wanted: Sequence[ExtensionSpec]) -> None:
         """Make the loaded ones those that are wanted: let go what is not in the list, register anew what has another
         config, load what is new. Raises GoondanError E_EXTENSION_FAILED.
         """
+        if wanted is not self._fitted:
+            await self._fit(wanted)
+
+    async def close(self) -> None:
+        """The instance ends: every extension may clean up, all at the same time."""
+        names, self._loaded = list(self._loaded), {}
+        await asyncio.gather(*(self._events.clean_up(name) for name in names))
+        self._events.close()
+
+    # --- inside
+
+    async def _fit(self, wanted: Sequence[ExtensionSpec]) -> None:
+        self._fitted = ()
         names = {spec.name for spec in wanted}
         for name in [name for name in self._loaded if name not in names]:
             await self._let_go(name)
@@ -104,14 +136,7 @@ class Extensions:
             elif known.spec.config != spec.config:
                 await self._let_go(spec.name)
                 await self._load(spec, known.state, known.module)
-
-    async def close(self) -> None:
-        """The instance ends: every extension may clean up, all at the same time."""
-        names, self._loaded = list(self._loaded), {}
-        await asyncio.gather(*(self._events.clean_up(name) for name in names))
-        self._events.close()
-
-    # --- inside
+        self._fitted = wanted
 
     async def _let_go(self, name: str) -> None:
         await self._events.clean_up(name)
@@ -136,6 +161,7 @@ class Extensions:
                 state,
                 StoredState(spec.name, place.instance_dir, place.state_dir),
                 self._shared,
+                self._live_config,
                 agent=place.agent,
                 instance_key=place.instance_key,
                 tokens=self._tokens,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agentproc.extensions.contexts import CallScope, StepResult, StepScope, ToolCallResult, TurnResult, TurnScope
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.effective import effective_config, wanted_extensions, wanted_system, wanted_tools
+from agentproc.extensions.effective import wanted_extensions, wanted_system, wanted_tools
 from agentproc.extensions.loaded import Extensions
 from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
 from agentproc.extensions.point_contexts import (
@@ -29,6 +29,7 @@ from agentproc.extensions.point_contexts import (
 )
 from agentproc.extensions.points import LayerFailed, mutate, run_mutators, run_wraps
 from agentproc.extensions.resource import Resource
+from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
 from schemas.errors import GoondanError
 from schemas.launch import AgentSpec, CatalogItem
@@ -42,22 +43,32 @@ Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]
 
 
 class PointStages:
-    """The points of one turn. `spec` is what the agent runs with."""
+    """The points of one turn. `spec` is what the bundle says of the agent, `in_force` what the turn begins with."""
 
     def __init__(
-        self, pipeline: Pipeline, tools: DynamicTools, extensions: Extensions, spec: AgentSpec, watch: Watch
+        self,
+        pipeline: Pipeline,
+        tools: DynamicTools,
+        extensions: Extensions,
+        spec: AgentSpec,
+        in_force: InForce,
+        watch: Watch,
     ) -> None:
         self._pipeline = pipeline
         self._watch = watch
         self._tools = tools
         self._extensions = extensions
-        self._spec = spec
         self._around = Surroundings(Resource(spec.swarm), Resource(spec.resource))
-        self._config: dict[str, Any] | None = None
+        self._in_force = in_force
+
+    async def begin_step(self, in_force: InForce) -> None:
+        """A step begins with this configuration. Raises GoondanError E_EXTENSION_FAILED."""
+        self._in_force = in_force
+        await self._extensions.settle(in_force.extensions)
 
     def new_config(self) -> dict[str, Any]:
         """The configuration of a step that begins, as its handlers may change it."""
-        return copy.deepcopy(self._own_config()) if self._pipeline.uses_points else {}
+        return copy.deepcopy(self._in_force.config) if self._pipeline.uses_points else {}
 
     # --- the turn
 
@@ -90,7 +101,7 @@ class PointStages:
 
     async def _reconcile(self, step: StepScope) -> None:
         """Run `step.config`, and put in place what it wants of extensions, tools and prompt."""
-        extensions = self._spec.extensions
+        extensions = self._in_force.extensions
         known = {extension.name: extension for extension in extensions}
         for layer in self._pipeline.at("step.config"):
             context = await mutate(layer, self._step(step), POINTS["step.config"].changes, self._watch)
@@ -99,7 +110,7 @@ class PointStages:
             try:
                 extensions = wanted_extensions(config, known)
                 step.system = wanted_system(config)
-                if config["tools"] != self._own_config()["tools"]:
+                if config["tools"] != self._in_force.config["tools"]:
                     tools = wanted_tools(config, step.bound)
                     named = {item.name for item in tools}
                     step.tool_catalog = [*tools, *(item for item in self._tools.exposed if item.name not in named)]
@@ -194,12 +205,6 @@ class PointStages:
         return context.tool_result
 
     # --- inside
-
-    def _own_config(self) -> dict[str, Any]:
-        """What the agent runs with while no handler has changed it; nobody may change this one."""
-        if self._config is None:
-            self._config = effective_config(self._spec)
-        return self._config
 
     def _turn(self, turn: TurnScope, result: TurnResult | None = None) -> TurnPointContext:
         return TurnPointContext(TurnView(turn, result), self._around, self.new_config())

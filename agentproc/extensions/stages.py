@@ -36,6 +36,7 @@ from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watc
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
 from agentproc.transcript import Transcript
 from agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
@@ -146,11 +147,22 @@ class Stages:
 
     # --- a step
 
-    def enter_step(self, step: int) -> None:
-        """Run the middleware of a step (from 1); its next() pushes StepEntered, its end StepLeft."""
+    def enter_step(self, step: int, in_force: InForce) -> None:
+        """Run the middleware of a step (from 1) with this configuration; its next() pushes StepEntered, its end
+        StepLeft.
+        """
         self._place, self._emitted = f"step{step}", 0
-        self._step = StepScope(self._turn, step - 1, self._catalog, self._points.new_config())
-        self._step_task = self._loop.create_task(self._run_step(self._step))
+        self._step = None
+        self._step_task = self._loop.create_task(self._begin_step(step, in_force))
+
+    async def _begin_step(self, step: int, in_force: InForce) -> None:
+        try:
+            await self._points.begin_step(in_force)
+        except GoondanError as error:
+            self._push(StepLeft(False, error.info))
+            return
+        scope = self._step = StepScope(self._turn, step - 1, self._catalog, self._points.new_config())
+        await self._run_step(scope)
 
     def leave_step(self, leave: LeaveStep) -> None:
         """The core of the step is done."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from kernel.broker.live_config.operations import apply_operations, pointer
+from schemas.address import shown_tool_name
 from schemas.codec import check_json
 from schemas.effective_config import (
     Applied,
@@ -110,13 +111,12 @@ def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propose
 
 
 def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> list[str]:
-    registered = {_plain(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
-    registered |= {name.partition("__")[0] for name in registered}
+    registered = {shown_tool_name(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
     known = {tool_of(item) for item in spec.registry}.union(before.tools, registered)
     names: dict[str, None] = {}
     for given in _list(document, "tools"):
         name = _reference(given, "Tool")
-        if name not in known and (name := _plain(name)) not in known:
+        if name not in known and (name := shown_tool_name(name)) not in known:
             hint = "`gdn tool list` has every tool of the bundle; dynamic ones must be registered first."
             raise fail("E_CONFIG_MISSING_REF", f"there is no Tool/{name[:100]}", suggestion=hint)
         names[name] = None
@@ -211,11 +211,6 @@ def _denied(what: str, proposer: Proposer) -> GoondanError:
 def _entry(spec: ExtensionSpec | None) -> str:
     """The entry as the bundle's document says it."""
     return "" if spec is None else str((spec.resource.get("spec") or {}).get("entry", ""))
-
-
-def _plain(name: str) -> str:
-    """A dynamic tool's name as models see it: the first dot is `__`."""
-    return name.replace(".", "__", 1)
 
 
 def _list(document: Mapping[str, Any], field: str) -> list[Any]:

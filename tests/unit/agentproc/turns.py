@@ -55,6 +55,7 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         ExtState(),
         stored,
         {},
+        runner.live_config,
         agent=place.agent,
         instance_key=place.instance_key,
     )

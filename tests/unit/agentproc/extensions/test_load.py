@@ -13,8 +13,10 @@ from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.loaded import Extensions, Place
 from agentproc.extensions.pipeline import Pipeline
+from agentproc.live_config import LiveConfig
 from schemas.errors import GoondanError
 from schemas.launch import ExtensionSpec
+from tests.unit.agentproc.fakes import FakeLink, make_spec
 
 
 def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tuple[Pipeline, DynamicTools]:
@@ -31,7 +33,8 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
 
     async def run() -> None:
         place = Place("a", "k", str(folder / "instance"), str(folder / "state"))
-        await Extensions(pipeline, tools, EventBus(), place).load(specs)
+        live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
+        await Extensions(pipeline, tools, EventBus(), place, live).load(specs)
 
     asyncio.run(run())
     return pipeline, tools

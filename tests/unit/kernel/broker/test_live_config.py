@@ -231,7 +231,7 @@ def test_dynamic_tools_that_the_agent_says_it_has() -> None:
     outcome = live.propose(add("/tools/-", {"kind": "Tool", "name": "myExt.echo"}), registered=["myExt.echo"])
     assert outcome.status == "accepted"
     assert live.tools() == ["bash", "myExt__echo"]
-    assert live.propose(add("/tools/-", "Tool/skills"), registered=["skills__list"]).status == "accepted"
+    assert live.propose(add("/tools/-", "Tool/skills__list"), registered=["skills.list"]).status == "accepted"
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
