@@ -31,9 +31,10 @@ from agentproc.extensions.loaded import Extensions, Place, give_state
 from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
+from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.workspaces import Workspaces
 from agentproc.known_secrets import KnownSecrets
-from agentproc.live_config import LiveConfig
+from agentproc.live_config import InForce, LiveConfig
 from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
@@ -119,6 +120,10 @@ class TurnRunner:
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = self.live_config.current  # what the extensions were loaded for
+
+    def points(self, in_force: InForce) -> PointStages:
+        """The points of one turn, which begins with this configuration."""
+        return PointStages(self.pipeline, self.tools, self.extensions, self.spec, in_force, self.watch)
 
     def redact(self, text: str) -> str:
         """A text without what is secret of the agent's model, and without the tokens that its extensions got."""

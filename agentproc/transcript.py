@@ -9,7 +9,7 @@ Source: design section 5; delivery.md section 7; requirements CALL-15, PIPELINE-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,8 +17,10 @@ import msgspec
 from agentproc.conversation import Append, Message, MessageEvent, fold
 from agentproc.extensions.pipeline import MiddlewareError
 from agentproc.store import ConversationStore, StoredEvent
+from agentproc.turn import Resume
 from schemas.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
 from schemas.errors import GoondanError
+from schemas.questions import ANSWER_SUFFIX
 
 
 class Transcript:
@@ -133,3 +135,11 @@ def _filled_in(event: dict[str, Any], message_id: str, source: str, at: str) -> 
         data = {**data, "content": [{"type": "text", "text": data["content"]}]}
     given = {"id": message_id, "createdAt": at, "source": {"type": "extension", "name": source}}
     return {**event, "message": {**given, **message, "data": data}}
+
+
+def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
+    """What the turn machine needs of the events that an earlier incarnation stored."""
+    own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
+    told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
+    behind = bool(own) and told > own[-1][0]
+    return Resume(own, operator, max((s.position + 1 for s in stored), default=0), behind)

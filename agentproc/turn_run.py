@@ -31,7 +31,6 @@ from agentproc.conversation import Append, Presented, encode_message, error_resu
 from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
-from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.live_config import TurnConfig
@@ -39,9 +38,9 @@ from agentproc.notes import ModelAttempts, TurnNotes, results_of
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
-from agentproc.store import StoredEvent, TurnRow
+from agentproc.store import TurnRow
 from agentproc.swarm import Swarm
-from agentproc.transcript import Transcript
+from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
     AskedCall,
@@ -59,7 +58,6 @@ from agentproc.turn import (
     ModelAnswered,
     ModelFailed,
     Pause,
-    Resume,
     RunTool,
     Store,
     ToolFinished,
@@ -71,7 +69,6 @@ from schemas.arguments import invalid_arguments
 from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ToolResult
-from schemas.questions import ANSWER_SUFFIX
 from schemas.results import cut_message
 from schemas.spans import is_trace_id, step_span, trace_id_of
 
@@ -142,14 +139,7 @@ class TurnRun:
         if wrapped and (self._wraps_steps or not runner.pipeline.empty):
             self._stages = Stages(
                 runner.pipeline,
-                PointStages(
-                    runner.pipeline,
-                    runner.tools,
-                    runner.extensions,
-                    runner.spec,
-                    self._config.in_force,
-                    runner.watch,
-                ),
+                runner.points(self._config.in_force),
                 runner.watch,
                 runner.catalog,
                 self._transcript,
@@ -703,11 +693,3 @@ class TurnRun:
     def _parameters(self, name: str) -> dict[str, Any] | None:
         item = next((item for item in self._catalog.items if item.name == name), None)
         return None if item is None else item.parameters
-
-
-def resumption(stored: Sequence[StoredEvent], operator: bool) -> Resume:
-    """What the turn machine needs of the events that an earlier incarnation stored."""
-    own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
-    told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
-    behind = bool(own) and told > own[-1][0]
-    return Resume(own, operator, max((s.position + 1 for s in stored), default=0), behind)
