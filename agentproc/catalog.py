@@ -52,6 +52,11 @@ class StepCatalog:
         """Whether a call of this name goes past the catalog, straight to the registry, as a policy allows (CALL-03)."""
         return name not in self._items and self._catalog.allowed_outside(name) is not None
 
+    def parameters(self, name: str) -> dict[str, Any] | None:
+        """The schema of a tool's arguments; None when it has none, or is not here."""
+        item = self._items.get(name)
+        return None if item is None else item.parameters
+
     def error_limit(self, name: str) -> int:
         """How long an error message of this tool may be (ERROR-04)."""
         item = self._items.get(name) or self._catalog.allowed_outside(name)

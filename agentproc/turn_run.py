@@ -22,12 +22,13 @@ import msgspec
 from msgspec import structs
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
+from agentproc.aside import Aside
 from agentproc.base_calls import BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.completions import Ended
-from agentproc.conversation import Append, Presented, encode_message, error_result
+from agentproc.conversation import Append, Message, Presented, encode_message, error_result
 from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
@@ -43,7 +44,6 @@ from agentproc.swarm import Swarm
 from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
-    AskedCall,
     AskModel,
     Begin,
     BeginCall,
@@ -134,6 +134,7 @@ class TurnRun:
         self._local_calls = LocalCalls(
             runner.spec.name, runner.instance_key, workdir, runner.store, self._asking.in_call, self.abandon
         )
+        self._aside = Aside(runner.spec, self._ask_once, self._time_left, runner.clock)
         self._stages: Stages | None = None
         self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
         if wrapped and (self._wraps_steps or not runner.pipeline.empty):
@@ -149,6 +150,7 @@ class TurnRun:
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
+                ask_aside=lambda *question: self._aside.ask(runner.provider, *question),
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._epoch = frame.epoch or 0
@@ -230,6 +232,7 @@ class TurnRun:
             self._runner.link.forget(self._renewing.id)
         if self._model is not None:
             self._model.cancel()
+        self._aside.stop()
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
@@ -396,7 +399,9 @@ class TurnRun:
         """Make one call with these arguments; `then` gets its result."""
         part, message, runner = action.part, action.message, self._runner
         if action.broken is not None and args == part.args:
-            error = invalid_arguments(part.tool_name, [f"args: {action.broken}"], self._parameters(part.tool_name))
+            error = invalid_arguments(
+                part.tool_name, [f"args: {action.broken}"], self._catalog.parameters(part.tool_name)
+            )
             then(error_result(error))
             return
         local = runner.tools.get(part.tool_name)
@@ -519,13 +524,15 @@ class TurnRun:
             self._catalog = runner.catalog.for_step()
         own = self._config.in_force.system
         provider = runner.provider
-        transcript = self._transcript
+        try:
+            messages = self._messages_for(provider)
+        except GoondanError as error:
+            self.push(ModelFailed(error.info))
+            return
         request = ModelRequest(
             agent=runner.spec.name,
             model=runner.spec.model,
-            messages=self._presented.of(
-                transcript.next_messages if provider.needs_history else transcript.own_messages
-            ),
+            messages=self._presented.of(messages),
             tools=self._catalog.shown,
             step=action.step,
             system=own if self._stages is None else self._stages.system(own),
@@ -533,6 +540,13 @@ class TurnRun:
             blocks=[] if self._stages is None else self._stages.blocks,
         )
         self._model = self._loop.create_task(self._complete(provider, request))
+
+    def _messages_for(self, provider: Provider) -> list[Message]:
+        """What the model is shown of the conversation; a console is shown this turn. Raises GoondanError."""
+        if not provider.needs_history:
+            return self._transcript.own_messages
+        messages = self._transcript.next_messages
+        return messages if self._stages is None else self._stages.messages(messages)
 
     async def _complete(self, provider: Provider, request: ModelRequest) -> None:
         """The model call, inside what extensions put around it."""
@@ -557,18 +571,15 @@ class TurnRun:
             log.exception("event %s: the model call", self._event_id)
             self.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
-            calls = [self._spelt(call) for call in answer.calls]
+            calls = [self._runner.tools.spelt(call) for call in answer.calls]
             self.push(ModelAnswered(answer.text, calls, answer.finish_reason, answer.metadata))
         self._stop_watching()
 
-    def _spelt(self, call: AskedCall) -> AskedCall:
-        """A call by the name that the model is shown: an extension's own spelling, with a dot, means the same tool."""
-        name = self._runner.tools.shown(call.name)
-        return call if name == call.name else msgspec.structs.replace(call, name=name)
-
-    async def _ask_once(self, provider: Provider, request: ModelRequest, *, anew: bool = False) -> ModelAnswer:
-        """One request to the model; `anew`: what was shown of an earlier one is void. Raises GoondanError, as it may be
-        stored and shown.
+    async def _ask_once(
+        self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
+    ) -> ModelAnswer:
+        """One request to the model; `anew`: what was shown of an earlier one is void; `hidden`: nothing is shown of
+        this one. Raises GoondanError, as it may be stored and shown.
         """
         attempts = self._attempts = ModelAttempts()
 
@@ -584,7 +595,7 @@ class TurnRun:
                 self._stall.asking(now)
                 self._watch(request)
 
-        show, void = self._live.on_delta, anew
+        show, void = None if hidden else self._live.on_delta, anew
 
         def on_delta(delta: TextDelta) -> None:
             nonlocal void
@@ -644,6 +655,7 @@ class TurnRun:
             return
         if self._model is not None:
             self._model.cancel()
+        self._aside.stop()
         self._stop_watching()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._runner.clock())
@@ -689,7 +701,3 @@ class TurnRun:
             for part in results_of(action.message)
             if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
         ]
-
-    def _parameters(self, name: str) -> dict[str, Any] | None:
-        item = next((item for item in self._catalog.items if item.name == name), None)
-        return None if item is None else item.parameters

@@ -23,6 +23,7 @@ from agentproc.conversation import Message, MessageEvent
 from agentproc.extensions.items import read_items
 from agentproc.extensions.pipeline import Next
 from schemas.codec import from_raw
+from schemas.errors import fail
 from schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 from schemas.launch import CatalogItem
 
@@ -198,10 +199,11 @@ class Agents(Protocol):
 
 class TurnScope:
     """What the layers of one turn share. `agents` makes `ctx.agents` of a layer: for a place, an
-    extension, and what lets the layer's clock stand still.
+    extension, and what lets the layer's clock stand still. `ask_model` asks a question, with a system prompt, in a
+    step.
     """
 
-    __slots__ = ("agents", "emit", "execution", "input_event", "metadata", "state")
+    __slots__ = ("agents", "ask_model", "emit", "execution", "input_event", "metadata", "state")
 
     def __init__(
         self,
@@ -210,12 +212,14 @@ class TurnScope:
         state: ConversationState,
         emit: Callable[[str, Any], None],
         agents: Callable[[str, str, Callable[[], AbstractContextManager[None]]], Agents],
+        ask_model: Callable[[str, str | None, int], Awaitable[str]],
     ) -> None:
         self.execution = execution
         self.input_event = input_event
         self.state = state
         self.emit = emit
         self.agents = agents
+        self.ask_model = ask_model
         self.metadata: dict[str, Any] = {}
 
 
@@ -226,6 +230,17 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
+
+
+#: Gets the messages that the model would be shown, and returns those that it is shown (views.py).
+Change = Callable[[list[Message]], Any]
+
+
+class View(Struct, frozen=True):
+    """One change of what the model is shown, and the extension that asked for it."""
+
+    extension: str
+    change: Change
 
 
 class StepScope:
@@ -244,6 +259,7 @@ class StepScope:
         "system",
         "tool_catalog",
         "turn",
+        "views",
     )
 
     def __init__(self, turn: TurnScope, index: int, bound: Catalog, effective_config: dict[str, Any]) -> None:
@@ -256,6 +272,7 @@ class StepScope:
         self.blocks: list[dict[str, Any]] = []
         self.system: str | Unchanged | None = UNCHANGED
         self.metadata: dict[str, Any] = {}
+        self.views: list[View] = []
 
     def settle_catalog(self) -> list[CatalogItem]:
         """The catalog as the layers so far have made it. Raises MiddlewareError when the last of them has put in what
@@ -402,6 +419,29 @@ class StepContext(_Messages):
     def metadata(self) -> dict[str, Any]:
         """Shared by this step's middleware."""
         return self._step.metadata
+
+    def view_messages(self, change: Change) -> None:
+        """Have the model shown what `change(messages)` returns, in this step only; nothing is stored.
+
+        `messages` are the whole conversation when the model is asked, as the changes before this one have made it. What
+        is returned is a list of them, and of new ones as `emit_message_event` takes them. The model is always shown a
+        result behind every call. Raises GoondanError E_USAGE for what is no function.
+        """
+        if not callable(change):
+            raise fail("E_USAGE", f"extension {self._extension}: view_messages takes a function")
+        self._step.views.append(View(self._extension, change))
+
+    async def ask_model(self, text: str, *, system: str | None = None) -> str:
+        """The answer of the agent's own model to a question that is no part of the conversation.
+
+        Without tools. The call is in the trace of the step, and counts for budgets as every call of a model. Raises
+        GoondanError when the model does not answer, E_USAGE for what is no text.
+        """
+        given: tuple[Any, Any] = (text, system)  # an extension may give anything
+        if not isinstance(given[0], str) or not text or not isinstance(given[1], str | None):
+            raise fail("E_USAGE", f"extension {self._extension}: ask_model takes a text, and system a text")
+        with self._next.standing():
+            return await self._step.turn.ask_model(text, system, self._step.index + 1)
 
     def next(self) -> Awaitable[StepResult]:
         """The next middleware, or at the end the step itself. A failed model call is a result with an error.

@@ -29,6 +29,7 @@ from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
+from agentproc.turn import AskedCall
 from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
 from schemas.arguments import compile_arguments
 from schemas.errors import fail, tool_error
@@ -96,10 +97,10 @@ class DynamicTools:
         """What the next step's catalog has besides the agent's own tools, in the order of registration."""
         return [tool.item for tool in self._tools.values() if tool.exposed]
 
-    def shown(self, name: str) -> str:
-        """The name that models are shown of a tool here, whichever way `name` spells it; any other name as it is."""
-        shown = shown_tool_name(name)
-        return shown if shown in self._tools else name
+    def spelt(self, call: AskedCall) -> AskedCall:
+        """A call by the name that models are shown of a tool here: its own spelling, with a dot, means the same one."""
+        shown = shown_tool_name(call.name)
+        return msgspec.structs.replace(call, name=shown) if shown != call.name and shown in self._tools else call
 
     def get(self, name: str) -> DynamicTool | None:
         """The tool of this name, as a model writes it."""

@@ -36,6 +36,7 @@ from agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watc
 from agentproc.extensions.point_stages import PointStages
 from agentproc.extensions.points import LayerFailed
 from agentproc.extensions.values import error_of, given_error, tool_error_of, wire_result
+from agentproc.extensions.views import apply_views
 from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
 from agentproc.transcript import Transcript
@@ -55,7 +56,8 @@ _unwinding: set[asyncio.Task[None]] = set()
 
 class Stages:
     """The chains of one turn. `push` gives the turn machine an input, `use` the run the catalog of its step; `lost` is
-    called when the lease is gone. `asking` is what the turn's extensions ask other agents through.
+    called when the lease is gone. `asking` is what the turn's extensions ask other agents through, `ask_aside` how
+    they ask the agent's model something of their own.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Stages:
         push: Callable[[Input], None],
         use: Callable[[StepCatalog], None],
         lost: Callable[[], None],
+        ask_aside: Callable[[str, str | None, int], Awaitable[str]],
     ) -> None:
         self._pipeline = pipeline
         self._points = points
@@ -84,7 +87,7 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._place = "turn"
         self._emitted = 0
-        self._turn = TurnScope(execution, input_event, transcript, self._emit, asking.at)
+        self._turn = TurnScope(execution, input_event, transcript, self._emit, asking.at, ask_aside)
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -217,6 +220,10 @@ class Stages:
     def blocks(self) -> list[dict[str, Any]]:
         """What the model is shown beside the conversation in this step."""
         return [] if self._step is None else self._step.blocks
+
+    def messages(self, own: list[Message]) -> list[Message]:
+        """What the model is shown of the conversation in this step. Raises GoondanError."""
+        return own if self._step is None else apply_views(self._step.views, own)
 
     def system(self, own: str | None) -> str | None:
         """The system prompt of this step; `own` is the agent's."""

@@ -1,0 +1,62 @@
+"""A conversation as text, for the model that summarises it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from agentproc.conversation import AssistantData, Message, ToolData, encode_message
+from schemas.codec import from_raw
+
+#: Bytes for one token. Vendors' rules of thumb say four characters of English; other languages need more tokens.
+BYTES_PER_TOKEN: Final = 3
+#: Of one tool's result, or of one call's arguments, so much goes into what is summarised (characters): the long ones
+#: are files and listings, whose content can be had again.
+MAX_VALUE_CHARS: Final = 4000
+
+
+def tokens_of(item: Message | str) -> int:
+    """About how many tokens a message or a text is; rather too many."""
+    size = len(item.encode("utf-8", "replace")) if isinstance(item, str) else len(encode_message(item))
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def pieces(messages: list[Message], budget: int) -> Iterator[str]:
+    """The conversation as texts of at most `budget` tokens; what is longer by itself is cut."""
+    limit = budget * BYTES_PER_TOKEN
+    piece = ""
+    for message in messages:
+        text = _cut(render(message), limit)
+        if piece and len(piece) + len(text) > limit:
+            yield piece
+            piece = ""
+        piece = f"{piece}\n{text}" if piece else text
+    if piece:
+        yield piece
+
+
+def render(message: Message) -> str:
+    """One message as lines: who, then what."""
+    data = message.data
+    if isinstance(data, ToolData):
+        lines = []
+        for part in data.content:
+            result = part.result
+            said = "" if result.output is None else _json(from_raw(result.output, object))
+            if result.error is not None:
+                said = f"{result.error.code}: {result.error.message}"
+            lines.append(f"{part.tool_name} gave ({result.status}): {_cut(said, MAX_VALUE_CHARS)}")
+        return "\n".join(lines)
+    if isinstance(data, AssistantData):
+        calls = [f"Assistant calls {call.tool_name} {_cut(_json(call.args), MAX_VALUE_CHARS)}" for call in data.calls]
+        return "\n".join([*([f"Assistant: {data.text}"] if data.text else []), *calls])
+    return f"{data.__class__.__name__.removesuffix('Data')}: {data.content}"
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"

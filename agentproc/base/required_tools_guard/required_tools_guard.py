@@ -1,0 +1,56 @@
+"""The bundled extension `required-tools-guard`: a turn does not end before its required tools were called.
+
+What was called and how often the model was reminded is read from the conversation, so a turn that another process
+takes up after a crash goes on where it was.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from agentproc.conversation import Append, Message, ToolData
+from schemas.errors import fail
+
+#: In the metadata of a reminder.
+REMINDER: Final = "requiredToolsGuard"
+
+
+def register(api: Any, config: dict[str, Any]) -> None:
+    """Look at each step that would end its turn."""
+
+    async def step(ctx: Any) -> Any:
+        result = await ctx.next()
+        if result.should_continue or result.error is not None:
+            return result
+        events = ctx.conversation_state.events
+        own = [event.message for event in events if isinstance(event, Append)]
+        missing = missing_tools(config["tools"], own)
+        if not missing:
+            return result
+        names = [item.name for item in ctx.tool_catalog]
+        lost = [pattern for pattern in missing if not any(fnmatchcase(name, pattern) for name in names)]
+        reminded = sum(1 for message in own if REMINDER in message.metadata)
+        if not lost and reminded < config["reminders"]:
+            said = {"role": "user", "content": f"{config['message']} {', '.join(missing)}"}
+            message = {"data": said, "metadata": {REMINDER: reminded + 1}}
+            ctx.emit_message_event({"type": "append", "message": message})
+            result.should_continue = True
+            return result
+        why = f"required tools were not called with success: {', '.join(missing)}"
+        if lost:
+            why += f" (not in the catalog: {', '.join(lost)})"
+        if config["onMissing"] == "pass":
+            api.logger.warning(f"turn {ctx.turn_id}:", why)
+        else:
+            result.error = fail("E_MIDDLEWARE", f"required-tools-guard: {why}").info
+        return result
+
+    api.pipeline.register("step", step)
+
+
+def missing_tools(patterns: list[str], own: list[Message]) -> list[str]:
+    """The patterns that no call of the turn's own messages fits that ended well, or goes on in the background."""
+    parts = [part for message in own if isinstance(message.data, ToolData) for part in message.data.content]
+    done = [part.tool_name for part in parts if part.result.status != "error"]
+    return [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in done)]

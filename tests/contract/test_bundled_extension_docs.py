@@ -1,0 +1,99 @@
+"""docs/bundled-extensions.md and its Korean twin say what the manifests say, and each example runs in a turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentproc.loop import TurnRunner
+from agentproc.store import ConversationStore
+from kernel.bundle.base_extensions import BaseExtensions
+from kernel.bundle.opening import load_plan
+from schemas.address import instance_dir
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {language: DOCS / f"bundled-extensions{language}.md" for language in ("", ".ko")}
+BUNDLE = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: helper}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash]
+"""
+
+
+def sections(page: Path) -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+
+
+DOCUMENTED = sections(PAGES[""])
+
+
+def test_every_bundled_extension_is_on_the_page_or_has_one_of_its_own() -> None:
+    assert list(DOCUMENTED) == list(sections(PAGES[".ko"]))
+    for name in BaseExtensions().names():
+        assert name in DOCUMENTED or (DOCS / f"{name}s.md").is_file(), name
+
+
+@pytest.mark.parametrize("language", PAGES)
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_table_has_the_keys_and_defaults_of_the_manifest(name: str, language: str) -> None:
+    found = BaseExtensions().find(name)
+    assert found is not None
+    assert found.schema is not None
+    text = sections(PAGES[language])[name]
+    rows = dict(re.findall(r"^\| `(\w+)` \|(?: `(.*?)`)? \|", text, flags=re.MULTILINE))
+    wanted = {key: about.get("default") for key, about in found.schema["properties"].items()}
+    assert list(rows) == list(wanted)
+    assert {key: row if isinstance(wanted[key], str) else yaml.safe_load(row) for key, row in rows.items()} == wanted
+
+
+def test_both_languages_have_the_same_examples() -> None:
+    assert examples(PAGES[""].read_text(encoding="utf-8")) == examples(PAGES[".ko"].read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+async def test_the_example_runs(tmp_path: Path, name: str) -> None:
+    (example,) = examples(DOCUMENTED[name])
+    await run_turn(tmp_path, BUNDLE + "".join(f"  {line}\n" for line in example.splitlines()), [name])
+
+
+async def test_a_configuration_with_a_name_of_its_own_runs(tmp_path: Path) -> None:
+    (example,) = examples(PAGES[""].read_text(encoding="utf-8").partition("\n## ")[0])
+    await run_turn(tmp_path, f"{BUNDLE}  extensions: [Extension/short-window]\n---\n{example}", ["short-window"])
+
+
+async def run_turn(tmp_path: Path, text: str, names: list[str]) -> None:
+    """A turn with a tool call, in an agent as the kernel would start it."""
+    (tmp_path / "goondan.yaml").write_text(text)
+    state = str(tmp_path / "state")
+    plan = load_plan(str(tmp_path / "goondan.yaml"), state_dir=state, env={}, handlers=False)
+    spec = plan.agents["helper"]
+    assert [extension.name for extension in spec.extensions] == names
+    model = FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
+    link: Any = FakeLink()
+    store = ConversationStore(instance_dir(state, "helper", "k"), durability="process")
+    runner = TurnRunner(spec, "k", link, store, provider=model)
+    try:
+        await runner.load_extensions()
+        await runner.run(event_frame("e1", "go"))
+    finally:
+        await runner.close()
+    assert json.dumps([answer.response for answer in link.answers()]) == '["done"]'

@@ -1,0 +1,290 @@
+"""Bundled extensions that change what the model is shown: message-window, message-compaction, message-integrity,
+context-message. What is stored stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentproc.base.message_compaction.message_compaction import TITLE, find_cut
+from agentproc.base.message_compaction.rendering import pieces, render, tokens_of
+from agentproc.base.message_integrity.message_integrity import find_faults, repaired
+from agentproc.base.message_window.message_window import window
+from agentproc.conversation import (
+    AssistantData,
+    Message,
+    MessageSource,
+    TextPart,
+    ToolCallPart,
+    ToolData,
+    ToolResultPart,
+    UserData,
+    is_presentable,
+)
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelRequest
+from schemas.codec import to_raw
+from schemas.errors import fail
+from schemas.frames import ToolResult
+from tests.unit.agentproc.bundled import bundled
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, code_of
+
+SOURCE = MessageSource("user")
+
+
+def message(name: str, data: Any) -> Message:
+    return Message(name, data, "2026-01-01T00:00:00.000Z", SOURCE)
+
+
+def user(name: str, text: str = "x") -> Message:
+    return message(name, UserData(text))
+
+
+def calls(name: str, *ids: str, text: str = "") -> Message:
+    return message(name, AssistantData([TextPart(text), *(ToolCallPart(i, "bash__exec", {"command": i}) for i in ids)]))
+
+
+def result(call: str, output: Any = "done") -> Message:
+    part = ToolResultPart(call, "bash__exec", ToolResult(status="ok", output=to_raw(output)))
+    return message(f"r-{call}", ToolData([part]))
+
+
+def names(messages: list[Message]) -> list[str]:
+    return [m.id for m in messages]
+
+
+def said(request: ModelRequest) -> list[str]:
+    """What the messages of a request say, each in one line."""
+    return [render(m) for m in request.messages]
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Message]:
+    """Sound ones: turns of a user, with steps of some calls each."""
+    made: list[Message] = []
+    for turn in range(draw(st.integers(1, 4))):
+        made.append(user(f"u{turn}", "y" * draw(st.integers(1, 200))))
+        for step in range(draw(st.integers(0, 4))):
+            ids = [f"c{turn}.{step}.{number}" for number in range(draw(st.integers(0, 3)))]
+            made.append(calls(f"a{turn}.{step}", *ids, text="z" * draw(st.integers(0, 200))))
+            made += [result(call, "o" * draw(st.integers(0, 300))) for call in ids]
+    return made
+
+
+# --- message-window -------------------------------------------------------------------------------------------------
+
+
+@given(conversations(), st.integers(2, 30))
+def test_a_window_is_sound_short_and_has_what_the_user_said_last(messages: list[Message], limit: int) -> None:
+    shown = window(messages, limit)
+    assert len(shown) <= limit
+    assert is_presentable(shown)
+    assert isinstance(shown[0].data, UserData)
+    last = next(m for m in reversed(messages) if isinstance(m.data, UserData))
+    assert last in shown
+    assert shown == messages or shown[1:] == messages[len(messages) - len(shown) + 1 :]
+
+
+async def test_a_window_shortens_what_is_shown_and_not_what_is_stored(make: Make) -> None:
+    model = FakeModel(says("one"), says("two"), says("three"))
+    runner = make(FakeLink(), model, extensions=[bundled("message-window", {"maxMessages": 2})])
+    await runner.load_extensions()
+    for number in (1, 2, 3):
+        await runner.run(event_frame(f"e{number}", f"say {number}"))
+    assert [said(request) for request in model.requests] == [["User: say 1"], ["User: say 2"], ["User: say 3"]]
+    assert len(runner.store.load_messages()) == 6
+
+
+# --- message-compaction ---------------------------------------------------------------------------------------------
+
+
+@given(conversations(), st.integers(1, 400))
+def test_a_cut_tears_no_call_from_its_result(messages: list[Message], keep: int) -> None:
+    cut = find_cut(messages, 0, keep)
+    assert is_presentable(messages[:cut])
+    assert is_presentable(messages[cut:])
+    kept = messages[cut:]
+    group = next((n for n, m in enumerate(kept[1:], 1) if not isinstance(m.data, ToolData)), len(kept))
+    assert sum(map(tokens_of, kept[group:])) <= keep  # what is more is one call with its results
+
+
+@given(conversations(), st.integers(50, 400))
+def test_what_is_summarised_is_all_of_it_in_pieces_that_fit(messages: list[Message], budget: int) -> None:
+    made = list(pieces(messages, budget))
+    assert all(len(piece) <= 3 * budget + 40 for piece in made)
+    text = "\n".join(made)
+    assert all(m.data.content in text for m in messages if isinstance(m.data, UserData) and len(m.data.content) < 100)
+
+
+def compacting(make: Make, model: FakeModel, **config: Any) -> TurnRunner:
+    config = {"maxTokens": 400, "keepTokens": 150, **config}
+    return make(FakeLink(lambda tool, args: ok("r" * 600)), model, extensions=[bundled("message-compaction", config)])
+
+
+async def test_a_long_conversation_is_shown_as_a_summary_and_its_end(make: Make) -> None:
+    model = FakeModel(says("a" * 600), says("b" * 600), says("THE SUMMARY"), says("three"), says("four"))
+    runner = compacting(make, model, maxTokens=500)
+    await runner.load_extensions()
+    for number in (1, 2, 3, 4):
+        await runner.run(event_frame(f"e{number}", f"say {number}"))
+    asked, third, fourth = model.requests[2:]
+    assert asked.tools == []
+    assert (asked.system or "").startswith("You summarise")
+    (text,) = said(asked)
+    assert "User: say 1\nAssistant: aaa" in text
+    assert "say 3" not in text
+    assert said(third)[0] == f"User: {TITLE}THE SUMMARY"
+    assert said(third)[-1] == "User: say 3"
+    assert not any("say 1" in line for line in said(third))
+    assert said(fourth)[0] == said(third)[0], "the summary stays until the conversation is too long again"
+    stored = [render(m) for m in runner.store.load_messages()]
+    assert stored[:2] == ["User: say 1", f"Assistant: {'a' * 600}"]
+    assert not any("SUMMARY" in line for line in stored)
+
+
+async def test_the_summary_grows_and_another_process_goes_on_with_it(make: Make) -> None:
+    first = FakeModel(says("a" * 900), says("SUMMARY 1"), says("b" * 900))
+    runner = compacting(make, first)
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "say 1"))
+    await runner.run(event_frame("e2", "say 2"))
+    second = FakeModel(says("SUMMARY 2"), says("c"))
+    other = compacting(make, second)
+    await other.load_extensions()
+    await other.run(event_frame("e3", "say 3"))
+    (text,) = said(second.requests[0])
+    assert "The summary so far:\nSUMMARY 1" in text
+    assert "a" * 50 not in text, "what is in the summary is not summarised again"
+    assert said(second.requests[1]) == [f"User: {TITLE}SUMMARY 2", "User: say 3"]
+
+
+async def test_within_a_turn_the_users_message_and_whole_calls_stay(make: Make) -> None:
+    many = [wants((f"c{number}", "notes__add", {})) for number in range(4)]
+    model = FakeModel(*many[:2], says("S1"), many[2], says("S2"), many[3], says("S3"), says("done"))
+    runner = compacting(make, model, keepTokens=350)
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "do it all"))
+    last = model.requests[-1]
+    assert is_presentable(last.messages)
+    lines = said(last)
+    assert lines[0].startswith(f"User: {TITLE}S")
+    assert lines[1] == "User: do it all"
+    assert lines[-1].startswith("notes__add gave (ok)")
+
+
+async def test_a_model_that_does_not_summarise_does_not_end_the_turn(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = FakeModel(says("a" * 1500), fail("E_MODEL_FAILED", "too busy"), says("two"))
+    link = FakeLink()
+    runner = make(link, model, extensions=[bundled("message-compaction", {"maxTokens": 400, "keepTokens": 100})])
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "say 1"))
+    await runner.run(event_frame("e2", "say 2"))
+    assert link.answers()[-1].response == "two"
+    assert "could not be summarised: too busy" in caplog.text
+
+
+async def test_a_conversation_that_was_emptied_has_no_summary_any_more(make: Make) -> None:
+    model = FakeModel(says("a" * 1500), says("SUMMARY"), says("two"), says("three"))
+    runner = compacting(make, model)
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "say 1"))
+    await runner.run(event_frame("e2", "say 2"))
+
+    async def empty(ctx: Any) -> Any:
+        ctx.emit_message_event({"type": "truncate"})
+        ctx.emit_message_event({"type": "append", "message": {"data": {"role": "user", "content": "anew"}}})
+        return await ctx.next()
+
+    runner.pipeline.register("turn", empty, extension="ext")
+    await runner.run(event_frame("e3", "say 3"))
+    assert said(model.requests[-1]) == ["User: anew"]
+
+
+# --- message-integrity ----------------------------------------------------------------------------------------------
+
+
+@given(conversations())
+def test_a_sound_conversation_has_no_fault_but_empty_answers(messages: list[Message]) -> None:
+    assert all("is empty" in fault for fault in find_faults(messages))
+
+
+@given(conversations(), st.data())
+def test_whatever_is_taken_out_or_moved_is_found_and_repaired(messages: list[Message], data: st.DataObject) -> None:
+    kept = data.draw(st.permutations(data.draw(st.lists(st.sampled_from(messages), unique_by=lambda m: m.id))))
+    if not is_presentable(kept):
+        assert [fault for fault in find_faults(kept) if "is empty" not in fault]
+    mended = repaired(kept)
+    assert is_presentable(mended)
+    assert find_faults(mended) == []
+
+
+def test_each_fault_is_named() -> None:
+    messages = [user("u"), calls("a", "1", "2"), result("1"), user("empty", " "), result("2"), result("9")]
+    assert find_faults(messages) == [
+        "the call 2 in message a has no result",
+        "message empty is empty",
+        "the result 2 in message r-2 stands apart from its call, or twice",
+        "the result 9 in message r-9 is no call's",
+    ]
+
+
+@pytest.mark.parametrize("way", ["repair", "fail"])
+async def test_a_spoiled_conversation_is_mended_or_ends_the_turn(
+    make: Make, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    link, model = FakeLink(), FakeModel(wants(("a", "notes__add", {})), says("one"), says("two"), says("three"))
+    runner = make(link, model, extensions=[bundled("message-integrity", {"onFault": way})])
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "go"))
+
+    async def spoil(ctx: Any) -> Any:
+        for old in ctx.conversation_state.base_messages:
+            if isinstance(old.data, ToolData):
+                ctx.emit_message_event({"type": "remove", "targetId": old.id})
+        return await ctx.next()
+
+    runner.pipeline.register("turn", spoil, extension="spoiler")
+    await runner.run(event_frame("e2", "again"))
+    answer = link.answers()[-1]
+    if way == "fail":
+        assert code_of(answer) == "E_MIDDLEWARE"
+        assert answer.error is not None
+        assert re.search(r"the call a in message \S+ has no result", answer.error.message)
+        return
+    assert answer.response == "two"
+    await runner.run(event_frame("e3", "again"))
+    assert caplog.text.count("the call a in message") == 1, "what stays as it is is told once"
+
+
+# --- context-message ------------------------------------------------------------------------------------------------
+
+
+async def test_the_model_is_told_where_it_is_and_nothing_of_it_is_stored(make: Make) -> None:
+    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
+    config = {"include": ["agent", "instance", "time", "step", "source"], "text": "Be brief.", "data": {"floor": 3}}
+    runner = make(FakeLink(), model, extensions=[bundled("context-message", config)])
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "go"))
+    first, second = (request.blocks for request in model.requests)
+    (block,) = first
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", block.pop("time"))
+    told = {"agent": "coder", "instance": "k", "step": 0, "text": "Be brief.", "data": {"floor": 3}}
+    assert block == {"type": "context", **told}
+    assert second[0]["step"] == 1
+    assert len(runner.store.load_messages()) == 4
+
+
+async def test_an_empty_context_is_no_block(make: Make) -> None:
+    model = FakeModel(says("done"))
+    runner = make(FakeLink(), model, extensions=[bundled("context-message", {"include": ["swarm"]})])
+    await runner.load_extensions()
+    await runner.run(event_frame("e1", "go"))
+    assert model.requests[0].blocks == []
