@@ -28,7 +28,7 @@ from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.completions import Ended
-from agentproc.conversation import Append, Message, Presented, encode_message, error_result
+from agentproc.conversation import Append, Presented, encode_message, error_result
 from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
@@ -524,8 +524,10 @@ class TurnRun:
             self._catalog = runner.catalog.for_step()
         own = self._config.in_force.system
         provider = runner.provider
+        messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
         try:
-            messages = self._messages_for(provider)
+            if self._stages is not None and provider.needs_history:
+                messages = self._stages.messages(messages)
         except GoondanError as error:
             self.push(ModelFailed(error.info))
             return
@@ -540,13 +542,6 @@ class TurnRun:
             blocks=[] if self._stages is None else self._stages.blocks,
         )
         self._model = self._loop.create_task(self._complete(provider, request))
-
-    def _messages_for(self, provider: Provider) -> list[Message]:
-        """What the model is shown of the conversation; a console is shown this turn. Raises GoondanError."""
-        if not provider.needs_history:
-            return self._transcript.own_messages
-        messages = self._transcript.next_messages
-        return messages if self._stages is None else self._stages.messages(messages)
 
     async def _complete(self, provider: Provider, request: ModelRequest) -> None:
         """The model call, inside what extensions put around it."""
