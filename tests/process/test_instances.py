@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
+from tests.process.terminal import Terminal
 
 
 def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
@@ -86,7 +87,22 @@ def check_deletion(kernel: Sandbox, asker: subprocess.Popen[bytes]) -> None:
     assert not folder.exists()
     assert kernel.gdn("send", "hello", "--instance", "one").status == 0
     assert folder.is_dir()
-    assert kernel.gdn("instance", "delete", "main", "two").out == "deleted main/two\n"
+    with Terminal(kernel, "instance", "delete", "main", "two") as asked:
+        assert "Delete main/two, with its conversation (" in asked.read_until("[y/N] ")
+        asked.type("n\n")
+        assert asked.wait() == 1
+        assert "E_CANCELLED" in asked.rest()
+    assert "two" in {row["instanceKey"] for row in kernel.gdn("instance", "list", "--json").json}
+    with Terminal(kernel, "instance", "delete", "main", "two", "--yes") as unasked:
+        assert unasked.wait() == 0
+        assert unasked.rest().strip() == "deleted main/two"
+    kernel.gdn("send", "hello", "--instance", "two")
+    with Terminal(kernel, "instance", "delete", "main", "two") as asked:
+        asked.read_until("[y/N] ")
+        asked.type("y\n")
+        assert asked.wait() == 0
+    kernel.gdn("send", "hello", "--instance", "two")
+    assert kernel.gdn("instance", "delete", "main", "two").out == "deleted main/two\n"  # no terminal: nobody to ask
     nobody = kernel.gdn("instance", "delete", "main", "nobody", "--json")
     assert (nobody.status, nobody.json["error"]["code"]) == (1, "E_INSTANCE_NOT_FOUND")
     wait_until(lambda: not os.listdir(folder.parents[2] / "deleted"))

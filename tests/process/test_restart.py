@@ -235,6 +235,45 @@ def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_
             # Its start was the restart: there is no other one.
             assert kernel.log("supervisor").count(f"an agent wishes it: {wish}") == 1
             assert kernel.ps()[0]["restarts"] == 0
+        check_killed_when_fresh(kernel)
+
+
+def check_killed_when_fresh(kernel: Sandbox) -> None:
+    """Killed while it begins conversations anew: what was said is there or put aside, and is put aside once."""
+    [state] = kernel.state_dirs
+    folder = state / "instances/main/default"
+    before = messages(folder / "conversation.db", "base")
+    assert before
+    for moment in ("restarting", "--resume-fd"):
+        pid = kernel.pid("supervisor")
+        kernel.popen("restart", "--fresh")
+        if moment == "restarting":
+            wait_until(lambda: any(row["status"] == "restarting" for row in kernel.ps()[:1]))
+        else:
+            wait_until(lambda pid=pid: b"--resume-fd" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        kernel.wait_for_nothing(5)
+        kernel.detach()
+        assert kernel.gdn("send", f"/bash__exec command='echo {moment}'").out == f"{moment}\n"
+        kept = messages(folder / "conversation.db", "base") + messages(folder / "earlier.db", "messages")
+        assert set(kept) >= set(before), "what was said before is gone"
+        assert len(kept) == len(set(kept)), "it is there twice"
+        before = kept
+    os.kill(kernel.pid("supervisor"), signal.SIGKILL)
+    kernel.wait_for_nothing(5)
+    kernel.detach()
+    assert kernel.gdn("send", "/bash__exec command='echo later'").out == "later\n"
+    assert set(messages(folder / "conversation.db", "base")) > set(before) - set(
+        messages(folder / "earlier.db", "messages")
+    ), "a later start has put it aside once more"
+
+
+def messages(path: Path, table: str) -> list[str]:
+    """The ids of the messages in a file of an instance."""
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(path)) as db:
+        return [row[0] for row in db.execute(f"SELECT id FROM {table}")]
 
 
 def test_without_a_kernel_there_is_nothing_to_restart() -> None:

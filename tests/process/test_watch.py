@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -218,3 +220,18 @@ def test_a_limit_of_the_swarm_restarts_the_kernel_in_place_and_the_watch_goes_on
     assert "Tool/words" in watched.news()
     watched.say("/words__say {}")
     assert watched.hear() == "4"
+
+
+@pytest.mark.parametrize("role", ["toolhost", "agent", "broker"])
+def test_a_change_is_taken_over_though_one_is_killed_that_moment(watched: Watched, role: str) -> None:
+    kernel = watched.kernel
+    ready = kernel.times_ready(role)
+    watched.code(f"after the {role}")
+    pid = watched.pids()[role, "main" if role == "agent" else role]
+    os.kill(pid, signal.SIGKILL)
+    while "Tool/words" not in watched.news():
+        pass
+    watched.say("/words__say {}")
+    assert watched.hear() == f"after the {role}"
+    if role != "agent":
+        wait_until(lambda: kernel.times_ready(role) > ready)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from kernel.broker.dead_letters import new_id
+from kernel.broker.journal import records
 from kernel.broker.journal.records import Deadline, event_subject
 from kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
@@ -117,6 +118,62 @@ def test_an_answer_stays_until_the_turn_that_asked_has_ended() -> None:
     world.settle()
     assert world.state("e1") == "done"
     assert not [subject for subject in subjects(world) if subject.startswith("event:")], "nothing of it is left"
+
+
+def test_a_question_that_expired_stays_so_for_the_turn_that_asked() -> None:
+    """Asked for by an agent, over before its own agent could take it; then the broker dies."""
+    world = World(max_live_agents=1)
+    world.clients[0].ask("e1")
+    run(world)
+    event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
+    frame = Frame(
+        "event", id="f", to="coder", instance_key="other", event_id="r1", payload=to_raw(event), deadline_ms=50
+    )
+    frame.reply_to = ReplyTo("coder", "corr")
+    asking = world.router.bus.presence.principals["agent/coder/k"]
+    world.router.receive(asking, encode(frame), world.now)
+    world.router.bus.staged, staged = [], world.router.bus.staged
+    world.journal.append([decision.item for decision in staged])
+    world.router.settle(staged, world.now)
+    world.now += 1
+    world.router.tick(world.now)
+    world.after_round()
+    assert world.state("r1") == "expired"
+    world.kill_broker()
+    assert world.state("r1") == "expired"
+    restored = world.router.bus.mailbox.events["r1"]
+    assert restored.work.answer is not None
+    answer = from_raw(restored.work.answer, AgentEvent).answer
+    assert answer is not None
+    assert answer.error is not None
+    assert answer.error.code == "E_AGENT_TIMEOUT"
+    world.settle()
+    assert world.stores["coder", "k"].completed == ["e1"]
+
+
+def test_the_file_of_an_answer_stays_as_long_as_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's large answer, until the client has acknowledged it; a new broker sweeps what no record names."""
+    monkeypatch.setattr("schemas.peer.INLINE_FRAME_BYTES", 40)
+    world = World()
+    client = world.clients[0]
+    client.ask("e1")
+    run(world)
+    client.wire.cut(reconnect=False)
+    world.clients.remove(client)
+    world.host.work()
+    world.settle()
+    assert world.state("e1") == "done"
+    kept = world.journal.find_answer(event_subject("e1"))
+    assert kept is not None
+    record = records.decode(kept)
+    assert isinstance(record, records.Finished)
+    assert record.blob is not None
+    world.kill_broker()
+    named = world.router.bus.mailbox.blobs.referenced() | world.journal.files()
+    assert record.blob.file in named
+    assert record.blob.file in world.files
+    world.journal.append([world.router.bus.ledger.answer_arrived("e1")])
+    assert record.blob.file not in world.journal.files()
 
 
 def test_a_wish_to_cancel_survives_the_broker() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from kernel.broker.journal.opening import open_store, wall_ms
 from kernel.broker.journal.records import deleted_subject
 from kernel.broker.ledger import Ledger
 from schemas.address import instance_dir
+from tests.kernel_fixture import ROOT
 from tests.process.bare_broker import plan
 
 #: Deeper than Python recurses, and longer than the system takes a path.
@@ -52,6 +57,36 @@ def test_a_folder_goes_and_nothing_beside_it_whatever_the_key(tmp_path: Path, ke
     assert (neighbour / "conversation.db").read_bytes() == b"words"
     assert (tmp_path / "precious").is_dir()
     move_away(str(state), "coder", key, keep_workdir=False)  # once more is no error
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root can mount")
+def test_a_workdir_with_a_file_system_of_its_own_is_unmounted_first(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    workspace = made(state) / "workspace"
+    deletes = (
+        "import os, sys\n"
+        "from kernel.broker.instance_folders import move_away\n"
+        "state, workspace = sys.argv[1:]\n"
+        "assert os.path.ismount(workspace)\n"
+        "held = open(workspace + '/held', 'w')\n"
+        "try:\n"
+        "    move_away(state, 'coder', 'k', keep_workdir=False)\n"
+        "except OSError as error:\n"
+        "    print('busy', error.errno)\n"
+        "assert os.path.ismount(workspace), 'it was moved while somebody works in it'\n"
+        "held.close()\n"
+        "move_away(state, 'coder', 'k', keep_workdir=False)\n"
+        "print(workspace in open('/proc/self/mounts').read(), os.path.exists(workspace))\n"
+    )
+    script = 'mount -t tmpfs none "$2" && exec "$0" -c "$3" "$1" "$2"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, str(state), str(workspace), deletes],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.stdout.split("\n") == [f"busy {errno.EBUSY}", "False False", ""], done.stderr
 
 
 def test_what_tools_have_left_is_removed_and_no_link_is_followed(tmp_path: Path) -> None:
