@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, str]] = {
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",
+    "config": "Show, propose and revert patches of agents that run.",
     "budget": "Show what messages have used of their budgets.",
     "restart": "Restart a running swarm in place; its conversations and messages stay.",
     "stop": "Stop a running swarm.",

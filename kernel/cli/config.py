@@ -1,0 +1,208 @@
+"""`gdn config list|show|propose|revert`: patches of the configuration of agents that run.
+
+Source: docs/live-config.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: How long the broker may take to answer (seconds): longer than a restart of it takes.
+_PATIENCE_S: Final = 30.0
+#: Names, reasons and values are others' text; so much of each is shown (characters).
+_MAX_SHOWN: Final = 160
+
+_instance: Final = click.option(
+    "--instance",
+    metavar="KEY",
+    shell_complete=options.completed("instances"),
+    help="The instance of the agent.  [default: all of them]",
+)
+_agent: Final = click.argument("agent", shell_complete=options.completed("agents"))
+
+
+@click.group()
+def command() -> None:
+    """Show, propose and revert patches of agents that run."""
+
+
+@command.command(name="list")
+@click.option("--agent", metavar="NAME", shell_complete=options.completed("agents"), help="Of this agent only.")
+@_instance
+@options.bundle
+@options.as_json
+def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: bool) -> int:
+    """List what was proposed, by whom, and what came of it; the oldest first."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
+    if as_json:
+        write_json(answer)
+    else:
+        write(*render(answer))
+    return 0
+
+
+@command.command()
+@_agent
+@_instance
+@options.bundle
+@options.as_json
+def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) -> int:
+    """Show the prompt, tools and extensions that are in force. Of an extension's config it shows what patches set."""
+    from kernel.cli.output import write_json, write_pretty
+
+    answer = _ask(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
+    (write_json if as_json else write_pretty)(answer)
+    return 0
+
+
+@command.command()
+@_agent
+@click.argument("patch")
+@_instance
+@click.option("--reason", metavar="TEXT", help="Why, for the audit.")
+@click.option(
+    "--revision", type=click.IntRange(min=0), help="The revision it is made from.  [default: the newest]"
+)
+@options.bundle
+@options.as_json
+def propose(
+    agent: str,
+    patch: str,
+    instance: str | None,
+    reason: str | None,
+    revision: int | None,
+    bundle: str | None,
+    as_json: bool,
+) -> int:
+    """Change an agent from its next step on. PATCH is a JSON list of {op, path, value}. The exit status is 1 if it is
+    rejected.
+
+    For example: '[{"op": "add", "path": "/tools/-", "value": "Tool/notes"}]'
+    """
+    import os
+
+    from kernel.cli.output import error_lines, write, write_json
+
+    question = {
+        "op": "config.propose",
+        "id": f"cfg-{os.urandom(10).hex()}",
+        "agent": agent,
+        "instanceKey": instance,
+        "patches": _read(patch),
+        "reason": reason,
+        "revision": revision,
+    }
+    answer = _ask(bundle, question)
+    accepted: bool = answer["status"] == "accepted"
+    if as_json:
+        write_json(answer)
+    elif accepted:
+        write(f"{answer['patchId']} is in force from the next step on (revision {answer['revision']})")
+    else:
+        import sys
+
+        import msgspec
+
+        from schemas.frames import ErrorPayload
+
+        write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
+    return 0 if accepted else 1
+
+
+@command.command()
+@click.argument("patch_id", metavar="PATCH")
+@options.bundle
+@options.as_json
+def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
+    """Take one patch back, by its id; the others stay as they are."""
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "config.revert", "patchId": patch_id})
+    if as_json:
+        write_json(answer)
+    else:
+        write(f"{patch_id} is reverted (revision {answer['revision']})")
+    return 0
+
+
+def render(answer: Mapping[str, Any]) -> list[str]:
+    """For each patch: what it is and who wanted it, what it does, and what came of it."""
+    from datetime import UTC, datetime
+
+    import msgspec
+
+    from kernel.cli.plain import one_line
+
+    lines: list[str] = []
+    for patch in answer["patches"]:
+        whole = "every instance" if patch["instanceKey"] is None else one_line(patch["instanceKey"], _MAX_SHOWN)
+        at = datetime.fromtimestamp(patch["atMs"] / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        head = one_line(f"{patch['patchId']}  {patch['agent']} ({whole})  {at}", _MAX_SHOWN)
+        lines.append(f"{patch['revision']:>4}  {head}  {patch['status']}")
+        lines.append(f"      by {one_line(_who(patch), _MAX_SHOWN)}")
+        what = ", ".join(patch["asked"])
+        if patch["status"] != "rejected":
+            what += " → " + msgspec.json.encode(patch["change"]).decode()
+        lines.append(f"      {one_line(what, _MAX_SHOWN)}")
+        if patch["reason"]:
+            lines.append(f"      because: {one_line(patch['reason'], _MAX_SHOWN)}")
+        if patch["error"] is not None:
+            error = patch["error"]
+            lines.append(f"      {one_line(error['message'], _MAX_SHOWN)} [{error['code']}]")
+        lines += [f"      without effect: {one_line(why, _MAX_SHOWN)}" for why in patch["idle"]]
+    if answer["more"]:
+        lines.append(f"and {answer['more']} older ones")
+    return lines or ["no patch was proposed"]
+
+
+def _who(patch: Mapping[str, Any]) -> str:
+    if patch["by"] != "agent":
+        return str(patch["by"])
+    event = "" if patch["eventId"] is None else f", event {patch['eventId']}"
+    return f"extension {patch['extension']} of {patch['agent']}/{patch['byInstance']}{event}"
+
+
+def _read(text: str) -> Any:
+    import msgspec
+
+    from schemas.errors import fail
+
+    try:
+        patch = msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise fail("E_USAGE", f"the patch is no JSON: {error}") from None
+    if not isinstance(patch, list):
+        raise fail("E_USAGE", "a patch is a JSON list of {op, path, value}")
+    return patch
+
+
+def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.session import Session
+    from kernel.paths import is_utf8
+    from schemas.errors import fail
+
+    for name in ("agent", "instanceKey", "patchId", "reason"):
+        if not is_utf8(str(question.get(name, ""))):
+            raise fail("E_USAGE", f"what was given for {name} is not UTF-8")
+    kernel = attach(locate(bundle))
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel, _PATIENCE_S) as session:
+            return await session.admin(question, _PATIENCE_S)
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        kernel.finish()
