@@ -69,9 +69,7 @@ def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) ->
 @click.argument("patch")
 @_instance
 @click.option("--reason", metavar="TEXT", help="Why, for the audit.")
-@click.option(
-    "--revision", type=click.IntRange(min=0), help="The revision it is made from.  [default: the newest]"
-)
+@click.option("--revision", type=click.IntRange(min=0), help="The revision it is made from.  [default: the newest]")
 @options.bundle
 @options.as_json
 def propose(
