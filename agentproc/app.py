@@ -186,6 +186,12 @@ class AgentApp:
             elif frame.type == "config.changed":
                 if self._runner is not None:
                     self._runner.live_config.take(frame.payload)
+            elif frame.type == "approval.news":
+                if self._runner is not None:
+                    self._runner.decided(frame)
+            elif frame.type == "clock":
+                if self._runner is not None:
+                    self._runner.set_clock(frame)
             elif frame.type == "shutdown":
                 grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
                 self._shutdown = frame

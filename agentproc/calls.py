@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.catalog import Allowed, StepCatalog
+from schemas.approvals import WAITS
 from schemas.arguments import invalid_arguments
 from schemas.blobs import MAX_ARGS_BYTES, too_large
 from schemas.codec import check_depth, check_json, encode_value, from_raw
@@ -61,15 +62,25 @@ class CallContext(Struct, frozen=True):
 class OpenCall:
     """A call that is out."""
 
-    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent", "until")
+    __slots__ = ("context", "crashed", "done", "frame", "item", "repeats", "sent", "until", "waits")
 
-    def __init__(self, item: CatalogItem, frame: Frame, context: CallContext, done: Done, until: float) -> None:
+    def __init__(
+        self,
+        item: CatalogItem,
+        frame: Frame,
+        context: CallContext,
+        done: Done,
+        until: float,
+        waits: Callable[[str], None] | None,
+    ) -> None:
         self.item = item
         self.frame = frame
         self.context = context
         self.done = done
         #: When its time is over, that of its repeats included (the loop's time).
         self.until = until
+        #: Is told the call's id when a person is to be asked first.
+        self.waits = waits
         self.sent = False
         #: How often it was made anew, under an id of its own each time.
         self.repeats = 0
@@ -121,13 +132,14 @@ class ToolCaller:
         message: bytes | None = None,
         first_sent_ms: int | None = None,
         parent_span_id: str | None = None,
+        waits: Callable[[str], None] | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame; else None,
         and `done` gets the result later (or the GoondanError E_LEASE_LOST).
 
         `message` is the encoded assistant message of the call, for the first call of each message; the others name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
-        `parent_span_id` is the step's.
+        `parent_span_id` is the step's. `waits` gets the id for `go_on` when a person has to approve the call first.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -157,8 +169,15 @@ class ToolCaller:
             parent_span_id=parent_span_id,
             payload=Raw(payload),
         )
-        self._send(OpenCall(item, frame, context, done, self._loop.time() + left))
+        self._send(OpenCall(item, frame, context, done, self._loop.time() + left, waits))
         return None
+
+    def go_on(self, call_id: str) -> None:
+        """A person has decided about this call: make it anew."""
+        call = self._open.pop(call_id, None)
+        if call is not None and not call.sent:
+            call.until = self._loop.time() + self._time_left(call.context)
+            self._again(call, call.frame.call_id or "")
 
     def cancel(self, call_ids: list[str]) -> None:
         """Give calls up and tell the tool host; their `done` is not called any more."""
@@ -201,6 +220,10 @@ class ToolCaller:
             if error is not None:
                 self._finish(call_id, call, error)
             return
+        elif error.info.code == WAITS and call.waits is not None:
+            call.sent = False
+            call.waits(call_id)
+            return
         else:
             result = _refused(error, call.item)
         if call.item.idempotent and self._loop.time() < call.until and _may_help(result, call):
@@ -214,10 +237,14 @@ class ToolCaller:
         del self._open[call_id]
         first_id = call_id if call.repeats == 0 else call_id.rpartition("~")[0]
         call.repeats += 1
+        self._again(call, _nth(first_id, call.repeats))
+
+    def _again(self, call: OpenCall, call_id: str) -> None:
+        """Send a call in a new frame."""
         call.frame = Frame(
             "tool.call",
             tool=call.frame.tool,
-            call_id=_nth(first_id, call.repeats),
+            call_id=call_id,
             event_id=call.frame.event_id,
             epoch=call.frame.epoch,
             deadline_ms=max(1, int((call.until - self._loop.time()) * 1000)),

@@ -117,6 +117,12 @@ class LiveFeed:
         )
         self._send(event)
 
+    def waits(self, tool_call_id: str) -> None:
+        """A call of this turn waits for a person."""
+        if self._wanted:
+            call = _short(tool_call_id, MAX_NAME)
+            self._send(RuntimeEvent(kind="tool.waits", step=self._step, tool_call_id=call))
+
     def close(self) -> None:
         """Nothing follows: the timer is stopped, what still waits is dropped."""
         self._wanted = False

@@ -181,6 +181,16 @@ class TurnRunner:
         if self._run is not None and self.holds(frame):
             self._run.cancel()
 
+    def decided(self, frame: Frame) -> None:
+        """`approval.news`: a person has decided about calls of the running turn."""
+        if self._run is not None and self.holds(frame):
+            self._run.decided(frame.calls or [])
+
+    def set_clock(self, frame: Frame) -> None:
+        """`clock` of the running turn: its time stands still, or goes on."""
+        if self._run is not None and self.holds(frame):
+            self._run.set_clock(frame)
+
     def progress(self, frame: Frame) -> None:
         """What a tool host says of a call that runs. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None:
@@ -321,7 +331,7 @@ class TurnRunner:
             await self.link.post(frame)
         except GoondanError as error:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
-            if error.info.code not in UNSENT or frame.stage == "release":
+            if error.info.code not in UNSENT or frame.stage in ("release", "park"):
                 return
             event_id = frame.event_id or ""
             turn = turn_id(self.spec.name, self.instance_key, event_id)

@@ -69,7 +69,8 @@ class Swarm:
         self._notices = notices
         self._link = link
         self._asker = asker
-        self._deadline = deadline
+        #: The turn's; it moves when a person was asked meanwhile.
+        self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         #: The kernel restarts as soon as the turn has left its event: no further step before that.
@@ -158,9 +159,9 @@ class Swarm:
 
     def _left_ms(self) -> int | None:
         """What the turn has left, less what it needs to end with a message of its own."""
-        if self._deadline is None:
+        if self.deadline is None:
             return None
-        left = self._deadline - self._loop.time()
+        left = self.deadline - self._loop.time()
         left = max(left - TURN_MARGIN_S, left / 2)
         if left <= 0:
             raise fail("E_AGENT_TIMEOUT", "the turn has no time left to ask another agent")

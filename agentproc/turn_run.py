@@ -3,8 +3,9 @@
 Rules.
 - What a turn wants stored is stored, in one transaction, before anything that follows it; results that come together
   are stored together.
-- A turn leaves in one of three ways: answered (`done`, `failed`), given back at a step boundary (`release`), or
-  abandoned without a word, because its lease is somebody else's now.
+- A turn leaves in one of four ways: answered (`done`, `failed`), given back at a step boundary (`release`) or because
+  a person is asked about every open call (`park`), or abandoned without a word, because its lease is somebody else's
+  now.
 - The turn machine decides; middleware stands around it as tasks (extensions/stages.py), whose doings are its inputs.
 
 Source: delivery.md sections 3 and 5; design sections 3, 8 and 9.
@@ -16,17 +17,19 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import structs
 
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
+from agentproc.approvals import Approvals
 from agentproc.aside import Aside
 from agentproc.base_calls import BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
-from agentproc.catalog import Allowed, StepCatalog
+from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
 from agentproc.conversation import Append, Presented, encode_message, error_result
 from agentproc.extensions.asking import Asking
@@ -36,6 +39,7 @@ from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.live_config import TurnConfig
 from agentproc.notes import ModelAttempts, TurnNotes, results_of
+from agentproc.own_calls import OwnCalls
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
@@ -129,11 +133,7 @@ class TurnRun:
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         asker = Asker(runner.spec.name, runner.instance_key, name)
         swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock, runner.events)
-        self._base_calls = BaseCalls(swarm)
         self._asking = Asking(swarm)
-        self._local_calls = LocalCalls(
-            runner.spec.name, runner.instance_key, workdir, runner.store, self._asking.in_call, self.abandon
-        )
         self._aside = Aside(runner.spec, self._ask_once, self._time_left, runner.clock)
         self._stages: Stages | None = None
         self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
@@ -153,9 +153,14 @@ class TurnRun:
                 ask_aside=lambda *question: self._aside.ask(runner.provider, *question),
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
+        self._parked = False
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
-        self._live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
+        self._live = live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
+        self._approvals = Approvals(runner, name, wake=self._rouse, told=live.waits, lost=self.abandon)
+        place = runner.spec.name, runner.instance_key, workdir, runner.store
+        calls = LocalCalls(*place, self._asking.in_call, self.abandon), BaseCalls(swarm), self._approvals
+        self._own_calls = OwnCalls(name, runner.tools, runner.catalog, *calls, self._budget, self._stepped)
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
@@ -171,9 +176,9 @@ class TurnRun:
         self._renewing: Frame | None = None
         self._messages = 0  # of the turn, that are stored
         self._position: int | None = None  # the same, once this incarnation has stored one
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
-        if deadline is not None:
-            self._timers.append(self._loop.call_at(deadline, self._out_of_time))
+        self._set_deadline(deadline)
 
     # --- life
 
@@ -190,6 +195,9 @@ class TurnRun:
                 return self._end_with(error.info, "the conversation is full")
             if ended is not None:
                 return ended
+            if not self._inputs and self._approvals.parks(self.turn.open_calls):
+                self._parked = True
+                return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
             if not self._inputs:
                 self._wake = self._loop.create_future()
                 await self._wake
@@ -203,12 +211,24 @@ class TurnRun:
     def push(self, event: Input) -> None:
         """Give the turn an input; it is handled in the next round of the loop."""
         self._inputs.append(event)
+        self._rouse()
+
+    def _rouse(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     def progress(self, frame: Frame) -> None:
         """News of one of the turn's calls, for whoever asked."""
         self._live.progress(frame)
+
+    def decided(self, call_ids: list[str]) -> None:
+        """A person has decided about these calls."""
+        self._approvals.news(call_ids)
+
+    def set_clock(self, frame: Frame) -> None:
+        """The turn's time stands still, because a person is asked, or goes on with what the frame says is left."""
+        left_ms = None if frame.stage == "held" else frame.deadline_ms
+        self._set_deadline(None if left_ms is None else self._loop.time() + left_ms / 1000)
 
     def abandon(self) -> None:
         """The event is no longer ours: leave its calls to whoever has it now."""
@@ -225,8 +245,9 @@ class TurnRun:
         """Stop everything that belongs to the turn."""
         self._live.close()
         self._config.close()
-        for timer in self._timers:
-            timer.cancel()
+        for timer in (*self._timers, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
         self._stop_watching()
         if self._renewing is not None:
             self._runner.link.forget(self._renewing.id)
@@ -239,9 +260,8 @@ class TurnRun:
         self._asking.close()
         if self._budget is not None:
             self._budget.close()
-        self._local_calls.close()
-        self._base_calls.close()
-        if self._lost:
+        self._own_calls.close()
+        if self._lost or self._parked:
             self._runner.caller.abandon()
         else:
             self._runner.caller.cancel(self._runner.caller.open_call_ids)
@@ -404,14 +424,8 @@ class TurnRun:
             )
             then(error_result(error))
             return
-        local = runner.tools.get(part.tool_name)
-        here = local is not None or runner.catalog.runs_here(part.tool_name)
-        if here and self._budget is not None and isinstance(self._catalog.check(part.tool_name, args), Allowed):
-            call_id = f"{self.turn.turn_id}/{part.tool_call_id}"
-            self._budget.count(part.tool_call_id, call_id, lambda: self._start_here(action, args, then), then)
-            return
-        if here:
-            self._start_here(action, args, then)
+        if self._own_calls.runs(part.tool_name):
+            self._own_calls.start(action, args, self._catalog, self._context, then)
             return
         encoded = None
         if message.id != self._shown_message:
@@ -439,42 +453,20 @@ class TurnRun:
             message=encoded,
             first_sent_ms=self._first_sent.get(message.id) if action.again else None,
             parent_span_id=step_span(self.turn.turn_id, self.turn.steps),
+            waits=lambda call_id: self._approvals.wait(part.tool_call_id, partial(runner.caller.go_on, call_id)),
         )
         if refused is not None:
             if encoded is not None:
                 self._shown_message = ""  # nobody has seen it yet
             then(refused)
 
-    def _start_here(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
-        """Make a call that runs in this process."""
-        part = action.part
-        local = self._runner.tools.get(part.tool_name)
-        if local is not None:
-            self._local_calls.start(
-                local,
-                self._catalog,
-                args,
-                tool_call_id=part.tool_call_id,
-                context=self._context,
-                message=action.message,
-                again=action.again,
-                done=then,
-            )
-            return
-
-        def ended(result: ToolResult) -> None:
-            if self._swarm.restarts:  # the next step is for after the restart
-                self.push(Pause())
-            then(result)
-
-        self._base_calls.start(self._catalog, part.tool_name, args, tool_call_id=part.tool_call_id, done=ended)
+    def _stepped(self) -> None:
+        if self._swarm.restarts:  # the next step is for after the restart
+            self.push(Pause())
 
     def _drop_call(self, tool_call_id: str) -> None:
         self._runner.caller.cancel([f"{self.turn.turn_id}/{tool_call_id}"])
-        if self._budget is not None:
-            self._budget.drop(tool_call_id)
-        self._local_calls.drop(tool_call_id)
-        self._base_calls.drop(tool_call_id)
+        self._own_calls.drop(tool_call_id)
 
     def _use(self, catalog: StepCatalog) -> None:
         self._catalog = catalog
@@ -662,6 +654,14 @@ class TurnRun:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        """The turn ends then (the loop's time); None: nothing bounds it now."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
+        self._context = msgspec.structs.replace(self._context, deadline=deadline)
+        self._swarm.deadline = deadline
 
     def _out_of_time(self) -> None:
         late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")

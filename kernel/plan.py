@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kernel.bundle.approvals import policies_of
 from kernel.bundle.budgets import budget_of
 from kernel.bundle.check import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
@@ -173,6 +174,7 @@ def _agent(
         addable=_addable(agent, checked),
         dynamic=agent.dynamic,
         budget=budget_of(agent.extensions),
+        approvals=policies_of(agent.extensions),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from schemas import budgets, frames, launch, live_config, oauth, receipts, resources, worker_frames
+from schemas import approvals, budgets, frames, launch, live_config, oauth, receipts, resources, worker_frames
 from schemas.blobs import MAX_BLOB_BYTES
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -57,6 +57,10 @@ _PAYLOADS: Final = (
     oauth.TokenReady,
     oauth.AuthorizationRequired,
     oauth.Granted,
+    approvals.ApprovalAsk,
+    approvals.ApprovalState,
+    approvals.ApprovalItem,
+    approvals.ApprovalDecision,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

@@ -67,6 +67,9 @@ FrameType = Literal[
     "admin",
     "reply",
     "runtime.event",
+    "approval.ask",
+    "approval.news",
+    "clock",
     "log",
     "error",
 ]
@@ -74,7 +77,10 @@ FRAME_TYPES: Final[frozenset[str]] = frozenset(FrameType.__args__)  # type: igno
 
 #: `accepted`: journaled. `renew`: the holder still works. `done`, `failed`: the turn ended, the payload is its answer.
 #: `release`: the holder gives the event back unfinished. `result`: the agent has stored these tool results (`calls`).
-AckStage = Literal["accepted", "renew", "done", "failed", "release", "result"]
+#: `park`: as `release`, because every open call of its step waits for a person.
+AckStage = Literal["accepted", "renew", "done", "failed", "release", "result", "park"]
+#: Of a `clock` frame: time stands still for a turn or a request, or goes on.
+ClockStage = Literal["held", "runs"]
 
 
 class ReplyTo(Struct, frozen=True, rename="camel"):
@@ -119,6 +125,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     for how much of that its turn waited for a place. `workdir_base`
     (`tool.call` only): the folder that `workdir` is or lies in; beneath it no link may be followed on the way there.
     `budget` (`event` to an agent): its model calls, and tool calls that it runs itself, are reserved (PROTOCOL.md).
+    `attach` (`tool.call` only): the call was started before; a tool host that does not know it does not start it.
     """
 
     type: str
@@ -156,6 +163,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     workdir_base: str | None = field(default=None, name="workdirBase")
     place_ms: int | None = field(default=None, name="placeMs")
     budget: bool = False
+    attach: bool = False
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -422,6 +430,7 @@ RuntimeEventKind = Literal[
     "tool.completed",
     "tool.failed",
     "tool.progress",
+    "tool.waits",
 ]
 
 
@@ -432,7 +441,7 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     is not what was heard so far, something was lost. `again` voids the text of the step that was heard before; in
     `turn.started` the turn was begun before, by an incarnation that is gone. `code` is the error's, of `tool.failed`;
     `done`, `total` and `message` are the handler's own words, of `tool.progress`; `error` is why it failed, of
-    `turn.failed` and `step.failed`.
+    `turn.failed` and `step.failed`. `tool.waits`: the call waits for a person.
     """
 
     kind: RuntimeEventKind

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
+from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
 from schemas.oauth import OAuthAppSpec
 
@@ -123,7 +124,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     takes up to `conversation_mb` MiB, with what lies beside it. `resource` and `swarm` are the documents of the agent
     and of its Swarm as written, for its extensions; empty when it has none. `budget`: what everything that one message
     to it sets going may use. `addable` are names of the registry that its extensions may add to a step's catalog.
-    `dynamic` are names of tools that `spec.tools` names and an extension registers.
+    `dynamic` are names of tools that `spec.tools` names and an extension registers. `approvals` say which of its calls
+    a person decides about.
     """
 
     name: str
@@ -145,6 +147,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     budget: BudgetLimits | None = None
     addable: list[str] = []
     dynamic: list[str] = []
+    approvals: list[Policy] = []
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):

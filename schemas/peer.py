@@ -67,6 +67,7 @@ class Entry:
         "holds_credit",
         "id",
         "kind",
+        "left",
         "sent",
         "target",
         "unwritten",
@@ -79,6 +80,8 @@ class Entry:
         self.data = data
         self.waiter = waiter
         self.expires = expires
+        #: What it has left (seconds), while its time stands still.
+        self.left: float | None = None
         self.call_id = frame.call_id if kind == "call" else None
         self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
         # Only new work costs credit; acks, answers and control are always admitted.
@@ -331,6 +334,9 @@ class Peer:
             return Reply(encode(Frame("pong", id=self.next_id(), in_reply_to=frame.id)))
         if kind == "pong":
             return None
+        if kind == "clock":
+            self._set_clock(frame, now)
+            return Deliver(frame)
         if kind == "credit":
             self.window = max(1, from_raw(frame.payload, Credit).window)
             return None
@@ -402,6 +408,19 @@ class Peer:
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))
 
+    def _set_clock(self, frame: Frame, now: float) -> None:
+        """A person is asked, or was: of what this request waits for, or, of a turn that runs here, of its calls."""
+        if frame.in_reply_to is not None:
+            found = self._by_correlation.get(frame.in_reply_to)
+            entries = [] if found is None else [found]
+        else:
+            entries = list(self._by_call.values())
+        for entry in entries:
+            if frame.stage == "held" and entry.expires is not None:
+                entry.left, entry.expires = entry.expires - now, None
+            elif frame.stage == "runs" and entry.left is not None:
+                entry.expires, entry.left = now + entry.left, None
+
     def _receive_reply(self, frame: Frame, now: float) -> Outcome | None:
         if frame.in_reply_to == self._hello_id:
             return self._receive_greeting(frame, now)
@@ -447,6 +466,9 @@ class Peer:
         self._token_refusals = 0
         self.welcome = welcome
         self.window = max(1, welcome.credit)
+        for entry in self._outbox.values():  # what stands still is said anew
+            if entry.left is not None:
+                entry.expires, entry.left = now + entry.left, None
         self.phase = "ready"
         return Welcomed(welcome)
 

@@ -182,8 +182,22 @@ class Host:
             ending = self._loop.create_task(self._end_instance(frame))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
+        elif kind == "clock":
+            self._set_clock(frame)
         elif kind == "ack" and frame.stage == "result":
             self._book.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
+
+    def _set_clock(self, frame: Frame) -> None:
+        """What a call has asked an agent for waits for a person, or goes on: the call's time does the same."""
+        call = self._book.get(frame.call_id or "")
+        if not isinstance(call, Call):
+            return
+        now = self._loop.time()
+        if frame.stage == "held":
+            self._book.hold(call, now)
+        else:
+            self._book.go_on(call, now)
+        self._set_deadline_timer()
 
     async def _end_instance(self, frame: Frame) -> None:
         """An instance is deleted: answer when nothing of it runs here any more, or with what does."""
@@ -207,6 +221,9 @@ class Host:
         if known is not None:
             self._repeat(known, (agent, instance_key))
             return
+        if frame.attach:
+            message = "the call was started before, and this tool host does not know it"
+            raise GoondanError(error_payload("E_TOOL_OUTCOME_UNKNOWN", message))
         _check_workdir(frame)
         entry = self._exports.find(frame.tool, frame.from_)
         if entry is None:

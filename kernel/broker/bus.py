@@ -19,6 +19,7 @@ from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, Shutdown
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
+    from kernel.broker.approvals.items import Item
     from kernel.broker.restarts import Wish
 
 #: New events and tool calls that one peer may have unanswered.
@@ -88,6 +89,10 @@ class Bus:
         self.presence = Presence(secret)
         #: Wishes for a restart that are not over, or were so lately, by their subjects in the journal.
         self.wishes: dict[str, Wish] = {}
+        #: What waits for a person, or was decided by one and whose turn goes on, by subject, the oldest first.
+        self.approvals: dict[str, Item] = {}
+        #: Who decided what; the loop writes it to the log.
+        self.audit: list[str] = []
         #: Of the conversations of agents, "" for all: see fresh.py.
         self.generations: dict[str, int] = {}
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)

@@ -20,6 +20,7 @@ from msgspec import Raw, structs
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.answers import deleted_answer, failure_answer, no_room_answer
+from kernel.broker.approvals.clocks import left_ms
 from kernel.broker.blobs import Receiver, size_of
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
@@ -63,6 +64,7 @@ class Events:
     def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers, restarts: Restarts) -> None:
         self._bus = bus
         self._budgets = tool_calls.budgets
+        self._approvals = tool_calls.approvals
         self._restarts = restarts
         self._quiet = quiet
         self._mailbox = bus.mailbox
@@ -261,6 +263,8 @@ class Events:
         self._bus.ack(connection, frame.id, event)
         if event.finished:
             self._send_answer(event)
+        elif event.held:
+            self._approvals.clocks.tell_asker(event)
 
     def _late_repeat(
         self,
@@ -360,6 +364,7 @@ class Events:
 
     def _end(self, event: Event, item: Staged) -> None:
         self._tool_calls.drop(event)
+        self._approvals.drop(event)
         self.cancels.ending(event)
         self._mailbox.finish(event, item.state, item.answer, item.blob)
         self._budgets.ended(event)
@@ -394,7 +399,7 @@ class Events:
         if instance.leased is not None or self._bus.closing:
             return
         first = instance.queue[0] if instance.queue else None
-        if first is not None and first.deadline is not None and first.deadline <= now:
+        if first is not None and first.deadline is not None and first.deadline <= now and not first.held:
             self._expire(first)
         if not instance.queue:
             self.processes.rests(instance, now)
@@ -403,6 +408,9 @@ class Events:
             return  # its end is on the way to the journal
         if instance.queue[0].cancelled:
             self.cancels.end_queued(instance.queue[0])
+            return
+        if instance.queue[0].waits:
+            self.processes.rests(instance, now)
             return
         connection = instance.conn
         if connection is None or instance.leaving:
@@ -427,7 +435,7 @@ class Events:
             parent_span_id=content.parent_span_id,
             waited_ms=max(0, int((now - event.since) * 1000)),
             place_ms=int(instance.place_s * 1000) or None,
-            deadline_ms=None if event.deadline is None else max(1, int((event.deadline - now) * 1000)),
+            deadline_ms=left_ms(event, now),
             source=event.source,
             auth=content.auth,
             workdir=content.workdir or instance.workdir.path,
@@ -442,6 +450,7 @@ class Events:
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
+        self._approvals.holder_here(event)
         for told in waiting_news(instance, self._mailbox.contents):
             self._bus.send(connection, told)
 
@@ -497,7 +506,7 @@ class Events:
                 self._mailbox.blobs.discard(blob)
                 answer, blob = deleted_answer(event), None
             self._stage_end(event, state, answer, blob, conn=connection, frame_id=frame.id)
-        elif frame.stage == "release":
+        elif frame.stage in ("release", "park"):
             above = True
             if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it
                 above = self._mailbox.epochs.raise_above(frame.seen_epoch)
@@ -509,8 +518,8 @@ class Events:
                 self.processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
             self._bus.ack(connection, frame.id, event)
             self._restarts.left(event)
-            if frame.seen_epoch is not None:
-                self.dispatch(instance, now)
+            if frame.seen_epoch is not None or frame.stage == "park":
+                self.dispatch(instance, now)  # of a parked one, what it waited for may be decided meanwhile
             self.processes.serve(now)
         else:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
@@ -631,7 +640,8 @@ class Events:
     def tick(self, now: float) -> None:
         """Queued events end at their deadline."""
         for event in self._mailbox.deadlines.take(now):
-            self._expire(event)
+            if event.deadline is not None and event.deadline <= now:  # else it has moved
+                self._expire(event)
 
 
 def _check_kept(frame: Frame) -> None:

@@ -64,7 +64,7 @@ class Ledger:
             auth=content.auth,
             workdir=content.workdir,
             trace_id=content.trace_id,
-            deadline=None if deadline is None else Deadline(self.boot_id, deadline, self._booted_at + deadline),
+            deadline=None if deadline is None else self.moment(deadline),
             call_id=event.call_id,
             asking=None if event.asking is None else event.asking.id,
             digest=content.digest,
@@ -184,6 +184,30 @@ class Ledger:
     def restart_over(self, subject: str) -> Item:
         """A wish was fulfilled, or came to nothing; its id is kept, so that it is not taken for a new one."""
         return Item((Retire(subject, b"", "restarted"),))
+
+    def approval(self, subject: str, record: records.Record, *, refusable: bool) -> Item:
+        """An item is asked about, decided or used."""
+        return Item((Put(subject, records.encode(record)),), refusable)
+
+    def approval_over(self, subject: str) -> Item:
+        """The turn of an item has ended."""
+        return Item((Retire(subject),))
+
+    def deadline_moved(self, event: Event, deadline: float) -> Item:
+        """The event has this deadline now."""
+        return _put(event, records.DeadlineMoved(self.moment(deadline)))
+
+    def moment(self, at: float) -> Deadline:
+        """A moment of the broker's clock, to be written."""
+        return Deadline(self.boot_id, at, self._booted_at + at)
+
+    def on_clock(self, moment: Deadline) -> float:
+        """A moment that was written, on the broker's clock."""
+        return moment.on_clock(self.boot_id, self._booted_at)
+
+    def boot_ms(self, moment: Deadline) -> int:
+        """The same in milliseconds; 0 for a moment of an earlier boot."""
+        return int(moment.boot_s * 1000) if moment.boot_id == self.boot_id else 0
 
     def epochs(self, top: int) -> Item:
         """Epochs up to `top` may be used from now on."""

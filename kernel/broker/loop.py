@@ -172,6 +172,7 @@ class BrokerLoop:
                 self._report_faults()
                 self._report_notices()
                 self._report_refusals(now)
+                self._report_decisions()
                 if self._keeper is not None:
                     self._tidy(self._keeper, now)
 
@@ -285,6 +286,12 @@ class BrokerLoop:
                 line = f"E_OVERLOADED: root {root[:100]!r} was refused {what} {times} times (quota: {quota})"
                 print(line, file=sys.stderr, flush=True)
             self._bus.refusals.clear()
+
+    def _report_decisions(self) -> None:
+        """What people have decided, to the log of the process."""
+        decisions, self._bus.audit = self._bus.audit, []
+        for line in decisions:
+            print(visible_line(line), file=sys.stderr, flush=True)
 
     # --- sending
 

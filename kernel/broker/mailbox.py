@@ -31,6 +31,8 @@ from kernel.broker.journal.interface import Archive, Item
 from kernel.broker.places import Claim, Places
 from kernel.broker.shares import Pool, kept_of
 from kernel.broker.spawns import Spawned
+from kernel.broker.standing import Standing
+from kernel.broker.work import Work
 from kernel.broker.workdirs import Workdir
 from schemas.frames import NO_PAYLOAD, Blob, Source
 from schemas.questions import ANSWER_SUFFIX
@@ -63,56 +65,6 @@ MAX_DEAD_BYTES: Final = 256 << 20
 _EVENT_BYTES: Final = 256
 
 
-class Work:
-    """What the turns of one event have come to, and its end."""
-
-    __slots__ = (
-        "answer",
-        "answer_blob",
-        "answered",
-        "attempts",
-        "calls",
-        "cause",
-        "dead_bytes",
-        "ended_ms",
-        "kept_here",
-        "kept_in_file",
-        "lease_until",
-        "open_calls",
-        "position",
-        "progressed",
-        "requests",
-    )
-
-    def __init__(self) -> None:
-        #: What its own turn has asked for and waits for.
-        self.requests: dict[Event, None] = {}
-        #: What its own turn has asked for and has ended, in order.
-        self.answered: dict[Event, None] = {}
-        #: Every callId that it has made, with the incarnation of the tool host that had it.
-        self.calls: dict[str, str | None] = {}
-        #: How many of its calls are open.
-        self.open_calls = 0
-        #: Holders that were lost without progress.
-        self.attempts = 0
-        #: The present holder has stored something since it was handed the event.
-        self.progressed = False
-        #: How many messages its turn has stored, as its holder said last.
-        self.position = 0
-        #: A holder that is silent until then is taken for hung (seconds on the broker's clock).
-        self.lease_until = 0.0
-        #: Its answer, and what stands for that if it is large.
-        self.answer: Raw | None = None
-        self.answer_blob: Blob | None = None
-        #: Of dead letters: why it ended, and when (milliseconds since 1970).
-        self.cause = ""
-        self.ended_ms = 0
-        #: Of dead letters: what it held (bytes).
-        self.dead_bytes = 0
-        #: What is kept of the answer for the turn that asked: in memory, and in a file (bytes).
-        self.kept_here = self.kept_in_file = 0
-
-
 class Event:
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
 
@@ -140,6 +92,7 @@ class Event:
         "session",
         "since",
         "source",
+        "standing",
         "state",
         "wants_answer",
     )
@@ -194,6 +147,7 @@ class Event:
         #: When it was accepted.
         self.since = since
         # Made when they are used: there may be 100,000 events that wait, and none of them uses one.
+        self.standing: Standing | None = None
         self._work: Work | None = None
         self._waiting_acks: list[tuple[Connection, str]] | None = None
         self.state: State = "staged"
@@ -250,6 +204,16 @@ class Event:
     def acknowledged(self) -> None:
         """Its senders know that it is journaled."""
         self._waiting_acks = None
+
+    @property
+    def held(self) -> bool:
+        """Whether its clock stands still, because a person is asked."""
+        return self.standing is not None and self.standing.holds > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is not handed out, because only a person can bring it further."""
+        return self.standing is not None and self.standing.waits
 
     @property
     def finished(self) -> bool:
@@ -379,7 +343,9 @@ class Instance:
 
     @property
     def has_queued(self) -> bool:
-        """Whether an event waits that is not just about to end."""
+        """Whether an event waits that is not just about to end, nor for a person."""
+        if self.queue and self.queue[0].waits:
+            return False
         return any(not event.ending for event in self.queue)
 
     @property
@@ -405,10 +371,10 @@ class Staged(Struct, frozen=True):
     `accept`: the event may be handed out, and its senders are told. `finish`: it has ended as `state`, with its answer.
     `spawn`: the process of the instance may be started. `deletion`: the instance may go, or has gone. `restart`: the
     wish may be granted. `fresh`: conversations begin anew. `budget`: see budgets/desk.py. `config`: a patch is in
-    force, or is no more. `note`: nothing waits for it.
+    force, or is no more. `approval`: of one item. `note`: nothing waits for it.
     """
 
-    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "config", "note"]
+    kind: Literal["accept", "finish", "spawn", "deletion", "restart", "fresh", "budget", "config", "approval", "note"]
     item: Item
     #: What it is about; None for `spawn`, `deletion` and some notes.
     event: Event | None = None
@@ -422,8 +388,8 @@ class Staged(Struct, frozen=True):
     state: State = "done"
     #: The event that a `finish` puts into the mailbox: the answer to a request that nobody waits for.
     follow: Event | None = None
-    #: The subject of the wish that a `restart` is about, the agent of a `fresh`, what a `budget` is about, or the id of
-    #: the patch of a `config`.
+    #: The subject of what a `restart` or an `approval` is about, the agent of a `fresh`, what a `budget` is about, or
+    #: the id of the patch of a `config`.
     wish: str = ""
 
 
@@ -463,7 +429,7 @@ class Mailbox:
         #: Instances with an event that is leased.
         self.holding: dict[Instance, None] = {}
         #: Queued events with a deadline.
-        self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted")
+        self.deadlines: Due[Event] = Due(lambda event: event.state == "accepted" and not event.held)
         #: Of roots with unfinished events besides the one that they begin with: whose they are, and how many of those.
         self._roots: dict[str, tuple[str, int]] = {}
         #: What instances have asked without waiting, by agent and key: unfinished requests, and answers that wait.
@@ -581,14 +547,15 @@ class Mailbox:
 
         Returns the event if the journal must hear of it: that was an attempt that counts, or the turn has got on.
         """
-        instance.epoch = self.epochs.next()
-        event = instance.leased
+        instance.epoch, event = self.epochs.next(), instance.leased
         self.give_back(instance)
         if event is None or event.cancelled or event.ending:
             return None
         if event.work.progressed:
             return event
         if not counts:
+            return None
+        if event.standing is not None and event.standing.lost():
             return None
         event.work.attempts += 1
         return event

@@ -391,7 +391,7 @@ class Processes:
             event = instance.leased
             if event is None:
                 continue
-            late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now
+            late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now and not event.held
             if late or event.work.lease_until <= now:
                 self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
@@ -404,7 +404,7 @@ class Processes:
         event = instance.leased
         if event is None:
             return
-        if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now:
+        if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now and not event.held:
             event.deadline = now  # the kill gets its own grace before it is asked for again
         event.work.lease_until = now + DEADLINE_GRACE_S
         self._hung[instance] = reason

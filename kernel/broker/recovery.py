@@ -24,11 +24,15 @@ from kernel.broker.journal.interface import Row
 from kernel.broker.journal.records import (
     Accepted,
     AnswerUnwanted,
+    ApprovalAnswered,
+    ApprovalAsked,
+    ApprovalStarted,
     Attempt,
     BudgetHold,
     BudgetTree,
     CancelWish,
     ConfigPatched,
+    DeadlineMoved,
     EpochsReserved,
     Finished,
     FreshStart,
@@ -78,15 +82,17 @@ class Restored(NamedTuple):
     budgets: dict[str, tuple[str, ...]]
     #: Decisions on patches of configuration.
     patches: list[ConfigPatched]
+    #: Of items that wait for a person: subjects and records, in order.
+    approvals: list[tuple[str, records.Record]]
 
 
 #: Of a journal without any of it.
-NOTHING: Final = Restored([], [], {}, [])
+NOTHING: Final = Restored([], [], {}, [], [])
 
 
 def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
     """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
-    restored = Restored([], [], {}, [])
+    restored = Restored([], [], {}, [], [])
     for row in rows:
         try:
             _apply(bus, row, restored)
@@ -123,6 +129,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     if isinstance(record, RestartWished):
         bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
         return
+    if isinstance(record, ApprovalAsked | ApprovalAnswered | ApprovalStarted):
+        restored.approvals.append((row.subject, record))
+        return
     if isinstance(record, FreshStart):
         bus.generations[record.agent] = record.generation
         return
@@ -148,6 +157,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
         event.work.position = record.position
     elif isinstance(record, CancelWish):
         event.cancelled = True
+    elif isinstance(record, DeadlineMoved):
+        event.deadline = bus.ledger.on_clock(record.deadline)
+        bus.mailbox.deadlines.add(event.deadline, event)
     elif isinstance(record, AnswerUnwanted):
         bus.mailbox.unwanted(event)
     elif isinstance(record, Finished):

@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
+from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
 from kernel.broker.dead_letters import DeadLetters
@@ -71,14 +72,15 @@ class Router:
         """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
         self.bus = bus
         self._budgets = budgets = Budgets(bus)
-        self._tool_calls = ToolCalls(bus, budgets)
+        self._approvals = approvals = Approvals(bus)
+        self._tool_calls = approvals.tool_calls = ToolCalls(bus, budgets, approvals)
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
         self._fresh = FreshStarts(bus)
         self._pieces = Pieces()
         self._tokens = tokens = TokenOrders(bus)
-        self._events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
+        self._events = approvals.events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
         self._directory = directory = Directory(bus, actors)
         self._processes = Processes(bus, self._events, self._tool_calls, directory)
         self._events.processes = directory.processes = self._processes
@@ -87,6 +89,7 @@ class Router:
         self._deletions.resume(restored.deleted, bus.now)
         budgets.resume(restored.budgets)
         self._configs = configs = LiveConfigs(bus)
+        approvals.restore(restored.approvals)
         self._events.end_without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
@@ -94,6 +97,12 @@ class Router:
             "dead.show": dead.show,
             "dead.requeue": dead.requeue,
             "dead.drop": dead.drop,
+        }
+        self._approve_ops: dict[str, Callable[[Connection, Frame, dict[str, Any], float], None]] = {
+            "approve.list": approvals.listed,
+            "approve.show": approvals.show,
+            "approve.watch": approvals.watch,
+            "approve.answer": approvals.answer,
         }
         self._connections = bus.presence.connections
         self._actors = actors
@@ -120,6 +129,7 @@ class Router:
                 "budget.settle": budgets.settle,
                 "config.propose": configs.propose,
                 "oauth.token": tokens.ask,
+                "approval.ask": approvals.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
                 "ack": events.agent_ack,
@@ -208,6 +218,7 @@ class Router:
                 self._restarts.refused(item.wish)
                 self._budgets.refused(item.wish)
                 self._configs.refused(item.wish)
+                self._approvals.refused(item.wish)
             elif item.kind == "restart":
                 self._restarts.settled(item.wish)
             elif item.kind == "fresh":
@@ -216,6 +227,8 @@ class Router:
                 self._budgets.settled(item.wish)
             elif item.kind == "config":
                 self._configs.settled(item.wish)
+            elif item.kind == "approval":
+                self._approvals.settled(item.wish, now)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
                 if item.instance.deleting:
@@ -251,6 +264,7 @@ class Router:
         self._quiet.tick(now)
         self._budgets.tick(now)
         self._deletions.tick(now)
+        self._approvals.tick(now)
 
     def shut_down(self, grace_ms: int) -> None:
         """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
@@ -291,6 +305,7 @@ class Router:
         self._tokens_spec = to_raw(TokensSpec(plan.oauth_apps))
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
         self._configs.revise(self._allowed)
+        self._approvals.revise(plan.agents)
 
     def _revise(self, plan: KernelPlan) -> None:
         """Another revision takes the place of the one that runs. Agents that it changes are restarted by another word;
@@ -374,6 +389,8 @@ class Router:
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
         self._events.repeat_answers(instance, connection)
         self._events.cancels.holder_here(instance, connection, hello.leases)
+        if instance.leased is not None:
+            self._approvals.holder_here(instance.leased)
         self._events.dispatch(instance, now)
         self._processes.serve(now)
 
@@ -433,13 +450,16 @@ class Router:
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
         who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `auth.*`: see oauth.py; `instance.delete`: see
-        deletions.py; `config.*`: see live_config/service.py.
+        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `auth.*`: see oauth.py; `approve.*`: see
+        approvals/room.py; `instance.delete`: see deletions.py; `config.*`: see live_config/service.py.
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
         if operator and op in self._dead_ops:
             self._dead_ops[op](connection, frame, asked.get("eventId"))
+            return
+        if op in self._approve_ops and operator:
+            self._approve_ops[op](connection, frame, asked, now)
             return
         if op == "cancel":
             self._events.cancels.ask(connection, frame, asked.get("eventId"), now)
@@ -468,7 +488,7 @@ class Router:
         if op != "stats":
             message = (
                 "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*`, `auth.*`, `config.*` and `instance.delete`"
+                "`dead.*`, `auth.*`, `approve.*`, `config.*` and `instance.delete`"
             )
             raise GoondanError(error_payload("E_FRAME_INVALID", message))
         mailbox = self.bus.mailbox

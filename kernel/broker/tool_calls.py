@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
@@ -42,9 +43,10 @@ class ToolCalls:
 
     cancels: Cancels
 
-    def __init__(self, bus: Bus, budgets: Budgets) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals) -> None:
         self._bus = bus
         self.budgets = budgets
+        self.approvals = approvals
         self._calls = bus.calls
         self._get = bus.calls.get
         self._out = bus.out
@@ -66,6 +68,12 @@ class ToolCalls:
         named = event.content.workdir
         place = instance.workdir if named is None else Workdir(named)
         check_opened(place, self._bus.plan.spawn_workdirs)
+        frame.attach = False
+        approvals = self.approvals
+        if (instance.agent in approvals.policies or event.standing is not None) and not approvals.admits(
+            connection, event, frame, place, now
+        ):
+            return
         call_id = frame.call_id
         call = self._get(call_id)
         if call is None:
@@ -288,6 +296,12 @@ class ToolCalls:
             frame = Frame("tool.result", call_id=call.id, to=call.event.instance.agent)
             frame.payload = to_raw({"status": "error", "error": error})
             self._bus.send(target, frame)
+
+    def refuse(self, connection: Connection, frame: Frame, info: ErrorPayload) -> None:
+        """Answer a call that is not made with an error result."""
+        refused = Frame("tool.result", call_id=frame.call_id, in_reply_to=frame.id, to=connection.claims.agent)
+        refused.payload = to_raw({"status": "error", "error": _tool_error(info)})
+        self._bus.send(connection, refused)
 
     def drop(self, event: Event) -> None:
         """The event has ended: what it still has open is cancelled."""

@@ -6,6 +6,7 @@ Kinds of waits.
 - `place`: the instance has work and waits for one of the places for turns; with the session and root that would pay.
 - `process`: the instance has work, and its process is being started, or a leaving one has not ended yet.
 - `tool`: the turn has calls open. Without a tool host they wait for one.
+- `approval`: calls of the turn wait for a person, and messages behind them.
 
 Besides: circles of turns that wait for each other's answers (they are refused where they would close, so none should be
 there), and leases that are stuck: nothing was heard of the holder for so long that renewals are missing.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from kernel.broker.approvals.items import Item
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
 from kernel.broker.mailbox import LEASE_S, Event, Instance
@@ -27,6 +29,8 @@ from schemas.frames import Frame
 MAX_LISTED: Final = 1000
 #: A holder renews every 10 s; one that has missed two renewals is called stuck (seconds).
 STUCK_S: Final = 25.0
+#: Items and tools that are named of a turn that waits for a person.
+MAX_ITEMS: Final = 20
 #: Claims that are named of an instance that waits for a place.
 MAX_CLAIMS: Final = 3
 
@@ -43,7 +47,12 @@ class Waits:
         calls: dict[Event, list[Call]] = {}
         for call in self._bus.calls.open.values():
             calls.setdefault(call.event, []).append(call)
+        items: dict[Event, list[Item]] = {}
+        for item in self._bus.approvals.values():
+            if item.open:
+                items.setdefault(item.event, []).append(item)
         waits = [row for instance in instances for row in self._of(instance, calls, now)]
+        waits += [self._for_person(event, asked, now) for event, asked in items.items()]
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]
@@ -83,8 +92,20 @@ class Waits:
         elif self._bus.mailbox.places.waits(instance):
             claims = [{"session": event.session, "root": event.root} for event in waiting[:MAX_CLAIMS]]
             yield {**_row("place", instance, since, now), "messages": len(waiting), "claims": claims}
-        elif instance.conn is None:
+        elif instance.conn is None and not (instance.queue and instance.queue[0].waits):
             yield {**_row("process", instance, since, now), "messages": len(waiting), "leaving": instance.leaving}
+
+    def _for_person(self, event: Event, items: list[Item], now: float) -> dict[str, Any]:
+        instance = event.instance
+        behind = sum(not other.ending and other is not event for other in instance.queue)
+        return {
+            **_row("approval", instance, min(item.asked for item in items), now),
+            "eventId": event.id,
+            "items": [item.code for item in items][:MAX_ITEMS],
+            "tools": sorted({item.tool for item in items})[:MAX_ITEMS],
+            "calls": len(items),
+            "messages": behind,
+        }
 
     def _stuck(self, instance: Instance, now: float) -> dict[str, Any] | None:
         turn = instance.leased

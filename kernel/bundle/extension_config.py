@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kernel.bundle.approvals import describe_faults, is_approval
 from kernel.bundle.extensions import CheckedExtension
 from kernel.bundle.problems import Path, Report, did_you_mean
 from kernel.bundle.shape import Document
@@ -38,7 +39,10 @@ def check_used(
 
 def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
     try:
-        return check_config(extension.schema, config)
+        issues = check_config(extension.schema, config)
+        if not issues and is_approval(extension.entry, extension.bundled):
+            return describe_faults(config)
+        return issues
     except GoondanError as error:
         place = extension.document.place("spec", "configSchema")
         report.error("E_CONFIG_SCHEMA", f"the configSchema cannot be used: {error.info.message}", place)

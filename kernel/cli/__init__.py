@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, str]] = {
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
     "instance": "List and show the instances of agents.",
     "dead": "Show messages that were given up; send them again, or drop them.",
+    "approve": "Show calls that wait for a person; approve or deny them.",
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",

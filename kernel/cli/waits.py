@@ -36,6 +36,11 @@ def _for_what(row: Mapping[str, Any]) -> str:
         return f"waits for {names}" if row["host"] else f"waits for a tool host that runs {names}"
     if kind == "turn":
         return f"is busy with {_name(row['eventId'])}; {messages} behind it"
+    if kind == "approval":
+        calls = "1 call" if row["calls"] == 1 else f"{row['calls']} calls"
+        tools, codes = (", ".join(_name(name) for name in row[key]) for key in ("tools", "items"))
+        behind = f"; {messages} behind it" if row["messages"] else ""
+        return f"waits for a person to approve {calls} of {tools} (gdn approve: {codes}){behind}"
     if kind == "place":
         who = "; ".join(f"session {_name(claim['session'])}, root {_name(claim['root'])}" for claim in row["claims"])
         return f"waits for a place with {messages} ({who})"

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+from schemas.approvals import ApprovalAsk, ApprovalState
 from schemas.blobs import MAX_BLOB_BYTES
 from schemas.blobs import describe as describe_payload
 from schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
@@ -354,6 +355,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 epoch=7,
                 workdir="/w/sub",
                 workdir_base="/w",
+                attach=True,
                 root_event="e-0",
                 payload=to_raw(again),
             ),
@@ -444,6 +446,32 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
                 "budget.settle", id="x.20", event_id="e-1", payload=to_raw(BudgetSettle("0f3a", False, True, 1180, 310))
             ),
             "BudgetSettle",
+        ),
+        (
+            "approval.ask",
+            Frame(
+                "approval.ask",
+                id="x.19",
+                tool="deploy",
+                call_id="t1/c3",
+                event_id="e-1",
+                epoch=7,
+                payload=to_raw(ApprovalAsk(args=to_raw({"where": "test"}))),
+            ),
+            "ApprovalAsk",
+        ),
+        (
+            "reply to approval.ask",
+            Frame("reply", id="b.19", in_reply_to="x.19", payload=to_raw(ApprovalState(state="waits"))),
+            "ApprovalState",
+        ),
+        ("ack park", Frame("ack", id="x.20", event_id="e-1", stage="park", epoch=7), None),
+        ("approval.news", Frame("approval.news", id="b.20", event_id="e-1", epoch=7, calls=["t1/c3"]), None),
+        ("clock of a turn", Frame("clock", id="b.21", event_id="e-1", epoch=7, stage="held", deadline_ms=5000), None),
+        (
+            "clock of a request",
+            Frame("clock", id="b.22", event_id="e-2", in_reply_to="corr:e-2", call_id="t1/c1", stage="runs"),
+            None,
         ),
         (
             "agents.spawn in the name of a call",

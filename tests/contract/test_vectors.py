@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import budgets, frames, live_config, oauth
+from schemas import approvals, budgets, frames, live_config, oauth
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -27,6 +27,8 @@ KINDS: dict[str, Any] = {
     "AgentsList": frames.AgentsList,
     "AgentsSpawn": frames.AgentsSpawn,
     "RestartRequest": frames.RestartRequest,
+    "ApprovalAsk": approvals.ApprovalAsk,
+    "ApprovalState": approvals.ApprovalState,
     "BudgetReserve": budgets.BudgetReserve,
     "BudgetGranted": budgets.BudgetGranted,
     "BudgetSettle": budgets.BudgetSettle,

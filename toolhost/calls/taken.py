@@ -54,8 +54,8 @@ class Call:
 
     __slots__ = (
         "agent", "allowed_ms", "args", "attempts", "cell", "deadline", "denied_before", "export", "generation", "id",
-        "instance_key", "jail_id", "key", "message_id", "progress_at", "root_event", "slot", "started", "state", "tool",
-        "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
+        "instance_key", "jail_id", "key", "left", "message_id", "progress_at", "root_event", "slot", "started", "state",
+        "tool", "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +94,8 @@ class Call:
         self.generation = generation
         self.root_event = root_event
         self.trace_id = trace_id
+        #: What it has left (seconds), while its time stands still.
+        self.left: float | None = None
         self.state: State = "waiting"
         self.slot: Any = None  # pool.Slot once it is in a jail
         self.cell: Any = None  # cells.Cell
@@ -153,8 +155,19 @@ class CallBook:
         if call.deadline is not None:
             heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
             if len(self._deadlines) > 2 * len(self._open) + _STALE:
-                self._deadlines = [item for item in self._deadlines if item[2].state != "done"]
+                self._deadlines = [item for item in self._deadlines if _is_due_then(item)]
                 heapq.heapify(self._deadlines)
+
+    def hold(self, call: Call, now: float) -> None:
+        """A person is asked about something that this call waits for: its time stands still."""
+        if call.deadline is not None:
+            call.left, call.deadline = call.deadline - now, None
+
+    def go_on(self, call: Call, now: float) -> None:
+        """Its time goes on."""
+        if call.left is not None:
+            call.deadline, call.left = now + call.left, None
+            heapq.heappush(self._deadlines, (call.deadline, next(self._order), call))
 
     def close(self, call: Call, payload: Raw, now: float) -> bool:
         """The call's one result is here; False when it had one already (then this one counts for nothing)."""
@@ -204,7 +217,7 @@ class CallBook:
     def next_deadline(self) -> float | None:
         """When the next open call is due."""
         heap = self._deadlines
-        while heap and heap[0][2].state == "done":
+        while heap and not _is_due_then(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
@@ -213,9 +226,9 @@ class CallBook:
         heap = self._deadlines
         found = []
         while heap and heap[0][0] <= now:
-            call = heapq.heappop(heap)[2]
-            if call.state != "done":
-                found.append(call)
+            item = heapq.heappop(heap)
+            if _is_due_then(item):
+                found.append(item[2])
         return found
 
     # --- views
@@ -251,6 +264,12 @@ class CallBook:
     def kept_bytes(self) -> int:
         """What the kept results take."""
         return self._kept_shelf.total
+
+
+def _is_due_then(item: tuple[float, int, Call]) -> bool:
+    """Whether an entry of the queue still counts: the call is open, and its deadline has not moved."""
+    moment, _, call = item
+    return call.state != "done" and call.deadline == moment
 
 
 def _size(payload: Raw) -> int:

@@ -188,6 +188,53 @@ class ConfigPatched(Struct, frozen=True, array_like=True, tag="config", kw_only=
     error: ErrorPayload | None = None
 
 
+class DeadlineMoved(Struct, frozen=True, array_like=True, tag="moved"):
+    """The event's deadline is this one: its clock stood still for a while."""
+
+    deadline: Deadline
+
+
+class ApprovalAsked(Struct, frozen=True, array_like=True, tag="asked", kw_only=True):
+    """A person is asked about a call, or asked a question in the name of one."""
+
+    #: Whose call it is, and in which turn.
+    agent: str
+    key: str
+    event_id: str
+    call_id: str
+    kind: Literal["approval", "question"]
+    tool: str
+    #: SHA-256 of tool, working directory and arguments (hexadecimal).
+    digest: str
+    args: Raw = NO_PAYLOAD
+    workdir: str | None = None
+    asked: Deadline
+    #: When it counts as denied.
+    expires: Deadline | None = None
+    #: Of a question: its text, and the JSON Schema of its answer.
+    message: str | None = None
+    schema: OptionalRaw = None
+    #: The word of the rule.
+    reason: str | None = None
+
+
+class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
+    """A person has decided, or the kernel in the person's place (no `uid`)."""
+
+    how: Literal["approved", "denied", "answered"]
+    uid: int | None
+    #: When (milliseconds since 1970).
+    at_ms: int
+    reason: str | None = None
+    answer: OptionalRaw = None
+
+
+class ApprovalStarted(Struct, frozen=True, array_like=True, tag="used"):
+    """The call may start: the approval is used."""
+
+    at: Deadline
+
+
 class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
     """Epochs up to this one may have been used."""
 
@@ -242,6 +289,10 @@ Record = (
     | BudgetTree
     | BudgetHold
     | ConfigPatched
+    | DeadlineMoved
+    | ApprovalAsked
+    | ApprovalAnswered
+    | ApprovalStarted
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -256,6 +307,7 @@ _FRESH: Final = "fresh:"
 _BUDGET: Final = "budget:"
 _HOLD: Final = "budget-hold:"
 _CONFIG: Final = "config:"
+_APPROVAL: Final = "approval:"
 
 
 def encode(record: Record) -> bytes:
@@ -296,6 +348,11 @@ def fresh_subject(agent: str) -> str:
 def config_subject(number: int) -> str:
     """The subject of a patch of configuration."""
     return f"{_CONFIG}{number}"
+
+
+def approval_subject(agent: str, key: str, call_id: str) -> str:
+    """The subject of an item that waits for a person. Instance keys may hold slashes, and no zero byte."""
+    return f"{_APPROVAL}{agent}/{key}\0{call_id}"
 
 
 def restart_subject(agent: str, key: str, call_id: str) -> str:

@@ -62,6 +62,7 @@ def test_what_a_person_reads() -> None:
             {**turn, "kind": "turn", "messages": 2},
             {**turn, "kind": "place", "messages": 1, "claims": [{"session": "client/7", "root": "e1"}]},
             {**turn, "kind": "process", "messages": 1, "leaving": False},
+            {**turn, "kind": "approval", "tools": ["bash__exec"], "items": ["0a1"], "calls": 1, "messages": 2},
             {**turn, "kind": "tool", "tools": ["bash__exec"], "calls": 1, "host": False},
         ],
         "more": 3,
@@ -74,6 +75,7 @@ def test_what_a_person_reads() -> None:
         "is busy with e1; 2 messages behind it",
         "waits for a place with 1 message (session client/7, root e1)",
         "waits for its process to start with 1 message",
+        "waits for a person to approve 1 call of bash__exec (gdn approve: 0a1); 2 messages behind it",
         "waits for a tool host that runs bash__exec",
         "and 3 more",
         "circle: a/k -> b/k -> a/k",
@@ -90,6 +92,7 @@ class _Look:
     def __init__(self) -> None:
         self.mailbox = Mailbox(Epochs(1, 1_000_000), Quotas(100, 1 << 20, 1, 0), MemoryJournal())
         self.calls = Calls()
+        self.approvals: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
         self.turn = self.event("e1", "a")
         self.mailbox.lease(self.turn, 10.0)

@@ -1,0 +1,149 @@
+"""Calls of one turn that wait for a person.
+
+Rules.
+- The broker decides which call waits. For calls over the bus it says so in the place of a result; for a call that is to
+  run in this process it is asked first.
+- A call that waits is made anew when the broker has news of it, under the same callId.
+- When every open call of the step waits, the turn is given back (`park`). It goes on from what is stored when a person
+  has decided, perhaps in another process.
+
+Source: docs/decisions/069.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec import Raw
+
+from agentproc.calls import CallContext, failed_result
+from agentproc.catalog import Allowed, StepCatalog
+from schemas.approval_rules import concerns, decide
+from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
+from schemas.codec import encode_value, from_raw, to_raw
+from schemas.errors import GoondanError, tool_error
+from schemas.frames import Frame, ToolResult
+from schemas.launch import AgentSpec
+
+
+class Runner(Protocol):
+    """What is needed of a TurnRunner."""
+
+    @property
+    def spec(self) -> AgentSpec: ...
+    @property
+    def link(self) -> AskLink: ...
+
+
+class AskLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+    def forget(self, frame_id: str) -> None: ...
+
+
+class Approvals:
+    """What of the turn `turn_id` waits. `wake` is called when that has changed, `told` with the tool call id of each
+    call that begins to wait, `lost` when the lease is gone.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        turn_id: str,
+        *,
+        wake: Callable[[], None],
+        told: Callable[[str], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._link = runner.link
+        self._policies = runner.spec.approvals
+        self._turn_id = turn_id
+        self._wake = wake
+        self._told = told
+        self._lost = lost
+        #: Tool call id -> how to make the call anew.
+        self._waiting: dict[str, Callable[[], None]] = {}
+        self._asked: dict[str, tuple[Frame, asyncio.Future[Frame]]] = {}
+
+    def parks(self, open_calls: Iterable[str]) -> bool:
+        """Whether there are open calls, and all of them wait."""
+        return bool(self._waiting) and all(tool_call_id in self._waiting for tool_call_id in open_calls)
+
+    def wait(self, tool_call_id: str, again: Callable[[], None]) -> None:
+        """This call waits for a person; `again` makes it anew."""
+        self._waiting[tool_call_id] = again
+        self._told(tool_call_id)
+        self._wake()
+
+    def news(self, call_ids: Iterable[str]) -> None:
+        """A person has decided about these calls."""
+        decided = frozenset(call_ids)
+        for tool_call_id in list(self._waiting):
+            prefix = f"{self._turn_id}/{tool_call_id}"
+            if any(call_id == prefix or call_id.startswith(f"{prefix}~") for call_id in decided):
+                self._waiting.pop(tool_call_id)()
+
+    def admit(
+        self,
+        catalog: StepCatalog,
+        name: str,
+        args: Any,
+        tool_call_id: str,
+        context: CallContext,
+        *,
+        run: Callable[[], None],
+        done: Callable[[ToolResult], None],
+    ) -> None:
+        """A call that is to run in this process: `run` it now, or when a person has agreed; or `done` with why not."""
+        allowed = catalog.check(name, args) if concerns(self._policies, name) else None
+        if not isinstance(allowed, Allowed) or decide(self._policies, name, allowed.args).action == "allow":
+            run()  # which finds out what is wrong with the arguments
+            return
+        frame = Frame("approval.ask", tool=name, call_id=f"{self._turn_id}/{tool_call_id}")
+        frame.event_id, frame.epoch = context.event_id, context.epoch
+        limit = allowed.item.error_message_limit
+
+        def refused(error: GoondanError) -> None:
+            done(failed_result(tool_error(error.info.code, error.info.message, name="BusError"), limit))
+
+        def answered(future: asyncio.Future[Frame]) -> None:
+            if self._asked.pop(tool_call_id, None) is None or future.cancelled():
+                return
+            error = future.exception()
+            if isinstance(error, GoondanError):
+                self._lost() if error.info.code == "E_LEASE_LOST" else refused(error)
+                return
+            state = from_raw(future.result().payload, ApprovalState)
+            if state.state == "run":
+                run()
+            elif state.state == "waits":
+                again = partial(self.admit, catalog, name, args, tool_call_id, context, run=run, done=done)
+                self.wait(tool_call_id, again)
+            else:
+                text = f"{name}: the call was not approved: {state.reason or 'a person said no'}"
+                done(failed_result(tool_error(DENIED, text, name="ApprovalError"), limit))
+
+        try:
+            frame.payload = to_raw(ApprovalAsk(args=Raw(encode_value(allowed.args))))
+            future = self._link.post(frame)
+        except GoondanError as error:
+            asyncio.get_running_loop().call_soon(refused, error)
+            return
+        self._asked[tool_call_id] = frame, future
+        future.add_done_callback(answered)
+
+    def drop(self, tool_call_id: str) -> None:
+        """Nobody waits for this call any more."""
+        self._waiting.pop(tool_call_id, None)
+        asked = self._asked.pop(tool_call_id, None)
+        if asked is not None:
+            self._link.forget(asked[0].id)
+
+    def close(self) -> None:
+        """The turn is left."""
+        for tool_call_id in [*self._waiting, *self._asked]:
+            self.drop(tool_call_id)

@@ -1,0 +1,93 @@
+"""Clocks that stand still while a person is asked: of the turn whose call waits, and of all that wait for it. Pure.
+
+Rules.
+- The clock of an event stands still as long as one item holds it. What it lost is added to its deadline afterwards, and
+  the journal has the new deadline.
+- Whoever keeps time for it is told, at the begin and at the end: the process whose turn it is, and whoever has asked
+  for it and waits. They are told again when they come back.
+"""
+
+from __future__ import annotations
+
+from kernel.broker.bus import Bus
+from kernel.broker.mailbox import Event, Staged
+from kernel.broker.presence import Connection
+from kernel.broker.standing import Standing
+from schemas.frames import Frame
+
+
+def left_ms(event: Event, now: float) -> int | None:
+    """What the turn of an event has left (milliseconds); None when nothing bounds it."""
+    if event.deadline is None:
+        return None
+    standing = event.standing
+    at = standing.held_since if standing is not None and standing.holds else now
+    return max(1, int((event.deadline - at) * 1000))
+
+
+class Clocks:
+    """The clocks of the mailbox's events."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def hold(self, event: Event, since: float) -> list[Event]:
+        """One more item holds this event, since then (the broker's clock); returns the events whose clocks it holds."""
+        chain: list[Event] = []
+        held: Event | None = event
+        while held is not None and held not in chain:
+            chain.append(held)
+            held = held.asking
+        for one in chain:
+            standing = one.standing = one.standing or Standing()
+            standing.holds += 1
+            standing.held_since = since if standing.holds == 1 else min(since, standing.held_since)
+            if standing.holds == 1:
+                self.tell_holder(one)
+                self.tell_asker(one)
+        return chain
+
+    def release(self, chain: list[Event], now: float) -> None:
+        """An item holds them no more."""
+        for event in chain:
+            standing = event.standing
+            if standing is None or not standing.holds:
+                continue
+            standing.holds -= 1
+            if not standing.holds and not event.finished:
+                self._go_on(event, standing, now)
+
+    def _go_on(self, event: Event, standing: Standing, now: float) -> None:
+        if event.deadline is not None:
+            event.deadline += max(0.0, now - standing.held_since)
+            if event.state == "accepted":
+                self._bus.mailbox.deadlines.add(event.deadline, event)
+            if not event.ending:
+                self._bus.staged.append(Staged("note", self._bus.ledger.deadline_moved(event, event.deadline)))
+        self.tell_holder(event)
+        self.tell_asker(event)
+
+    def tell_holder(self, event: Event) -> None:
+        """The process whose turn it is."""
+        instance = event.instance
+        if instance.leased is event and instance.conn is not None:
+            self._send(instance.conn, event, None)
+
+    def tell_asker(self, event: Event) -> None:
+        """Whoever has asked for it and waits."""
+        asker, contents = event.asker, self._bus.mailbox.contents
+        if asker is None or not event.wants_answer or event.asynchronous or event.ending:
+            return
+        contents.recall(event)
+        reply_to = event.content.reply_to
+        if event.state == "accepted":
+            contents.rests(event)
+        if reply_to is not None and self._bus.presence.connections[asker.cls].get(asker.ident) is asker:
+            self._send(asker, event, reply_to.correlation_id)
+
+    def _send(self, connection: Connection, event: Event, correlation: str | None) -> None:
+        frame = Frame("clock", event_id=event.id, in_reply_to=correlation, stage="held" if event.held else "runs")
+        frame.epoch = event.instance.epoch if correlation is None else None
+        frame.call_id = event.call_id if correlation is not None else None
+        frame.deadline_ms = left_ms(event, self._bus.now)
+        self._bus.send(connection, frame)

@@ -1,0 +1,611 @@
+"""Calls that a person decides about, and questions to a person. Pure.
+
+Rules.
+- The rules are the bundle's; the broker enforces them on every `tool.call`, whatever its agent says. It opens the
+  payload of a call only if a rule could forbid it.
+- An item is bound to its instance, its event, its callId, and the digest of tool, working directory and arguments. The
+  same callId with anything else is refused.
+- An item is a record of the journal before anybody hears of it. So is each decision, and so is its one use: the call
+  goes to a tool host when the journal has that. Later frames of that call may only attach to it.
+- Only operators decide. What has expired counts as denied.
+- An event whose calls wait is handed out again when one of its items was decided.
+- An item goes with its event.
+
+Source: docs/approvals.md, docs/decisions/069.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from msgspec import Raw
+
+from kernel.broker.approvals.clocks import Clocks
+from kernel.broker.approvals.items import Call, Decided, Item, digest_of, read_args, read_call
+from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
+from kernel.broker.journal import records
+from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
+from kernel.broker.mailbox import Event, Instance, Staged
+from kernel.broker.presence import CLIENTS, Connection
+from kernel.broker.shares import Pool, kept_of
+from kernel.broker.standing import Standing
+from kernel.broker.workdirs import Workdir
+from schemas.approval_rules import UNREADABLE, Decision, Policy, concerns, decide
+from schemas.approvals import (
+    DENIED,
+    MAX_ANSWER_BYTES,
+    MAX_ARGS_BYTES,
+    MAX_MESSAGE,
+    WAITS,
+    ApprovalAsk,
+    ApprovalDecision,
+    ApprovalItem,
+    ApprovalState,
+    code_of,
+)
+from schemas.codec import encode_value, from_raw, to_raw
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import ErrorPayload, Frame
+from schemas.launch import AgentSpec
+
+if TYPE_CHECKING:
+    from kernel.broker.events import Events
+    from kernel.broker.tool_calls import ToolCalls
+
+#: Items that wait at once, and their bytes: shared by session and root, so that one turn cannot bury a person in them.
+MAX_ITEMS: Final = 4096
+MAX_ITEM_BYTES: Final = 64 << 20
+#: Items of one answer, and bytes of the arguments that it has of them: it has to fit a frame.
+MAX_LISTED: Final = 500
+MAX_LISTED_ARGS: Final = 2 << 10
+#: Operators who may wait for one decision to be journaled.
+MAX_DECIDERS: Final = 64
+
+
+class Approvals:
+    """The items of the bus. `events` and `tool_calls` are set once all exist."""
+
+    events: Events
+    tool_calls: ToolCalls
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._items = bus.approvals
+        self._clocks = Clocks(bus)
+        self.clocks = self._clocks
+        self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
+        self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
+        self._watchers: dict[bytes, Connection] = {}
+        #: The policies of agents that have some.
+        self.policies: dict[str, list[Policy]] = {}
+        self._aliases: dict[tuple[str, str], dict[str, str]] = {}
+
+    def revise(self, agents: dict[str, AgentSpec]) -> None:
+        """The rules that count from now on."""
+        self.policies = {name: spec.approvals for name, spec in agents.items() if spec.approvals}
+        self._aliases = {
+            (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
+        }
+
+    # --- calls of a tool host
+
+    def admits(self, connection: Connection, event: Event, frame: Frame, place: Workdir, now: float) -> bool:
+        """Whether this `tool.call` goes on to a tool host; else it was answered here, or will be.
+
+        Raises GoondanError for a call that nobody can be asked about.
+        """
+        instance, tool, call_id = event.instance, frame.tool or "", frame.call_id or ""
+        subject = approval_subject(instance.agent, instance.key, call_id)
+        item = self._items.get(subject)
+        policies = self.policies.get(instance.agent, [])
+        if item is None and not concerns(policies, tool):
+            return True
+        if not call_id or len(call_id) > MAX_ID:
+            raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters")
+        call = read_call(frame, self._aliases.get((instance.agent, tool), {}))
+        decision = decide(policies, tool, call.args)
+        if item is None and decision.action == "allow":
+            _read_as(frame, call)
+            return True
+        digest = digest_of(tool, place.path, call.data)
+        if item is None and decision.action == "ask" and call.args is not UNREADABLE:
+            item = self._ask(event, tool, call_id, digest, call.data, place.path, decision, now)
+            item.asker = connection, frame
+            return False
+        refusal = _refusal(item, event, tool, digest, call, decision)
+        if refusal is not None or item is None:
+            self.tool_calls.refuse(connection, frame, refusal or _denied(tool, "a rule of the bundle"))
+            self._heard(item)
+            return False
+        if item.open:
+            item.asker = connection, frame
+            if item.state != "staged":
+                self._tell_waits(item)
+            return False
+        if item.state == "approved":
+            self._start(item, connection, frame, now)
+            return False
+        if item.state == "starting":
+            item.asker = connection, frame
+            return False
+        _read_as(frame, call)
+        frame.first_sent_ms = item.started_ms
+        frame.attach = item.restored or event.work.calls.get(call_id) is not None
+        return True
+
+    # --- calls that run in the agent, and questions
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`approval.ask` from an agent."""
+        instance, call_id, tool = connection.instance, frame.call_id or "", frame.tool or ""
+        event = None if instance is None else instance.leased
+        if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
+            raise fail("E_LEASE_LOST", "to ask a person needs the lease of an event")
+        if not 0 < len(call_id) <= MAX_ID or not 0 < len(tool) <= MAX_ID:
+            raise fail("E_FRAME_INVALID", f"callId and tool have 1 to {MAX_ID} characters")
+        asked = from_raw(frame.payload, ApprovalAsk)
+        args, data = read_args(asked.args, {})
+        schema = b"" if asked.schema is None else bytes(asked.schema)
+        if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
+            raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
+        place = instance.workdir.path
+        digest = digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
+        subject = approval_subject(instance.agent, instance.key, call_id)
+        item = self._items.get(subject)
+        if item is None:
+            decision = Decision("ask") if asked.kind == "question" else decide(self._policies_of(instance), tool, args)
+            if decision.action == "allow":
+                self._reply(connection, frame.id, ApprovalState(state="run"))
+            elif decision.action == "deny":
+                reason = decision.reason or "a rule of the bundle"
+                self._reply(connection, frame.id, ApprovalState(state="denied", reason=reason))
+            else:
+                self._ask(event, tool, call_id, digest, data, place, decision, now, asked).asker = connection, frame
+            return
+        if item.event is not event or item.tool != tool or item.digest != digest:
+            raise fail("E_APPROVAL_MISMATCH", f"the callId {call_id[:100]!r} was asked about with another content")
+        if item.open or item.state == "starting":
+            item.asker = connection, frame
+            if item.state in ("waits", "deciding"):
+                self._tell_waits(item)
+        elif item.state == "approved":
+            self._start(item, connection, frame, now)
+        else:
+            self._reply(connection, frame.id, _state_of(item, again=True))
+            self._heard(item)
+
+    def _policies_of(self, instance: Instance) -> list[Policy]:
+        return self.policies.get(instance.agent, [])
+
+    # --- items
+
+    def _ask(
+        self,
+        event: Event,
+        tool: str,
+        call_id: str,
+        digest: str,
+        args: bytes,
+        workdir: str,
+        decision: Decision,
+        now: float,
+        asked: ApprovalAsk | None = None,
+    ) -> Item:
+        """A new item. Raises GoondanError E_TOOL_LIMIT when too many wait."""
+        instance = event.instance
+        schema = None if asked is None or asked.schema is None else bytes(asked.schema)
+        size = len(args) + len(schema or b"")
+        for pool, amount in ((self._pool, 1), (self._bytes, size)):
+            if pool.shortage(event.session, event.root, amount, operator=event.by_operator) is not None:
+                raise fail("E_TOOL_LIMIT", "too many calls of this work wait for a person", suggestion="Wait for some.")
+        expires_s = decision.expires_s if asked is None or asked.expires_s is None else asked.expires_s
+        item = Item(
+            approval_subject(instance.agent, instance.key, call_id),
+            call_id,
+            code_of(instance.agent, instance.key, call_id),
+            event,
+            "approval" if asked is None else asked.kind,
+            tool,
+            digest,
+            now,
+            now + max(1.0, expires_s),
+            size,
+        )
+        record = ApprovalAsked(
+            agent=instance.agent,
+            key=instance.key,
+            event_id=event.id,
+            call_id=call_id,
+            kind=item.kind,
+            tool=tool,
+            digest=digest,
+            args=Raw(args),
+            workdir=workdir,
+            asked=self._bus.ledger.moment(now),
+            expires=None if item.expires is None else self._bus.ledger.moment(item.expires),
+            message=None if asked is None else asked.message,
+            schema=None if schema is None else Raw(schema),
+            reason=decision.reason,
+        )
+        self._items[item.subject] = item
+        self._hold(item)
+        self._stage(item, record, refusable=True)
+        self._bus.counters["approvals_asked"] += 1
+        return item
+
+    def _hold(self, item: Item) -> None:
+        """It waits for a person: its place is counted, and clocks stand still."""
+        event = item.event
+        self._pool.take(event.session, event.root, 1)
+        self._bytes.take(event.session, event.root, item.size)
+        item.chain = self._clocks.hold(event, item.asked)
+        standing = event.standing = event.standing or Standing()
+        standing.items += 1
+
+    def _let_go(self, item: Item, now: float) -> None:
+        """It waits no more."""
+        event = item.event
+        self._pool.give(event.session, event.root, 1)
+        self._bytes.give(event.session, event.root, item.size)
+        if event.standing is not None:
+            event.standing.items -= 1
+        chain, item.chain = item.chain, []
+        self._clocks.release(chain, now)
+
+    def _start(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
+        """Use an approval: the call starts when the journal has that."""
+        item.state = "starting"
+        item.asker = connection, frame
+        item.started_ms = int(now * 1000)
+        self._heard(item)
+        self._stage(item, ApprovalStarted(self._bus.ledger.moment(now)))
+
+    def _heard(self, item: Item | None) -> None:
+        """Its turn knows the decision."""
+        if item is not None and not item.open and not item.told:
+            item.told = True
+            if item.event.standing is not None:
+                item.event.standing.unread -= 1
+
+    def _stage(self, item: Item, record: records.Record, *, refusable: bool = False) -> None:
+        write = self._bus.ledger.approval(item.subject, record, refusable=refusable)
+        self._bus.staged.append(Staged("approval", write, wish=item.subject))
+
+    # --- the journal's word
+
+    def settled(self, subject: str, now: float) -> None:
+        """The journal has what was staged last of this item."""
+        item = self._items.get(subject)
+        if item is None:
+            return  # its event has ended meanwhile
+        if item.state == "staged":
+            item.state = "waits"
+            self._tell_waits(item)
+            self._tell_watchers()
+        elif item.state == "deciding" and item.deciding is not None:
+            self._decided(item, item.deciding, now)
+        elif item.state == "starting":
+            item.state = "started"
+            self._go_on(item, now)
+
+    def refused(self, subject: str) -> None:
+        """The disk has no room for a new item."""
+        item = self._items.get(subject)
+        if item is None or item.state != "staged":
+            return
+        self._let_go(item, self._bus.now)
+        del self._items[subject]
+        if item.asker is not None:
+            connection, frame = item.asker
+            info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nobody could be asked")
+            self._bus.error(connection.cls, connection.ident, info, frame)
+
+    def _decided(self, item: Item, decided: Decided, now: float) -> None:
+        event = item.event
+        item.state, item.decided, item.deciding = decided.how, decided, None
+        by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
+        where = f"{event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
+        self._bus.audit.append(f"approval {item.code}: {decided.how} by {by}: {where}")
+        self._let_go(item, now)
+        if event.standing is not None:
+            event.standing.unread += 1
+            event.standing.ready = True
+        for connection, frame_id in item.operators:
+            self._tell_operator(connection, frame_id, item)
+        item.operators = []
+        self.tell_holder(event)
+        self._tell_watchers()
+        self.events.dispatch(event.instance, now)
+
+    def _go_on(self, item: Item, now: float) -> None:
+        """The use is journaled: the call that waited for that goes on, if its process still waits."""
+        asker, item.asker = item.asker, None
+        if asker is None:
+            return
+        connection, frame = asker
+        if frame.type == "approval.ask":
+            self._reply(connection, frame.id, ApprovalState(state="run"))
+            return
+        try:
+            self.tool_calls.call(connection, frame, now)
+        except GoondanError as error:
+            self._bus.error(connection.cls, connection.ident, error.info, frame)
+
+    # --- events
+
+    def holder_here(self, event: Event) -> None:
+        """A process has this event, perhaps since before a reconnect: it may not know what was decided meanwhile."""
+        standing = event.standing
+        if standing is None:
+            return
+        standing.ready = False
+        if standing.holds:
+            self._clocks.tell_holder(event)
+        if standing.unread:
+            self.tell_holder(event)
+
+    def tell_holder(self, event: Event) -> None:
+        """To the process whose turn it is: calls that were decided, of which it has not heard."""
+        instance = event.instance
+        if instance.leased is not event or instance.conn is None:
+            return
+        calls = [i.id for i in self._items.values() if i.event is event and not i.open and not i.told]
+        if calls:
+            self._bus.send(instance.conn, Frame("approval.news", event_id=event.id, epoch=instance.epoch, calls=calls))
+
+    def drop(self, event: Event) -> None:
+        """The event has ended: what it waited for is withdrawn."""
+        if event.standing is None:
+            return
+        gone = [item for item in self._items.values() if item.event is event]
+        for item in gone:
+            if item.open:
+                self._let_go(item, self._bus.now)
+                for connection, frame_id in item.operators:
+                    info = error_payload("E_APPROVAL_NOT_FOUND", "the turn that asked has ended")
+                    self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
+            del self._items[item.subject]
+            self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(item.subject)))
+        if gone:
+            self._tell_watchers()
+
+    # --- operators
+
+    def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on."""
+        every = [item for item in self._items.values() if item.state != "staged"]
+        items = every if asked.get("all") else [item for item in every if item.open]
+        listed = [self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED]]
+        self._reply(connection, frame.id, {"items": listed, "more": max(0, len(items) - MAX_LISTED)})
+
+    def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.show`: one item with all of its arguments."""
+        self._reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
+
+    def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.watch`: from now on this connection hears `approval.news` whenever the list has changed."""
+        self._watchers[connection.ident] = connection
+        self._reply(connection, frame.id, {})
+
+    def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`approve.answer`: a decision. It is answered when the journal has it."""
+        decision = from_raw(frame.payload, ApprovalDecision)
+        item = self._find(decision.id)
+        decided = self._read(decision, item)
+        if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
+            if len(item.operators) >= MAX_DECIDERS:
+                message = "too many decide about this item"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            item.operators.append((connection, frame.id))
+        elif item.decided is not None and _agree(item.decided, decided):
+            self._tell_operator(connection, frame.id, item)
+        elif item.state == "staged":
+            raise GoondanError(error_payload("E_OVERLOADED", "it is just being asked", retry_after_ms=RETRY_AFTER_MS))
+        elif item.state != "waits":
+            how = (item.decided or item.deciding or decided).how
+            raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
+        else:
+            item.operators.append((connection, frame.id))
+            self._decide(item, decided)
+
+    def _read(self, decision: ApprovalDecision, item: Item) -> Decided:
+        reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
+        if decision.decision == "no":
+            return Decided("denied", decision.uid, self._wall_ms(), reason)
+        if (decision.decision == "answer") is not (item.kind == "question"):
+            what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
+            raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
+        if decision.decision == "yes":
+            return Decided("approved", decision.uid, self._wall_ms(), reason)
+        if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
+            raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
+        return Decided("answered", decision.uid, self._wall_ms(), reason, Raw(bytes(decision.answer)))
+
+    def _decide(self, item: Item, decided: Decided) -> None:
+        item.state, item.deciding = "deciding", decided
+        self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
+
+    def _find(self, name: Any) -> Item:
+        """By id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
+        found = [item for item in self._items.values() if name in (item.id, item.code)]
+        if not found:
+            raise fail("E_APPROVAL_NOT_FOUND", f"nothing waits under {str(name)[:100]!r}")
+        if len(found) > 1:
+            codes = ", ".join(item.code for item in found[:5])
+            raise fail("E_USAGE", f"several items have the id {str(name)[:100]!r}: {codes}", suggestion="Name a code.")
+        return found[0]
+
+    def _shown(self, item: Item, most: int) -> ApprovalItem:
+        record = next(
+            (
+                found
+                for data in self._bus.archive.find_records(item.subject)
+                if isinstance(found := records.decode(data), ApprovalAsked)
+            ),
+            None,
+        )
+        event, instance, decided = item.event, item.event.instance, item.decided
+        content = event.content_here
+        size = 0 if record is None else len(memoryview(record.args))
+        return ApprovalItem(
+            id=item.id,
+            code=item.code,
+            kind=item.kind,
+            agent=instance.agent,
+            instance_key=instance.key,
+            event_id=event.id,
+            tool=item.tool,
+            digest=item.digest,
+            asked_ms=self._wall_ms(item.asked),
+            state=_shown_state(item),
+            root_event=event.root,
+            waited_for_by=list((content.chain if content is not None else None) or []),
+            workdir=None if record is None else record.workdir,
+            args=None if record is None or size > most else from_raw(record.args, object),
+            args_bytes=size,
+            message=None if record is None else record.message,
+            schema=None if record is None or record.schema is None else from_raw(record.schema, object),
+            reason=None if record is None else record.reason,
+            expires_ms=None if item.expires is None else self._wall_ms(item.expires),
+            uid=None if decided is None else decided.uid,
+            decided_ms=None if decided is None else decided.at_ms,
+            decided_reason=None if decided is None else decided.reason,
+        )
+
+    # --- time, and what an earlier broker knew
+
+    def tick(self, now: float) -> None:
+        """What has waited for too long is denied; watchers that are gone are forgotten."""
+        if not self._items and not self._watchers:
+            return
+        for item in list(self._items.values()):
+            if item.state == "waits" and item.expires is not None and item.expires <= now:
+                self._decide(item, Decided("denied", None, self._wall_ms(), "nobody answered in time"))
+        connections = self._bus.presence.connections[CLIENTS]
+        for ident, connection in list(self._watchers.items()):
+            if connections.get(ident) is not connection:
+                del self._watchers[ident]
+
+    def restore(self, rows: Sequence[tuple[str, records.Record]]) -> None:
+        """Items of an earlier broker, by their records in order."""
+        for subject, record in rows:
+            item = self._items.get(subject)
+            if isinstance(record, ApprovalAsked):
+                event = self._bus.mailbox.events.get(record.event_id)
+                if event is None or event.finished:
+                    self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(subject)))
+                else:
+                    self._items[subject] = self._restored(subject, record, event)
+            elif item is not None and isinstance(record, ApprovalAnswered):
+                item.state = record.how
+                item.decided = Decided(record.how, record.uid, record.at_ms, record.reason, record.answer)
+            elif item is not None and isinstance(record, ApprovalStarted):
+                item.state, item.restored, item.told = "started", True, True
+                item.started_ms = self._bus.ledger.boot_ms(record.at)
+        for item in self._items.values():
+            standing = item.event.standing = item.event.standing or Standing()
+            if item.open:
+                self._hold(item)
+            elif not item.told:
+                standing.unread += 1
+                standing.ready = True
+
+    def _restored(self, subject: str, record: ApprovalAsked, event: Event) -> Item:
+        ledger = self._bus.ledger
+        return Item(
+            subject,
+            record.call_id,
+            code_of(record.agent, record.key, record.call_id),
+            event,
+            record.kind,
+            record.tool,
+            record.digest,
+            ledger.on_clock(record.asked),
+            None if record.expires is None else ledger.on_clock(record.expires),
+            len(memoryview(record.args)),
+            state="waits",
+        )
+
+    # --- words
+
+    def _tell_waits(self, item: Item) -> None:
+        """To the process that asks: a person was asked."""
+        asker, item.asker = item.asker, None
+        if asker is None:
+            return
+        connection, frame = asker
+        if frame.type == "approval.ask":
+            self._reply(connection, frame.id, ApprovalState(state="waits"))
+            return
+        info = error_payload(WAITS, f"{item.tool}: a person has to approve this call ({item.code})")
+        self._bus.error(connection.cls, connection.ident, info, frame)
+
+    def _tell_operator(self, connection: Connection, frame_id: str, item: Item) -> None:
+        decided = item.decided
+        body = {"id": item.id, "code": item.code, "state": item.state if decided is None else decided.how}
+        self._reply(connection, frame_id, body)
+
+    def _tell_watchers(self) -> None:
+        """Those who watch look again. It may be lost: what matters is asked for at every connect."""
+        for connection in self._watchers.values():
+            if self._bus.presence.connections[CLIENTS].get(connection.ident) is connection:
+                data = encode_value(Frame("approval.news", id=self._bus.next_id()))
+                self._bus.out.append((CLIENTS, connection.ident, Lossy(data)))
+
+    def _reply(self, connection: Connection, frame_id: str, body: Any) -> None:
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+    def _wall_ms(self, moment: float | None = None) -> int:
+        return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
+
+
+def _read_as(frame: Frame, call: Call) -> None:
+    """Let the tool host see exactly what was looked at."""
+    if call.payload is not None and call.args is not UNREADABLE:
+        frame.payload = to_raw(call.payload)
+
+
+def _refusal(
+    item: Item | None, event: Event, tool: str, digest: str, call: Call, decision: Decision
+) -> ErrorPayload | None:
+    """Why a call gets an error as its result, if it does."""
+    if item is None:
+        if call.args is UNREADABLE:
+            return _denied(tool, f"its arguments are larger than a person is shown ({MAX_ARGS_BYTES} bytes)")
+        return _denied(tool, decision.reason or "a rule of the bundle")
+    if item.event is not event or item.tool != tool or item.digest != digest:
+        message = f"{tool}: the call is another one than a person was asked about"
+        return error_payload("E_APPROVAL_MISMATCH", message)
+    if item.state == "denied":
+        return _denied(tool, None if item.decided is None else item.decided.reason)
+    if item.state == "approved" and decision.action == "deny":
+        return _denied(tool, decision.reason or "a rule of the bundle")
+    return None
+
+
+def _denied(tool: str, reason: str | None) -> ErrorPayload:
+    return error_payload(DENIED, f"{tool}: the call was not approved: {reason or 'a person said no'}")
+
+
+def _state_of(item: Item, *, again: bool) -> ApprovalState:
+    decided = item.decided
+    if item.state == "denied":
+        return ApprovalState(state="denied", reason=None if decided is None else decided.reason)
+    if item.state == "answered":
+        return ApprovalState(state="answered", answer=None if decided is None else decided.answer)
+    return ApprovalState(state="run", again=again)
+
+
+def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered", "started"]:
+    match item.state:
+        case "staged" | "waits" | "deciding":
+            return "waits"
+        case "starting":
+            return "started"
+        case state:
+            return state
+
+
+def _agree(one: Decided, other: Decided) -> bool:
+    return one.how == other.how and one.answer == other.answer

@@ -1,0 +1,159 @@
+"""`gdn approve list|show|yes|no|answer`: calls that wait for a person, and what becomes of them.
+
+Source: docs/approvals.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from msgspec import Raw
+
+#: How long the broker may take to answer (seconds): longer than a restart of it takes.
+_PATIENCE_S: Final = 30.0
+
+_reason = click.option("--reason", default=None, help="Why; a model is told the reason for a no.")
+
+
+@click.group()
+def command() -> None:
+    """Show calls that wait for a person; approve or deny them, or answer a question."""
+
+
+@command.command(name="list")
+@click.option("--all", "everything", is_flag=True, help="Also what was decided, as long as its turn goes on.")
+@options.bundle
+@options.as_json
+def list_(everything: bool, bundle: str | None, as_json: bool) -> int:
+    """List what waits, the oldest first."""
+    from kernel.cli.approval_text import list_lines
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "approve.list", "all": everything})
+    if as_json:
+        write_json(answer)
+    else:
+        write(*list_lines(answer["items"], answer["more"]))
+    return 0
+
+
+@command.command()
+@click.argument("id")
+@options.bundle
+@options.as_json
+def show(id: str, bundle: str | None, as_json: bool) -> int:
+    """Show one with all of its arguments. ID is a callId or a code."""
+    from kernel.cli.approval_text import item_lines
+    from kernel.cli.output import write, write_json
+
+    answer = _ask(bundle, {"op": "approve.show", "id": id})
+    if as_json:
+        write_json(answer)
+    else:
+        write(*item_lines(answer))
+    return 0
+
+
+@command.command()
+@click.argument("id")
+@_reason
+@options.bundle
+@options.as_json
+def yes(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
+    """Let a call run, once. ID is a callId or a code."""
+    return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
+
+
+@command.command()
+@click.argument("id")
+@_reason
+@options.bundle
+@options.as_json
+def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
+    """Deny a call, or decline a question. ID is a callId or a code."""
+    return _decide(bundle, as_json, {"id": id, "decision": "no", "reason": reason})
+
+
+@command.command()
+@click.argument("id")
+@click.argument("json", required=False)
+@options.bundle
+@options.as_json
+def answer(id: str, json: str | None, bundle: str | None, as_json: bool) -> int:
+    """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
+    import sys
+
+    from kernel.cli.batch import parse_json
+    from schemas.approvals import MAX_ANSWER_BYTES
+    from schemas.errors import fail
+
+    text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
+    value = parse_json(text)
+    item = _ask(bundle, {"op": "approve.show", "id": id})
+    issues = answer_issues(item.get("schema"), value)
+    if issues:
+        raise fail("E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}.")
+    return _decide(bundle, as_json, {"id": id, "decision": "answer", "answer": encoded_answer(value)})
+
+
+def answer_issues(schema: Any, value: Any) -> list[str]:
+    """What does not fit the JSON Schema of a question, in words."""
+    from schemas.arguments import compile_arguments
+
+    if not isinstance(schema, dict):
+        return []
+    wrapped = {"type": "object", "properties": {"answer": schema}, "required": ["answer"]}
+    return compile_arguments(wrapped, {}).apply({"answer": value})[1]
+
+
+def encoded_answer(value: Any) -> Raw:
+    """An answer as it goes to the broker. Raises GoondanError E_USAGE."""
+    from schemas.approvals import MAX_ANSWER_BYTES
+    from schemas.codec import to_raw
+    from schemas.errors import fail
+
+    raw = to_raw(value)
+    if len(memoryview(raw)) > MAX_ANSWER_BYTES:
+        raise fail("E_USAGE", f"an answer has at most {MAX_ANSWER_BYTES} bytes")
+    return raw
+
+
+def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
+    import os
+
+    from kernel.cli.output import write, write_json
+
+    told = _ask(bundle, {"op": "approve.answer", "uid": os.getuid(), **decision})
+    if as_json:
+        write_json(told)
+    else:
+        write(f"{told['code']} is {told['state']}")
+    return 0
+
+
+def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
+    import asyncio
+
+    from kernel.cli.attach import attach, locate
+    from kernel.cli.session import Session
+    from kernel.paths import is_utf8
+    from schemas.errors import fail
+
+    for field in ("id", "reason"):
+        if not is_utf8(str(question.get(field) or "")):
+            raise fail("E_USAGE", f"the {field} is not UTF-8")
+    kernel = attach(locate(bundle))
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel, _PATIENCE_S) as session:
+            return await session.admin(question, _PATIENCE_S)
+
+    try:
+        return asyncio.run(ask())
+    finally:
+        kernel.finish()

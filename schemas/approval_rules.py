@@ -1,0 +1,305 @@
+"""Rules of the bundled extension `approval`: which tool calls a person decides about. Pure.
+
+The kernel reads the rules from the bundle and the broker enforces them. The agent reads them as well, for calls that
+run in its own process. Both use `decide`.
+
+Rules.
+- The first rule that fits decides. Without one, the policy's default decides.
+- An agent with several policies (several Extension documents) gets the strictest of what they say.
+- Every comparison takes time in proportion to the text. There are no regular expressions: a model writes the text, and
+  a pattern that backtracks would stop the broker.
+- Arguments that cannot be read count as fitting for `ask` and `deny`, and as not fitting for `allow`.
+"""
+
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+Action = Literal["allow", "ask", "deny"]
+ACTIONS: Final[tuple[Action, ...]] = ("allow", "ask", "deny")
+#: The stricter of two actions has the higher number.
+_STRICTNESS: Final[dict[str, int]] = {"allow": 0, "ask": 1, "deny": 2}
+
+#: How long an item waits for an answer when its rule does not say (seconds): as long as ids of events are kept.
+DEFAULT_EXPIRY_S: Final = 7 * 86_400
+#: The longest that a rule may say (seconds).
+MAX_EXPIRY_S: Final = 90 * 86_400
+#: Rules of one policy, and patterns of one rule: each call looks at all of them.
+MAX_RULES: Final = 200
+MAX_PATTERNS: Final = 50
+#: Conditions of one rule.
+MAX_CONDITIONS: Final = 20
+#: Text of a pattern, a path or a reason (characters).
+MAX_TEXT: Final = 1000
+#: Stars in one `matches`: each costs one search through the text.
+MAX_STARS: Final = 16
+
+#: What a condition may say of an argument.
+OPERATORS: Final = ("equals", "in", "startsWith", "endsWith", "contains", "matches", "exists")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_PREFIX: Final = "args."
+
+
+class Condition(Struct, frozen=True, omit_defaults=True):
+    """What one argument must be. `path` are the keys to it, `operator` is one of OPERATORS, `value` its operand."""
+
+    path: list[str]
+    operator: str
+    value: Any = None
+
+
+class Rule(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One rule. `tools` are patterns of full tool names. All of `when` must hold. `expires_s`: how long an item
+    waits."""
+
+    tools: list[str]
+    action: Action
+    when: list[Condition] = []
+    expires_s: float = DEFAULT_EXPIRY_S
+    reason: str | None = None
+
+
+class Policy(Struct, frozen=True, omit_defaults=True):
+    """The rules of one Extension document of that name."""
+
+    name: str
+    rules: list[Rule] = []
+    default: Action = "allow"
+
+
+class Decision(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What is done with a call. `reason` is the rule's own word, for the person and for the model."""
+
+    action: Action
+    reason: str | None = None
+    expires_s: float = DEFAULT_EXPIRY_S
+
+
+class Problem(Struct, frozen=True):
+    """A mistake in a policy, at this path below the extension's config."""
+
+    path: tuple[str | int, ...]
+    message: str
+
+
+#: Arguments that nobody here can read.
+UNREADABLE: Final = object()
+_RUN: Final = Decision("allow")
+
+
+# --- deciding -------------------------------------------------------------------------------------------------------
+
+
+def concerns(policies: Iterable[Policy], tool: str) -> bool:
+    """Whether any of these could say something else than `allow` of a call of this tool, whatever its arguments are."""
+    for policy in policies:
+        if policy.default != "allow":
+            return True
+        if any(rule.action != "allow" and _names(rule, tool) for rule in policy.rules):
+            return True
+    return False
+
+
+def decide(policies: Iterable[Policy], tool: str, args: Any) -> Decision:
+    """What is done with a call of `tool` with these arguments, a JSON object or UNREADABLE."""
+    strictest = _RUN
+    for policy in policies:
+        found = _of_policy(policy, tool, args)
+        if _STRICTNESS[found.action] > _STRICTNESS[strictest.action]:
+            strictest = found
+    return strictest
+
+
+def _of_policy(policy: Policy, tool: str, args: Any) -> Decision:
+    for rule in policy.rules:
+        if _names(rule, tool) and _fits(rule, args):
+            return Decision(rule.action, rule.reason, rule.expires_s)
+    return Decision(policy.default)
+
+
+def _names(rule: Rule, tool: str) -> bool:
+    return any(fnmatchcase(tool, pattern) for pattern in rule.tools)
+
+
+def _fits(rule: Rule, args: Any) -> bool:
+    if not rule.when:
+        return True
+    if args is UNREADABLE:
+        return rule.action != "allow"
+    return all(_holds(condition, args) for condition in rule.when)
+
+
+_NOTHING: Final = object()
+
+
+def _holds(condition: Condition, args: Any) -> bool:
+    value: Any = args
+    for key in condition.path:
+        value = value.get(key, _NOTHING) if isinstance(value, dict) else _NOTHING
+    operator, operand = condition.operator, condition.value
+    if operator == "exists":
+        return (value is not _NOTHING) is bool(operand)
+    if value is _NOTHING:
+        return False
+    if operator == "equals":
+        return _same(value, operand)
+    if operator == "in":
+        return any(_same(value, one) for one in operand)
+    text = value if isinstance(value, str) else _text(value)
+    if operator == "startsWith":
+        return text.startswith(operand)
+    if operator == "endsWith":
+        return text.endswith(operand)
+    if operator == "contains":
+        return operand in text
+    return matches(text, operand)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other and isinstance(one, bool) is isinstance(other, bool)  # Python takes True for 1
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def matches(text: str, pattern: str) -> bool:
+    """Whether the whole text fits: `*` stands for any text, also for none and for line ends; all else for itself."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == first
+    last = rest.pop()
+    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for piece in rest:  # the earliest place of each leaves the most for the others
+        found = text.find(piece, at, end)
+        if found < 0:
+            return False
+        at = found + len(piece)
+    return True
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_policy(name: str, config: Mapping[str, Any]) -> tuple[Policy, list[Problem]]:
+    """The policy that an extension's config describes, and every mistake in it. With mistakes, the policy is moot."""
+    problems: list[Problem] = []
+    unknown = [key for key in config if key not in ("rules", "default")]
+    problems += [Problem((key,), f"{str(key)[:100]!r} is no field; there are rules and default") for key in unknown]
+    default = config.get("default", "allow")
+    if default not in ACTIONS:
+        problems.append(Problem(("default",), f"default is one of {', '.join(ACTIONS)}"))
+        default = "deny"
+    written = config.get("rules", [])
+    rules: list[Rule] = []
+    if not isinstance(written, list) or len(written) > MAX_RULES:
+        problems.append(Problem(("rules",), f"rules is a list of at most {MAX_RULES} rules"))
+    else:
+        for at, rule in enumerate(written):
+            found = _read_rule(rule, ("rules", at), problems)
+            if found is not None:
+                rules.append(found)
+    return Policy(name, rules, default), problems
+
+
+def _read_rule(rule: Any, at: tuple[str | int, ...], problems: list[Problem]) -> Rule | None:
+    before = len(problems)
+
+    def wrong(message: str, *path: str | int) -> None:
+        problems.append(Problem((*at, *path), message))
+
+    if not isinstance(rule, dict):
+        wrong("a rule is an object with tools and action")
+        return None
+    for key in rule:
+        if key not in ("tools", "when", "action", "expiresAfter", "reason"):
+            wrong(f"{str(key)[:100]!r} is no field of a rule", key)
+    tools: Any = rule.get("tools")
+    if not _is_texts(tools) or not 0 < len(tools) <= MAX_PATTERNS:
+        wrong(f"tools is a list of 1 to {MAX_PATTERNS} patterns of tool names, such as bash__*", "tools")
+    action: Any = rule.get("action")
+    if action not in ACTIONS:
+        wrong(f"action is one of {', '.join(ACTIONS)}", "action")
+    reason = rule.get("reason")
+    if reason is not None and not _is_text(reason):
+        wrong(f"reason is a text of 1 to {MAX_TEXT} characters", "reason")
+    expires = DEFAULT_EXPIRY_S if "expiresAfter" not in rule else _seconds(rule["expiresAfter"])
+    if expires is None:
+        wrong('expiresAfter is a time such as "90s", "15m", "12h" or "7d", up to 90d', "expiresAfter")
+    if "expiresAfter" in rule and action in ("allow", "deny"):
+        wrong("expiresAfter belongs to rules with the action ask", "expiresAfter")
+    when = _read_when(rule.get("when", {}), (*at, "when"), problems)
+    if len(problems) > before or expires is None:
+        return None
+    return Rule(tools, action, when, float(expires), reason)
+
+
+def _read_when(when: Any, at: tuple[str | int, ...], problems: list[Problem]) -> list[Condition]:
+    found: list[Condition] = []
+    if not isinstance(when, dict) or len(when) > MAX_CONDITIONS:
+        problems.append(Problem(at, f"when is an object of at most {MAX_CONDITIONS} conditions, by args.NAME"))
+        return found
+    for path, condition in when.items():
+        keys = path.removeprefix(_PREFIX).split(".") if isinstance(path, str) else []
+        if not isinstance(path, str) or not path.startswith(_PREFIX) or not all(keys) or len(path) > MAX_TEXT:
+            problems.append(Problem((*at, str(path)), "a condition is about args.NAME, or args.NAME.NAME"))
+            continue
+        if not isinstance(condition, dict) or not condition:
+            message = f"a condition is an object with one or more of {', '.join(OPERATORS)}"
+            problems.append(Problem((*at, path), message))
+            continue
+        for operator, value in condition.items():
+            fault = _fault(operator, value)
+            if fault is not None:
+                problems.append(Problem((*at, path, operator), fault))
+            else:
+                found.append(Condition(keys, operator, value))
+    return found
+
+
+def _fault(operator: Any, value: Any) -> str | None:
+    """What is wrong with one comparison."""
+    if operator not in OPERATORS:
+        return f"{str(operator)[:100]!r} is no comparison; there are {', '.join(OPERATORS)}"
+    if operator == "exists":
+        return None if isinstance(value, bool) else "exists is true or false"
+    if operator == "in":
+        return (
+            None
+            if isinstance(value, list) and 0 < len(value) <= MAX_PATTERNS
+            else (f"in is a list of 1 to {MAX_PATTERNS} values")
+        )
+    if operator == "equals":
+        return None
+    if not _is_text(value):
+        return f"{operator} is a text of 1 to {MAX_TEXT} characters"
+    if operator == "matches" and value.count("*") > MAX_STARS:
+        return f"a pattern has at most {MAX_STARS} stars"
+    return None
+
+
+def _seconds(value: Any) -> float | None:
+    if isinstance(value, str) and value[-1:] in _UNITS and value[:-1].isascii() and value[:-1].isdecimal():
+        number = int(value[:-1]) if len(value) < 12 else 0
+        seconds = float(number * _UNITS[value[-1]])
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        return None
+    return seconds if 1 <= seconds <= MAX_EXPIRY_S else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(_is_text(one) for one in value)
