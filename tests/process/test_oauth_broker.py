@@ -1,0 +1,336 @@
+"""OAuth tokens between a real broker and the real process that holds them, which is killed; the test is everybody else.
+
+The OAuth server is a few lines here: it takes each refresh token once, and can wait with its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+import pytest
+
+from kernel.oauth.grants import Grant
+from kernel.oauth.key_file import read_or_make
+from kernel.oauth.vault import Vault
+from kernel.spawn import memory_file
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError
+from schemas.frames import AgentEvent, ErrorPayload, Frame
+from schemas.launch import ExtensionSpec, KernelPlan
+from schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
+from tests.process.bare_broker import Broker, Raw, bare_broker, plan
+
+READY_S = 10.0
+
+
+class TokenServer(ThreadingHTTPServer):
+    """Gives another refresh token for each, and forgets the old one before it answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.good = {"rt-0"}
+        self.asked = 0
+        #: What comes next is taken, and answered when this is set.
+        self.go = threading.Event()
+        self.go.set()
+        self.came = threading.Event()
+        #: Whether what comes next is read and nothing done about it.
+        self.deaf = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/token"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: TokenServer
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        server = self.server
+        server.asked += 1
+        token = form["refresh_token"][0]
+        good = token in server.good
+        if good and not server.deaf:
+            server.good = {f"rt-{server.asked}"}
+        server.came.set()
+        server.go.wait(READY_S)
+        told: dict[str, Any] = {"error": "invalid_grant"}
+        if good:
+            told = {"access_token": f"at-{server.asked}", "token_type": "Bearer", "expires_in": 3600}
+            told["refresh_token"] = f"rt-{server.asked}"
+        data = json.dumps(told).encode()
+        try:
+            self.send_response(200 if good else 400)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            pass  # who asked is dead
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+class World:
+    """A broker, an OAuth server, and processes that hold tokens."""
+
+    def __init__(self, broker: Broker, server: TokenServer, folder: Path) -> None:
+        self.broker = broker
+        self.server = server
+        self.folder = folder
+        self.launch = 0
+        self.holder: subprocess.Popen[bytes] | None = None
+        self.state = f"{broker.run_dir}/state"
+        self.key_file = f"{folder}/keys/oauth.key"
+        self.events = 0
+        self.client = broker.hello("client", operator=True)
+        self.supervisor = broker.hello("control")
+
+    def vault(self) -> Vault:
+        return Vault(f"{self.state}/oauth", self.state, read_or_make(self.key_file, self.state))
+
+    def start_holder(self) -> None:
+        """As the supervisor does."""
+        self.launch += 1
+        token = memory_file("token", self.broker.token("control", agent="oauth", launch=self.launch).encode())
+        ready_r, ready_w = os.pipe()
+        self.holder = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "kernel.oauth", "--endpoint", self.broker.endpoint("control")),
+                *("--token-fd", str(token), "--ready-fd", str(ready_w)),
+                *("--state-dir", self.state, "--key-file", self.key_file),
+            ],
+            pass_fds=[token, ready_w],
+            stderr=subprocess.PIPE,
+        )
+        os.close(token)
+        os.close(ready_w)
+        assert os.read(ready_r, 1) == b"\n"
+        os.close(ready_r)
+
+    def kill_holder(self) -> str:
+        """kill -9; what it had written."""
+        assert self.holder is not None
+        self.holder.kill()
+        _, told = self.holder.communicate()
+        self.holder = None
+        return told.decode()
+
+    def turn(self, agent: Raw, *, to: str = "coder", auth: Any = None, sender: Raw | None = None) -> Frame:
+        """Have the agent hold an event; the frame."""
+        self.events += 1
+        client = sender or self.client
+        event = AgentEvent(id=f"e{self.events}", type="user.message", created_at="2026-01-01T00:00:00Z", input="x")
+        frame = Frame("event", id=f"f{self.events}", to=to, instance_key="k", event_id=event.id, payload=to_raw(event))
+        if auth is not None:
+            frame.auth = to_raw(auth)
+        client.send(frame)
+        while (held := agent.receive()).type != "event":
+            pass
+        return held
+
+    def end(self, agent: Raw, event: Frame) -> None:
+        answer = AgentEvent(id=f"{event.event_id}.answer", type="agent.response", created_at="2026-01-01T00:00:00Z")
+        agent.send(
+            Frame("ack", id=f"a{self.events}", stage="done", event_id=event.event_id, epoch=event.epoch,
+                  payload=to_raw(answer))
+        )  # fmt: skip
+        while agent.receive().in_reply_to != f"a{self.events}":
+            pass
+
+    def ask(self, agent: Raw, name: str, app: str = "cal", **more: Any) -> None:
+        agent.send(Frame("oauth.token", id=name, payload=to_raw(TokenRequest(app, **more))))
+
+    def answer(self, agent: Raw, name: str) -> dict[str, Any]:
+        while (frame := agent.receive()).in_reply_to != name:
+            pass
+        if frame.type == "error":
+            raise GoondanError(from_raw(frame.payload, ErrorPayload))
+        return from_raw(frame.payload, dict)
+
+    def refused(self, agent: Raw, app: str = "cal", **more: Any) -> str:
+        self.ask(agent, "refused", app, **more)
+        with pytest.raises(GoondanError) as refused:
+            self.answer(agent, "refused")
+        return refused.value.code
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    server = TokenServer()
+    app = OAuthAppSpec(
+        name="cal", client_id="c", scopes=["a"], token_url=server.url, authorization_url="https://login.example/a"
+    )
+    machine = OAuthAppSpec(
+        name="machine", flow="clientCredentials", client_id="c", client_secret="s", token_url="https://x"
+    )
+
+    def make(state_dir: str) -> KernelPlan:
+        made = plan(state_dir)
+        extension = ExtensionSpec(name="e", entry="/e.py", resource={})
+        coder = msgspec.structs.replace(made.agents["coder"], extensions=[extension])
+        agents = {**made.agents, "coder": coder}
+        return msgspec.structs.replace(made, agents=agents, oauth_apps={"cal": app, "machine": machine})
+
+    folder = tmp_path_factory.mktemp("keys")
+    with bare_broker(make) as broker:
+        world = World(broker, server, folder)
+        try:
+            yield world
+        finally:
+            if world.holder is not None:
+                world.kill_holder()
+            server.go.set()
+            server.shutdown()
+            server.server_close()
+
+
+def expired(**changes: Any) -> Grant:
+    return Grant(
+        app="cal", subject="ann", client_id="c", scopes=["a"], access_token="at-0", lifetime_s=60.0, obtained_at=1.0,
+        refresh_token="rt-0", **changes,
+    )  # fmt: skip
+
+
+@pytest.mark.requirement("OAUTH-01", "OAUTH-02")
+def test_a_holder_that_is_killed_in_a_refresh_ends_in_an_answer(world: World) -> None:
+    agent = world.broker.hello("agent", agent="coder", instance_key="k")
+    event = world.turn(agent, auth={"actor": {"id": "ann"}})
+    server = world.server
+    # Before it is started: the first order has the supervisor start it.
+    world.ask(agent, "first")
+    told = world.supervisor.receive()
+    while b"tokens_wanted" not in bytes(told.payload):
+        told = world.supervisor.receive()
+    os.makedirs(world.folder / "keys", 0o700, exist_ok=True)
+    world.vault().save(expired(server=server.url))
+    # The server takes the old token and gives another; the holder dies before it hears of that.
+    server.go.clear()
+    world.start_holder()
+    assert server.came.wait(READY_S)
+    grant = world.vault().load("cal", "ann")
+    assert grant is not None
+    assert grant.refreshing_since is not None  # on disk before it was sent
+    log = world.kill_holder()
+    server.go.set()
+    world.start_holder()  # it is given the order again
+    answer = world.answer(agent, "first")
+    assert answer["status"] == "authorization_required"
+    assert "interrupted" in answer["message"]
+    assert answer["subject"] == "ann"
+    assert server.asked == 2
+    grant = world.vault().load("cal", "ann")
+    assert grant is not None
+    assert (grant.access_token, grant.refresh_token) == ("", None)
+    # One whose request came to nothing at the server goes on as if nothing had been.
+    server.good, server.deaf = {"rt-0"}, True
+    server.came.clear()
+    server.go.clear()
+    world.vault().save(expired(server=server.url))
+    world.ask(agent, "second")
+    assert server.came.wait(READY_S)
+    log += world.kill_holder()
+    server.deaf = False
+    server.go.set()
+    world.start_holder()
+    answer = world.answer(agent, "second")
+    assert (answer["status"], answer["accessToken"]) == ("ready", "at-4")
+    grant = world.vault().load("cal", "ann")
+    assert grant is not None
+    assert (grant.refresh_token, grant.refreshing_since) == ("rt-4", None)
+    world.end(agent, event)
+    log += world.kill_holder()
+    for secret in ("rt-0", "at-0", "rt-4", "at-4"):
+        assert secret not in log
+    agent.close()
+
+
+@pytest.mark.requirement("OAUTH-01")
+def test_an_agent_gets_tokens_of_nobody_but_whom_its_turn_acts_for(world: World) -> None:
+    agent = world.broker.hello("agent", agent="coder", instance_key="k")
+    assert world.refused(agent) == "E_OAUTH_SUBJECT"  # between turns
+    event = world.turn(agent, auth={"subject": "bob", "actor": {"id": "ann"}})
+    assert world.refused(agent, subject="ann") == "E_OAUTH_SUBJECT"
+    assert world.refused(agent, subject="local") == "E_OAUTH_SUBJECT"
+    assert world.refused(agent, app="other") == "E_OAUTH_APP"
+    assert world.refused(agent, scopes=["x y"]) == "E_OAUTH_SCOPE"
+    world.end(agent, event)
+    for auth in ({"actor": {}}, {"actor": {"id": 7}}, {"subject": "x" * 300}, {"subject": "a\nb"}, [], "ann", {}):
+        event = world.turn(agent, auth=auth)
+        assert world.refused(agent) == "E_OAUTH_SUBJECT"
+        world.end(agent, event)
+    # An agent that sends itself an event is not the person who runs the kernel, whatever it says.
+    reviewer = world.broker.hello("agent", agent="reviewer", instance_key="k")
+    event = world.turn(agent, auth={"subject": "ann"}, sender=reviewer)
+    assert world.refused(agent) == "E_OAUTH_SUBJECT"
+    assert world.refused(agent, subject="ann") == "E_OAUTH_SUBJECT"
+    world.end(agent, event)
+    event = world.turn(agent)
+    world.start_holder()
+    world.ask(agent, "mine", subject="local")
+    answer = world.answer(agent, "mine")
+    assert (answer["status"], answer["subject"]) == ("authorization_required", "local")
+    world.end(agent, event)
+    event = world.turn(reviewer, to="reviewer")
+    assert world.refused(reviewer) == "E_FORBIDDEN"  # it has no extensions
+    assert world.refused(reviewer, app="machine") == "E_FORBIDDEN"
+    world.end(reviewer, event)
+    world.kill_holder()
+    agent.close()
+    reviewer.close()
+
+
+@pytest.mark.requirement("OAUTH-02", "EVENTS-09")
+def test_only_the_holder_answers_and_tells_of_agreements(world: World) -> None:
+    agent = world.broker.hello("agent", agent="coder", instance_key="k")
+    reviewer = world.broker.hello("agent", agent="reviewer", instance_key="k")
+    client = world.broker.hello("client")
+    for peer in (agent, client):
+        for kind in ("oauth.order", "oauth.granted"):
+            assert b"E_FRAME_TYPE" in bytes(peer.ask(Frame(kind, id="x")).payload)
+    assert b"E_FRAME_INVALID" in bytes(client.ask(Frame("admin", id="l", payload=to_raw({"op": "auth.list"}))).payload)
+    supervisor = world.supervisor
+    news = to_raw(GrantedNews("cal", "ann", ["a"], [("coder", "k"), ("reviewer", "k"), ("coder", "gone")]))
+    supervisor.send(Frame("oauth.granted", id="n", payload=news))
+    while (told := supervisor.receive()).in_reply_to != "n":
+        pass
+    assert b"E_FRAME_TYPE" in bytes(told.payload)
+    holder = world.broker.hello("control", agent="oauth", launch=world.launch + 1)
+    world.launch += 1
+    holder.send(Frame("oauth.granted", id="n", payload=news))
+    while (told := agent.receive()).type != "oauth.granted":
+        pass
+    assert from_raw(told.payload, Granted) == Granted("OAuthApp/cal", "ann", ["a"])
+    # An order that is asked for again over another connection is one order, and the answer goes to the newer one.
+    world.ask(agent, "twice", app="machine")
+    world.ask(agent, "twice", app="machine")
+    order = holder.receive()
+    assert order.type == "oauth.order"
+    assert from_raw(order.payload, dict) == {
+        "order": "token", "app": "machine", "subject": "app", "agent": "coder", "instanceKey": "k",
+    }  # fmt: skip
+    holder.send(Frame("reply", id="r0", in_reply_to="made-up", payload=to_raw({"status": "ready"})))
+    holder.send(Frame("reply", id="r1", in_reply_to=order.id, payload=to_raw({"status": "ready", "accessToken": "x"})))
+    assert world.answer(agent, "twice")["accessToken"] == "x"
+    # Nobody floods it.
+    for number in range(17):
+        world.ask(agent, f"n{number}", app="machine")
+    with pytest.raises(GoondanError) as refused:
+        world.answer(agent, "n16")
+    assert refused.value.code == "E_OVERLOADED"
+    for peer in (agent, reviewer, client, holder):
+        peer.close()

@@ -1,0 +1,79 @@
+"""What to do when a token is asked for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kernel.oauth import grants
+from kernel.oauth.grants import Fetch, Grant, Login, Refresh, Use, judge
+from kernel.oauth.protocol import Tokens
+from schemas.oauth import OAuthAppSpec
+
+APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])
+TOKENS = Tokens("at", "Bearer", 600.0, "rt", None)
+GRANT = grants.granted(APP, "ann", TOKENS, ["a"], now=1000.0)
+
+
+def test_a_good_token_is_used_and_one_that_ends_is_replaced() -> None:
+    assert judge(GRANT, APP, ["a"], 1000.0) == Use()
+    assert judge(GRANT, APP, ["a"], 1000.0 + 539) == Use()
+    assert judge(GRANT, APP, ["a"], 1000.0 + 541) == Refresh()
+    assert judge(GRANT, APP, ["a"], 999.0) == Refresh()  # a clock that was set back
+    short = replace(GRANT, lifetime_s=10.0)
+    assert (judge(short, APP, [], 1004.0), judge(short, APP, [], 1006.0)) == (Use(), Refresh())
+    assert judge(replace(GRANT, lifetime_s=None), APP, ["a"], 1e12) == Use()
+
+
+def test_a_person_is_asked_where_nothing_else_helps() -> None:
+    def reason(grant: Grant | None, app: OAuthAppSpec = APP, scopes: list[str] | None = None) -> str:
+        verdict = judge(grant, app, scopes or ["a"], 2000.0)
+        assert isinstance(verdict, Login)
+        return verdict.reason
+
+    assert "nobody" in reason(None)
+    assert "scopes: b" in reason(GRANT, scopes=["a", "b"])
+    assert "no other to follow" in reason(replace(GRANT, refresh_token=None))
+    assert "interrupted" in reason(grants.lost(GRANT, interrupted=True))
+    assert "does not accept" in reason(grants.lost(GRANT, interrupted=False))
+
+
+@pytest.mark.parametrize("changes", [{"issuer": "https://evil.example"}, {"client_id": "other"}, {"issuer": None}])
+def test_a_token_is_sent_to_nobody_but_the_server_it_is_from(changes: dict[str, str | None]) -> None:
+    changed = replace(APP, token_url="https://evil.example/t", **changes)
+    verdict = judge(GRANT, changed, ["a"], 2000.0)
+    assert isinstance(verdict, Login)
+    assert "another server or another client" in verdict.reason
+
+
+def test_an_app_of_its_own_asks_nobody() -> None:
+    machine = replace(APP, flow="clientCredentials")
+    assert judge(None, machine, ["a"], 0.0) == Fetch()
+    assert judge(GRANT, machine, ["a"], 1000.0) == Use()
+    assert judge(GRANT, machine, ["b"], 1000.0) == Fetch()
+    assert judge(GRANT, machine, ["a"], 5000.0) == Fetch()
+
+
+def test_a_refresh_keeps_what_the_server_does_not_say() -> None:
+    begun = grants.begun(GRANT, 1500.0)
+    assert begun.refreshing_since == 1500.0
+    after = grants.refreshed(begun, Tokens("at2", "Bearer", None, None, None), 1501.0)
+    assert (after.access_token, after.refresh_token, after.scopes) == ("at2", "rt", ["a"])
+    assert (after.refreshing_since, after.expires_at) == (None, None)
+    rotated = grants.refreshed(begun, Tokens("at2", "Bearer", 10.0, "rt2", ["a", "b"]), 1501.0)
+    assert (rotated.refresh_token, rotated.scopes, rotated.expires_at) == ("rt2", ["a", "b"], 1511.0)
+
+
+def test_what_is_lost_holds_no_token() -> None:
+    gone = grants.lost(grants.begun(GRANT, 1.0), interrupted=True)
+    assert (gone.access_token, gone.refresh_token, gone.refreshing_since) == ("", None, None)
+    assert "rt" not in repr(GRANT)
+
+
+@given(st.floats(0, 1e6), st.floats(0.001, 1e6), st.floats(0, 2e6), st.booleans())
+def test_no_token_is_used_that_has_ended(obtained: float, lifetime: float, now: float, refreshable: bool) -> None:
+    grant = replace(GRANT, obtained_at=obtained, lifetime_s=lifetime, refresh_token="rt" if refreshable else None)
+    if isinstance(judge(grant, APP, ["a"], now), Use):
+        assert obtained <= now < obtained + lifetime
