@@ -36,6 +36,14 @@ kind: Extension
 metadata: {name: cal}
 spec: {entry: ext/cal.py}
 ---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: look}
+spec:
+  entry: tools/look.py
+  exports: [{name: around, description: Look., parameters: {type: object}}]
+  sandbox: {filesystem: {read: ["@CONFIG@"]}}
+---
 """
 SECRET = "a secret+with signs"
 EXTENSION = '''\
@@ -78,14 +86,33 @@ def provider() -> Iterator[Provider]:
         yield running
 
 
+LOOK = '''\
+"""Shows what it sees below a folder that it may read."""
+
+import os
+
+
+def around(ctx, input):
+    return sorted(os.path.join(top, name) for top, _, names in os.walk(input["folder"]) for name in names)
+
+
+handlers = {"around": around}
+'''
+
+
 @pytest.fixture(scope="module")
 def kernel(provider: Provider) -> Iterator[Sandbox]:
     text = (APPS + BUNDLE).replace("@ISSUER@", provider.issuer)
-    text = text.replace("  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [Extension/cal]")
+    text = text.replace("  tools: [Tool/bash]", "  tools: [Tool/bash, Tool/look]\n  extensions: [Extension/cal]")
     with sandbox(text, {"MACHINE_SECRET": SECRET}) as made:
-        made.env["XDG_CONFIG_HOME"] = str(made.home / "config")
-        (made.home / "ext").mkdir()
-        (made.home / "ext" / "cal.py").write_text(EXTENSION)
+        config = made.home.parent / "config"
+        config.mkdir()
+        (config / "other").write_text("anybody's")
+        made.env["XDG_CONFIG_HOME"] = str(config)
+        made.bundle.write_text(text.replace("@CONFIG@", str(config)))
+        for folder, name, code in (("ext", "cal.py", EXTENSION), ("tools", "look.py", LOOK)):
+            (made.home / folder).mkdir()
+            (made.home / folder / name).write_text(code)
         made.detach()
         yield made
 
@@ -182,12 +209,18 @@ def test_the_secret_of_an_app_is_in_no_agent_and_its_token_is_there_after_a_kill
     assert not any(word in kernel.log(name) for word in words for name in ("oauth", "agent", "broker", "supervisor"))
 
 
-def test_no_jail_sees_the_key(kernel: Sandbox) -> None:
+def test_no_jail_sees_the_key_also_where_it_may_read_what_is_around_it(kernel: Sandbox) -> None:
+    config = kernel.home.parent / "config"
+
+    def seen() -> list[str]:
+        called = kernel.gdn("call", "look__around", json.dumps({"folder": str(config)}), "--json").json
+        found: list[str] = called["output"]
+        return found
+
     ask(kernel)
-    key = kernel.home / "config" / "goondan" / "keys" / "oauth.key"
+    key = config / "goondan" / "keys" / "oauth.key"
     assert key.stat().st_mode & 0o777 == 0o600
-    seen = kernel.call(f"cat {key}; ls {key.parent}; echo end")
-    assert seen["output"]["stdout"].strip() == "end"
+    assert seen() == [str(config / "other")]
 
 
 def test_who_waits_for_a_person_can_leave(kernel: Sandbox) -> None:

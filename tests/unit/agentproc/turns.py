@@ -58,6 +58,7 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         runner.live_config,
         agent=place.agent,
         instance_key=place.instance_key,
+        tokens=runner.tokens,
     )
 
 
