@@ -269,7 +269,16 @@ def test_an_agent_gets_tokens_of_nobody_but_whom_its_turn_acts_for(world: World)
     assert world.refused(agent, app="other") == "E_OAUTH_APP"
     assert world.refused(agent, scopes=["x y"]) == "E_OAUTH_SCOPE"
     world.end(agent, event)
-    for auth in ({"actor": {}}, {"actor": {"id": 7}}, {"subject": "x" * 300}, {"subject": "a\nb"}, [], "ann", {}):
+    nobody: list[Any] = [
+        {"actor": {}},
+        {"actor": {"id": 7}},
+        {"subject": "x" * 300},
+        {"subject": "a\nb"},
+        [],
+        "ann",
+        {},
+    ]
+    for auth in nobody:
         event = world.turn(agent, auth=auth)
         assert world.refused(agent) == "E_OAUTH_SUBJECT"
         world.end(agent, event)
