@@ -100,8 +100,6 @@ class DeadLetters:
             since=self._bus.now,
             in_reply_to=accepted.in_reply_to,  # else the answer to a question would be read as one
         )
-        at_ms = int((self._bus.booted_at + self._bus.now) * 1000)
-        again.budget = self._bus.budgets.line(again.root, (), again.instance.agent, at_ms)  # a person begins it anew
         self._bus.mailbox.stage(again)
         accept = self._bus.ledger.accepted(again, self._bus.now)
         over = self._bus.ledger.dealt_with(event, REQUEUED)

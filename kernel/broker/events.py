@@ -419,7 +419,7 @@ class Events:
         if not self.processes.has_place(instance, now):
             return
         event = instance.queue[0]
-        self._budgets.left(event)
+        self._budgets.begin(event, anew=True)
         self._mailbox.lease(event, now)
         content = event.content
         frame = Frame(
@@ -473,6 +473,7 @@ class Events:
             instance.queue.remove(event)
             instance.queue.appendleft(event)
             self._mailbox.lease(event, now)
+            self._budgets.begin(event, anew=False)
             instance.epoch = lease.epoch
 
     def agent_ack(self, connection: Connection, frame: Frame, now: float) -> None:

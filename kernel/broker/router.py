@@ -480,7 +480,7 @@ class Router:
             self._configs.ask(connection, frame, asked, now)
             return
         if op == "why" and operator:
-            Waits(self.bus).tell(connection, frame, now)
+            Waits(self.bus, self._budgets).tell(connection, frame, now)
             return
         if op == "peers" and operator:
             self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))

@@ -7,6 +7,7 @@ Kinds of waits.
 - `process`: the instance has work, and its process is being started, or a leaving one has not ended yet.
 - `tool`: the turn has calls open. Without a tool host they wait for one.
 - `approval`: calls of the turn wait for a person, and messages behind them.
+- `budget`: the turn's next model call waits for what model calls of others may give back to a budget.
 
 Besides: circles of turns that wait for each other's answers (they are refused where they would close, so none should be
 there), and leases that are stuck: nothing was heard of the holder for so long that renewals are missing.
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kernel.broker.approvals.items import Item
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
 from kernel.broker.mailbox import LEASE_S, Event, Instance
@@ -38,8 +40,9 @@ MAX_CLAIMS: Final = 3
 class Waits:
     """Looks at the broker's state when it is asked."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets) -> None:
         self._bus = bus
+        self._budgets = budgets
 
     def tell(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "why"}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted."""
@@ -53,6 +56,8 @@ class Waits:
                 items.setdefault(item.event, []).append(item)
         waits = [row for instance in instances for row in self._of(instance, calls, now)]
         waits += [self._for_person(event, asked, now) for event, asked in items.items()]
+        for event, since in self._budgets.waiting:
+            waits.append({**_row("budget", event.instance, since, now), "eventId": event.id, "root": event.root})
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]

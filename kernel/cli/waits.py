@@ -34,6 +34,8 @@ def _for_what(row: Mapping[str, Any]) -> str:
     if kind == "tool":
         names = ", ".join(_name(name) for name in row["tools"])
         return f"waits for {names}" if row["host"] else f"waits for a tool host that runs {names}"
+    if kind == "budget":
+        return f"waits for what others may give back to the budget of {_name(row['root'])}"
     if kind == "turn":
         return f"is busy with {_name(row['eventId'])}; {messages} behind it"
     if kind == "approval":

@@ -49,6 +49,8 @@ class _Waiting(Struct):
     event: Event
     line: Line
     request: BudgetReserve
+    #: When it began to (seconds on the broker's clock).
+    since: float
 
 
 class Budgets:
@@ -78,9 +80,9 @@ class Budgets:
         events = bus.mailbox.events
         book.adopt_holds()
         for event in events.values():
-            if not event.finished:
-                at_ms = self._ms(event.since)
-                event.budget = book.line(event.root, paths.get(event.id, ()), event.instance.agent, at_ms)
+            path = paths.get(event.id, ())
+            if not event.finished and (path or event.root in book.trees):
+                event.budget = book.line(event.root, path, event.instance.agent, self._ms(event.since))
         for tree in list(book.trees.values()):
             for hold in list(tree.holds.values()):
                 known = events.get(hold.event_id)
@@ -94,11 +96,12 @@ class Budgets:
     # --- what is asked
 
     def line_of(self, event: Event, root: str | None, turn: Event | None) -> Line | None:
-        """What a new event is charged to. `root`: what its sender has begun with, if not with this; `turn`: the one
-        that asks. Raises GoondanError E_BUDGET_SPENT when a turn asks and no more may start.
+        """What a new event is charged to, as far as that is known; `begin` does the rest. `root`: what its sender has
+        begun with, if not with this; `turn`: the one that asks. Raises GoondanError E_BUDGET_SPENT when a turn asks and
+        no more may start.
         """
         book, agent = self._book, event.instance.agent
-        if not book.limits and not book.trees:
+        if root is None or not (book.limits or book.trees):
             return None
         now_ms = self._ms(self._bus.now)
         if turn is None:
@@ -156,8 +159,10 @@ class Budgets:
             else:
                 self._grant(connection, frame.id, hold)
             return
-        waiting = _Waiting(connection, frame.id, event, line, request)
-        if hold_id not in self._waiting:
+        waiting = _Waiting(connection, frame.id, event, line, request, self._bus.now)
+        if (earlier := self._waiting.get(hold_id)) is not None:
+            waiting.since = earlier.since
+        else:
             held = sum(hold.event_id == event.id for hold in line.tree.holds.values())
             if held + sum(other.event is event for other in self._waiting.values()) >= MAX_HOLDS:
                 message = f"a turn has {MAX_HOLDS} model calls under way at most"
@@ -199,6 +204,11 @@ class Budgets:
         prices = self._book.prices.get(hold.spender, FREE)
         money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
         return Spend(1, 0, request.input_tokens, request.output_tokens, money)
+
+    @property
+    def waiting(self) -> list[tuple[Event, float]]:
+        """The events whose model calls wait for what others may give back, and since when (the broker's clock)."""
+        return [(waiting.event, waiting.since) for waiting in self._waiting.values()]
 
     def tell(self, connection: Connection, frame: Frame, event_id: Any) -> None:
         """`{op: "budget"}`: the trees that are not over, the newest first, or the last ones where all are over; with
@@ -244,9 +254,14 @@ class Budgets:
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; no model call is made")
             self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
 
-    def left(self, event: Event) -> None:
-        """The event is handed to another process: what its last one had under way counts."""
-        if event.budget is not None:
+    def begin(self, event: Event, *, anew: bool) -> None:
+        """The event is held by a process. An account is opened only now: many more events wait than are worked on.
+
+        `anew`: another process may have held it before. What that had under way counts.
+        """
+        if event.budget is None and self._book.limits:
+            event.budget = self._book.line(event.root, (), event.instance.agent, self._ms(event.since))
+        elif event.budget is not None and anew:
             self._book.left(event.budget, event.id)
 
     def ended(self, event: Event) -> None:

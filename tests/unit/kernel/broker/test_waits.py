@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Calls
 from kernel.broker.contents import Content
@@ -94,6 +95,7 @@ class _Look:
         self.calls = Calls()
         self.approvals: dict[str, Any] = {}
         self.sent: list[dict[str, Any]] = []
+        self.waiting: list[tuple[Event, float]] = []  # of budgets
         self.turn = self.event("e1", "a")
         self.mailbox.lease(self.turn, 10.0)
 
@@ -108,7 +110,7 @@ class _Look:
         self.sent.append(from_raw(frame.payload, dict))
 
     def ask(self, now: float) -> dict[str, Any]:
-        Waits(cast(Bus, self)).tell(cast(Connection, None), Frame("admin", id="f"), now)
+        Waits(cast(Bus, self), cast(Budgets, self)).tell(cast(Connection, None), Frame("admin", id="f"), now)
         return self.sent.pop()
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
@@ -23,6 +23,7 @@ from kernel.broker.mailbox import Staged
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
 from schemas.blobs import REFERENCES, check_reference, describe
+from schemas.budgets import BudgetLimits
 from schemas.codec import decode
 from schemas.control import Principal
 from schemas.frames import (
@@ -73,7 +74,9 @@ class World:
         max_open_events: int = 65_536,
         handlers_ask: bool = False,
         journal: BothJournals | None = None,
+        budget: BudgetLimits | None = None,
     ) -> None:
+        """`budget` is `coder`'s."""
         self.now = 1000.0
         #: What was journaled; it outlives every broker.
         self.journal = journal or MemoryJournal()
@@ -99,6 +102,7 @@ class World:
         #: Event id -> the instance that a client has asked.
         self.asked_of: dict[str, tuple[str, str]] = {}
         self.plan = plan(max_live_agents, max_open_events)
+        self.plan.agents["coder"] = structs.replace(self.plan.agents["coder"], budget=budget)
         self.router = self._new_router()
         self.supervisor = Supervisor(self)
         self.launches += 1

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from kernel.broker.presence import Connection
+from kernel.cli.waits import render
 from schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
 from schemas.codec import from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
@@ -187,6 +188,12 @@ def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_
     assert isinstance(reserve(world, "m1", 1_000, 3_000), BudgetGranted)
     assert reserve(world, "m2", 1_000, 2_000) is None
     assert reserve(world, "m3", 1_000, 2_000) is None
+    world.now += 2
+    waits = [row for row in admin(world, "why")["waits"] if row["kind"] == "budget"]
+    assert [(row["agent"], row["eventId"], row["root"]) for row in waits] == [("coder", "e1", "e1")] * 2
+    assert "waits for what others may give back to the budget of e1" in "\n".join(
+        render({"waits": waits, "more": 0, "cycles": [], "stuck": []})
+    )
     told = settle(world, "m1", 500, 500)
     assert [frame.in_reply_to for frame in told] == ["r-m2"]
     assert settle(world, "m3", unused=True) == [], "it gives up waiting"
@@ -313,6 +320,31 @@ def test_a_tree_that_is_over_is_kept_and_what_goes_on_of_it_is_counted_with_it()
     assert tree["budgets"][0]["spent"]["calls"] == 2, "no broker counted ahead of an account that is closed"
     assert admin(world, "budget")["trees"] == [tree]
     assert admin(world, "budget", eventId="no such") == {"error": "E_EVENT_NOT_FOUND"}
+
+
+def test_an_event_that_waits_has_no_account_yet_and_its_time_counts_from_its_acceptance() -> None:
+    world = budgeted(coder=BudgetLimits(wall_seconds=60))
+    for number in range(3):
+        world.clients[0].ask(f"later-{number}")
+    run_others(world)
+    events = world.router.bus.mailbox.events
+    assert [events[f"later-{number}"].budget for number in range(3)] == [None] * 3
+    assert list(world.router.bus.budgets.trees) == ["e1"]
+    world.kill_broker()
+    assert [event.budget for event in world.router.bus.mailbox.events.values()] == [None] * 4, "nothing was counted yet"
+    world.now += 40
+    connection_back(world)
+    granted = reserve(world, "m1")
+    assert isinstance(granted, BudgetGranted), "the turn that runs is charged under the next broker, too"
+    assert 0 < (granted.left_ms or 0) <= 20_000
+
+
+def run_others(world: World) -> None:
+    """Frames flow but for what the agent would do by itself."""
+    for _ in range(5):
+        for actor in world.actors():
+            while world.pump_up(actor) or (actor not in world.agents.values() and world.pump_down(actor)):
+                pass
 
 
 def test_a_hijacked_agent_gets_nothing_by_other_words() -> None:
