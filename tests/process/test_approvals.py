@@ -1,0 +1,160 @@
+"""Calls that wait for a person, through a real kernel: over the death of everything, and through levels of agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
+
+_AGENT = """\
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: NAME}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash, Tool/agents]
+  extensions:
+    - ref: Extension/approval
+      config: {rules: [{tools: [TOOLS], action: ask}]}
+---
+"""
+BUNDLE = (
+    """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+"""
+    + "".join(
+        _AGENT.replace("NAME", name).replace("TOOLS", tools)
+        for name, tools in (("main", '"bash__script"'), ("mid", '"bash__script"'), ("leaf", '"bash__exec"'))
+    )
+    + """\
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: boss}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/agents]
+  extensions:
+    - ref: Extension/approval
+      config: {rules: [{tools: ["agents__*"], action: ask, when: {args.target: {equals: leaf}}}]}
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec:
+  entryAgent: Agent/leaf
+  agents: [{ref: Agent/main}, {ref: Agent/mid}, {ref: Agent/leaf}, {ref: Agent/boss}]
+"""
+)
+#: What a request gives its agent (milliseconds): less than the test lets people take.
+REQUEST_MS = 3000
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Sandbox]:
+    with sandbox(BUNDLE) as made:
+        yield made
+
+
+@pytest.fixture
+def kernel(place: Sandbox) -> Sandbox:
+    """Its kernel: the one that the test before left, or a new one."""
+    if not place.ps():
+        place.detach()
+    return place
+
+
+def items(kernel: Sandbox, *more: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = kernel.gdn("approve", "list", "--json", *more).json["items"]
+    return found
+
+
+def asked(kernel: Sandbox, number: int = 1) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = wait_until(lambda: (now := items(kernel)) and len(now) >= number and now)
+    return found
+
+
+def request(target: str, key: str, text: str) -> str:
+    fields = {"target": target, "instanceKey": key, "input": text, "timeoutMs": REQUEST_MS}
+    return "/agents__request " + json.dumps(fields)
+
+
+def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(kernel: Sandbox) -> None:
+    message = "/bash__exec command='echo ran >> runs; cat runs'"
+    kernel.popen("send", "leaf", message, "--instance", "dies", "--event-id", "dies")
+    (item,) = asked(kernel)
+    why = kernel.gdn("ps", "--why").out
+    assert f"leaf/dies waits for a person to approve 1 call of bash__exec (gdn approve: {item['code']})" in why
+    for row in kernel.ps():  # the supervisor first, and nothing that it could do about the others
+        if row["pid"]:
+            os.kill(row["pid"], signal.SIGKILL)
+    wait_until(lambda: not kernel.ps())
+    kernel.detach()
+    (kept,) = items(kernel)
+    assert (kept["id"], kept["args"]) == (item["id"], {"command": "echo ran >> runs; cat runs"})
+    assert not any(row["role"] == "agent" for row in kernel.ps()), "it waits for a person, and not in a process"
+    assert kernel.gdn("approve", "yes", item["id"]).out == f"{item['code']} is approved\n"
+    said = kernel.gdn("send", "leaf", message, "--instance", "dies", "--event-id", "dies").out
+    assert said.count("ran") == 1
+    words = ("leaf", "/bash__exec command='true'", "--instance", "dies", "--event-id", "more", "--json")
+    again = kernel.gdn("send", *words, "--timeout", "1")
+    assert again.json["error"]["code"] == "E_AGENT_TIMEOUT", "the next call waits anew"
+    runs = next(kernel.home.glob("state/workspaces/*/instances/leaf/dies/workspace/runs")).read_text()
+    assert runs == "ran\n"
+    (audit,) = [line for line in kernel.gdn("logs").out.split("\n") if f"approval {item['code']}" in line]
+    assert f"approved by uid {os.getuid()}: leaf/dies bash__exec {item['id']}" in audit
+    assert kernel.gdn("cancel", "more").status == 0
+    assert items(kernel) == [], "withdrawn with its turn"
+
+
+def test_twenty_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: Sandbox) -> None:
+    def mid(number: int) -> str:
+        lines = [request("leaf", f"l{number}-{at}", f"/bash__exec command='echo {number}-{at}'") for at in range(5)]
+        return "\n".join(lines)
+
+    message = "\n".join(request("mid", f"m{number}", mid(number)) for number in range(4))
+    sent = kernel.popen("send", "main", message, "--instance", "many", "--event-id", "many", "--json")
+    found = asked(kernel, 20)
+    assert {item["instanceKey"] for item in found} == {f"l{number}-{at}" for number in range(4) for at in range(5)}
+    assert {tuple(item["waitedForBy"]) for item in found} == {("main/many", f"mid/m{n}") for n in range(4)}
+    assert {item["rootEvent"] for item in found} == {"many"}
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 1.1 * REQUEST_MS / 1000, what="longer than any request may take")
+    assert len(items(kernel)) == 20
+    for item in found:  # a jail for each would take longer than the requests have left
+        allowed = item["instanceKey"].endswith("-0")
+        words = ("yes", item["code"]) if allowed else ("no", item["code"], "--reason", "not today")
+        assert kernel.gdn("approve", *words).status == 0
+    out, _ = sent.communicate(timeout=30)
+    said = json.loads(out)["response"]
+    assert "TIMEOUT" not in said
+    assert said.count("the call was not approved: not today") == 16
+    assert [said.count(f"{number}-0") for number in range(4)] == [1] * 4
+    assert items(kernel) == []
+
+
+def test_a_call_that_runs_in_the_agent_waits_as_well(kernel: Sandbox) -> None:
+    kernel.popen("send", "boss", "/agents__catalog", "--instance", "b").wait(timeout=30)
+    assert items(kernel) == []
+    ask = request("leaf", "own", "hello")
+    sent = kernel.popen("send", "boss", ask, "--instance", "b", "--json")
+    (item,) = asked(kernel)
+    assert (item["agent"], item["tool"], item["args"]["input"]) == ("boss", "agents__request", "hello")
+    kernel.gdn("approve", "no", item["code"], "--reason", "ask me instead")
+    out, _ = sent.communicate(timeout=30)
+    assert "ask me instead" in json.loads(out)["response"]
+    sent = kernel.popen("send", "boss", ask, "--instance", "b", "--json")
+    (item,) = asked(kernel)
+    kernel.gdn("approve", "yes", item["code"])
+    out, _ = sent.communicate(timeout=30)
+    assert "embedded console" in json.loads(out)["response"], "what the leaf says to hello"
