@@ -69,3 +69,14 @@ def test_the_bundled_tools_are_all_listed(page: str) -> None:
 def test_the_commands_are_all_listed(page: str) -> None:
     rows = re.findall(r"^\| `gdn ([a-z]+)` \|", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert rows == list(COMMANDS)
+
+
+def test_both_languages_show_the_same_transcripts() -> None:
+    english, korean = "docs/reliability.md", "docs/reliability.ko.md"
+    assert blocks(english, "console") == blocks(korean, "console")
+    assert blocks(english, "text") == blocks(korean, "text")
+    assert len(blocks(english, "console")) >= 7
+    headings = [
+        len(re.findall(r"^## ", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)) for page in (english, korean)
+    ]
+    assert headings[0] == headings[1]
