@@ -125,7 +125,8 @@ class Directory:
         me = _instance(actor)
         target, key = frame.to or "", frame.instance_key or me.key
         if target == OPERATOR_AGENT or target not in self._bus.plan.agents:
-            raise fail("E_AGENT_NOT_FOUND", f"the swarm has no agent {target[:100]!r}")
+            known = ", ".join(sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT))[:500]
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {target[:100]!r}; there are: {known}")
         if not is_instance_key(key) or len(frame.id) > MAX_ID:
             message = f"instanceKey must be 1 to {MAX_ID} characters without control characters, id at most as many"
             raise fail("E_FRAME_INVALID", message)
