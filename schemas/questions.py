@@ -39,8 +39,8 @@ def correlation(event_id: str) -> str:
 
 
 def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
-    """Why there is no answer of `target`: errors about agents as they are, every other as E_AGENT_FAILED that says
-    which. None when the turn was completed.
+    """Why there is no answer of `target`: errors about agents and budgets as they are, every other as E_AGENT_FAILED
+    that says which. None when the turn was completed.
     """
     if answer is None:
         return error_payload("E_AGENT_FAILED", f"agent {target!r} sent no answer")
@@ -49,7 +49,7 @@ def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
     error = answer.error
     if error is None:
         return error_payload("E_AGENT_FAILED", f"agent {target!r} failed")
-    if error.code.startswith("E_AGENT_"):
+    if error.code.startswith("E_AGENT_") or error.code == "E_BUDGET_SPENT":
         return error_payload(error.code, f"agent {target!r}: {error.message}", suggestion=error.suggestion)
     text = f"agent {target!r} failed: {error.message} [{error.code}]"
     return error_payload("E_AGENT_FAILED", text, suggestion=error.suggestion)

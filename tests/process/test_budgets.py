@@ -172,6 +172,7 @@ def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[San
         pid = kernel.pid("broker") if victim == "broker" else worker_pids(kernel)[0]
         os.kill(pid, signal.SIGKILL)
     out, err = sender.communicate(timeout=60)
+    assert sender.returncode == 1
     answer = json.loads(out or err)
     assert answer["error"]["code"] == "E_BUDGET_SPENT", answer
     assert "the budget of agent 'lead' is spent: 100 of 100 calls" in answer["error"]["message"], answer
@@ -187,6 +188,8 @@ def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[San
     shown = kernel.gdn("budget", tree["rootEvent"]).out
     assert "calls: 100 of 100 spent" in shown
     assert "    worker: calls " in shown
+    steps = kernel.gdn("trace", tree["rootEvent"], "--json").out
+    assert steps.count("E_BUDGET_SPENT") > WORKERS, "the trace shows each refusal, and the lead was told of each"
     before = model.requests, marks(kernel)
     again = kernel.gdn("budget", tree["rootEvent"], "--json").json["trees"][0]
     assert again["endedMs"] is not None

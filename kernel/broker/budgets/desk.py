@@ -149,8 +149,7 @@ class Budgets:
     def _reserve_model(
         self, connection: Connection, frame: Frame, event: Event, line: Line, request: BudgetReserve
     ) -> None:
-        if not 0 < len(request.id) <= MAX_HOLD_ID or "/" in request.id:
-            raise fail("E_FRAME_INVALID", f"a model call needs an id of 1 to {MAX_HOLD_ID} characters without a slash")
+        _check_id(request.id)
         hold_id = f"{event.id}/{request.id}"
         hold = line.tree.holds.get(hold_id)
         if hold is not None:
@@ -173,6 +172,7 @@ class Budgets:
     def settle(self, connection: Connection, frame: Frame, now: float) -> None:
         """`budget.settle` from an agent."""
         request = from_raw(frame.payload, BudgetSettle)
+        _check_id(request.id)
         event = self._bus.mailbox.events.get(frame.event_id or "")
         hold_id = f"{frame.event_id}/{request.id}"
         line = None if event is None or event.instance is not connection.instance else event.budget
@@ -374,6 +374,12 @@ class Budgets:
 #: Stands for a record of a tree among what the journal is told; no model call has such a name.
 _RECORD: Final = "record"
 _SETTLED: Final = "settled\0"
+
+
+def _check_id(name: str) -> None:
+    """Raise GoondanError for what is no name of a model call."""
+    if not 0 < len(name) <= MAX_HOLD_ID or "/" in name:
+        raise fail("E_FRAME_INVALID", f"a model call needs an id of 1 to {MAX_HOLD_ID} characters without a slash")
 
 
 def _settled(hold_id: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from kernel.bundle.base_extensions import BaseExtensions
 from kernel.bundle.budgets import budget_of
 from kernel.plan import build_plan
 from schemas.budgets import BudgetLimits, Pricing
@@ -37,6 +39,14 @@ def test_the_plan_has_the_limits_and_the_prices(look: Look) -> None:
     assert spec.model.pricing == Pricing(
         input_per_million=3.0, output_per_million=15.5, cached_input_per_million=0.3, currency="EUR"
     )
+
+
+def test_the_manifest_knows_the_limits_that_there_are() -> None:
+    found = BaseExtensions().find("budget")
+    assert found is not None
+    assert found.schema is not None
+    fields = {field.encode_name for field in structs.fields(BudgetLimits)}
+    assert set(found.schema["properties"]["limits"]["properties"]) == fields
 
 
 def test_without_the_extension_there_is_no_budget(look: Look) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.presence import Connection
+from kernel.broker.presence import TOOLS, Connection
 from kernel.cli.waits import render
 from schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
 from schemas.codec import from_raw, to_raw
@@ -15,6 +15,7 @@ from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from schemas.launch import KernelPlan, ModelSpec
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
+from tests.unit.kernel.broker.test_acting import request
 from tests.unit.kernel.broker.test_durability import admin, run, said, subjects
 from tests.unit.kernel.broker.world import World
 
@@ -112,8 +113,8 @@ def error_of(frame: Frame) -> ErrorPayload:
 def reserve(
     world: World, name: str, read: int = 100, output: int = 1000, *, kind: str = "model", **where: Any
 ) -> BudgetGranted | ErrorPayload | None:
-    request = {"id": name, "kind": kind, "inputTokens": read, "outputTokens": output}
-    told = tell(world, Frame("budget.reserve", id=f"r-{name}", payload=to_raw(request)), **where)
+    asked = {"id": name, "kind": kind, "inputTokens": read, "outputTokens": output}
+    told = tell(world, Frame("budget.reserve", id=f"r-{name}", payload=to_raw(asked)), **where)
     if not told:
         return None
     (answer,) = told
@@ -306,6 +307,23 @@ def test_what_is_asked_without_waiting_is_charged_and_its_answer_is_the_askers_o
     assert answer.budget.names == ("coder",)
 
 
+def test_what_a_handler_asks_and_the_end_of_pending_work_are_charged_too() -> None:
+    world = in_a_call(coder=BudgetLimits(calls=100))
+    (host,) = world.router.bus.presence.connections[TOOLS].values()
+    asked = request("r1", call_id="coder/k/e1/0")
+    assert [frame.type for frame in said(world, host, asked)] == ["ack"]
+    line = world.router.bus.mailbox.events["r1"].budget
+    assert line is not None
+    assert line.names == ("coder",)
+    ended = AgentEvent(id="p1", type="tool.completed", created_at="2026-01-01T00:00:00Z", input=0)
+    frame = Frame("event", id="p", to="reviewer", instance_key="k", event_id="p1", payload=to_raw(ended))
+    frame.root_event = "e1"
+    assert [told.type for told in said(world, host, frame)] == ["ack"]
+    line = world.router.bus.mailbox.events["p1"].budget
+    assert line is not None
+    assert line.names == ("coder",), "the account knows because of whom the reviewer works"
+
+
 def test_a_tree_that_is_over_is_kept_and_what_goes_on_of_it_is_counted_with_it() -> None:
     world = budgeted(coder=BudgetLimits(calls=100))
     assert call(world, "c1") is None
@@ -360,8 +378,14 @@ def test_a_hijacked_agent_gets_nothing_by_other_words() -> None:
     ):
         tell(world, Frame("budget.settle", id=name, payload=payload))
         assert spent(world)["calls"] == 2, name
-    for request in ({"id": "", "kind": "model"}, {"id": "a/b", "kind": "model"}, {"id": "x" * 300, "kind": "tool"}):
-        (told,) = tell(world, Frame("budget.reserve", id="bad", payload=to_raw(request)))
+    (told,) = tell(world, Frame("budget.settle", id="long", payload=to_raw(BudgetSettle("x" * 65))))
+    assert error_of(told).code == "E_FRAME_INVALID"
+    for wrong_request in (
+        {"id": "", "kind": "model"},
+        {"id": "a/b", "kind": "model"},
+        {"id": "x" * 300, "kind": "tool"},
+    ):
+        (told,) = tell(world, Frame("budget.reserve", id="bad", payload=to_raw(wrong_request)))
         assert error_of(told).code == "E_FRAME_INVALID"
     assert call(world, "c1", first_sent_ms=1) is None, "that one runs already"
     assert call(world, "c9", first_sent_ms=1) == "E_BUDGET_SPENT"
