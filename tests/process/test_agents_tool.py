@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -216,6 +217,7 @@ def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
     assert results["l1"]["count"] == 1
     assert (entry["target"], entry["instanceKey"], entry["cwd"]) == ("beta", "mine", None)
     assert (entry["ownerAgent"], entry["ownerInstanceKey"]) == ("alpha", "parent")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["createdAt"])
     assert results["l2"]["count"] == len(results["l2"]["agents"]) >= 2
 
 

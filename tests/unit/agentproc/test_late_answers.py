@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ async def test_what_comes_later_is_a_turn_with_the_same_message(runners: Runners
     assert message.metadata[INTER_AGENT]["correlationId"] == "corr:q1"
 
 
+@pytest.mark.requirement("HANDOFF-04", "HANDOFF-05", "HANDOFF-08")
 def test_a_failure_and_a_handoff_are_told() -> None:
     late = ErrorPayload("E_AGENT_TIMEOUT", "too late")
     told = read_answer(answer(status="failed", response=None, error=late))
@@ -118,6 +120,18 @@ def test_a_failure_and_a_handoff_are_told() -> None:
     handed = read_answer(answer("t1/h1~ab", correlation="handoff"))
     assert handed.text.startswith("The pending result handoff:t1/h1~ab of handoff__request (call h1) is here:\n")
     assert (handed.source.name, handed.metadata) == ("handoff__request", {})
+    assert json.loads(handed.text.splitlines()[1]) == {
+        "status": "ok",
+        "output": {
+            "target": "beta",
+            "eventId": "t1/h1~ab",
+            "correlationId": "handoff:t1/h1~ab",
+            "response": "answer t1/h1~ab",
+        },
+    }
+    failed = read_answer(answer("t1/h1~ab", correlation="handoff", status="failed", response=None, error=late))
+    ended = json.loads(failed.text.splitlines()[1])
+    assert (ended["status"], ended["error"]["code"]) == ("error", "E_AGENT_TIMEOUT")
 
 
 def test_a_turn_without_steps_left_ends_as_it_would() -> None:

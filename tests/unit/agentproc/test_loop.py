@@ -17,7 +17,7 @@ import pytest
 
 from agentproc import turn_run as run_module
 from agentproc.answers import turn_id
-from agentproc.conversation import UserData, is_presentable
+from agentproc.conversation import ToolData, UserData, is_presentable
 from agentproc.loop import TurnRunner
 from agentproc.providers.base import ModelAnswer, Usage
 from agentproc.store import ConversationStore
@@ -81,6 +81,9 @@ async def test_history_is_what_earlier_turns_left(make: Make) -> None:
     assert [m.data.content for m in messages if isinstance(m.data, UserData)] == ["first", "second"]
     assert last_results(messages) == [("a", "error")]
     assert is_presentable(messages)
+    (told,) = [m.data.content[0].result for m in messages if isinstance(m.data, ToolData)]
+    assert told.error is not None
+    assert (told.error.code, told.error.message) == ("E_TOOL", "no")  # and not one that was made up for a lost result
 
 
 async def test_a_receipt_is_noted_for_traces_and_shown_to_no_model(make: Make, tmp_path: Path) -> None:

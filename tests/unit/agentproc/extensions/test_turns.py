@@ -76,7 +76,7 @@ async def test_tool_call_middleware_changes_arguments_and_result(make: Make) -> 
 
     async def outer(ctx: Any) -> Any:
         ctx.metadata["from outer"] = 1
-        ctx.args["command"] = "pwd"
+        ctx.args = {**ctx.args, "command": "pwd"}
         result = await ctx.next()
         seen["outer"] = (ctx.tool_name, ctx.tool_call_id, ctx.step_index, result.output, ctx.turn_id)
         result.output = {**result.output, "seen": True}
