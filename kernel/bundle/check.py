@@ -75,6 +75,8 @@ class Checked(Struct):
     swarm: str = ""
     #: the Swarm's whole document as plain values
     swarm_resource: dict[str, Any] = {}
+    #: the bundle's own, used or not
+    extensions: dict[str, CheckedExtension] = {}
     #: the OAuthApps by their names, with their documents
     oauth_apps: dict[str, OAuthAppSpec] = {}
     oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
@@ -146,6 +148,7 @@ class Checker:
                 {path for found in extensions.values() for path in (found.root, *found.beside) if path}
             ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
+            extensions=extensions,
             swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
             oauth_apps={
                 name: resolve_oauth_app(name, built.spec, self._env) for _, name, built in self._of("OAuthApp")

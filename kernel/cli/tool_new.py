@@ -95,10 +95,10 @@ def filled(name: str) -> dict[str, bytes]:
     return {fill(path): fill(data.decode("utf-8")).encode() for path, data in template_files(TEMPLATE).items()}
 
 
-def read_bundle(path: str, name: str) -> bytes | None:
-    """The goondan.yaml to which a Tool can be added; None when there is none.
+def read_bundle(path: str, name: str, *, kind: str = "Tool") -> bytes | None:
+    """The goondan.yaml to which a resource of a kind can be added; None when there is none.
 
-    Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the Tool already.
+    Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the resource already.
     """
     from kernel.bundle.load import load_documents
     from kernel.bundle.positions import Scalar, node_at
@@ -114,10 +114,10 @@ def read_bundle(path: str, name: str) -> bytes | None:
     if report.errors:
         raise BundleError(report.errors, report.dropped)
     for document in loaded.documents:
-        kind, named = (node_at(document.node, at)[0] for at in (("kind",), ("metadata", "name")))
-        if isinstance(kind, Scalar) and isinstance(named, Scalar) and (kind.text, named.text) == ("Tool", name):
+        found, named = (node_at(document.node, at)[0] for at in (("kind",), ("metadata", "name")))
+        if isinstance(found, Scalar) and isinstance(named, Scalar) and (found.text, named.text) == (kind, name):
             where = document.place("metadata", "name")
-            message = f"Tool/{name} is there already: {where.file}:{where.line}"
+            message = f"{kind}/{name} is there already: {where.file}:{where.line}"
             raise fail("E_INIT", message, suggestion="Choose another name.")
     return loaded.sources[0].data
 

@@ -1,0 +1,171 @@
+"""`python -m agentproc.trial`: one extension in an agent without a bus, for `gdn extension test`.
+
+It is loaded as an agent loads it, and one turn passes through it: a step with a tool call that is answered here, and
+a step with the answer. The model is a script, so nothing is asked of any server. The result is one JSON document on
+the output: {status, code?, message?, suggestion?, middleware: {kind: number}, points, tools, seconds}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from agentproc.extensions.pipeline import KINDS, POINTS
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
+from agentproc.store import ConversationStore
+from agentproc.turn import AskedCall
+from schemas.address import instance_dir
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import AgentEvent, Answer, Frame, ToolResult
+from schemas.launch import AgentSpec, CatalogItem
+from schemas.secrecy import close_memory
+
+#: The tool that the turn calls: it is answered in this process.
+TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")
+ANSWER: Final = "This is the end of the trial."
+#: How long the turn may take (seconds): more than a layer may, so that the layer is named.
+TURN_S: Final = 70.0
+
+
+class NoBus:
+    """A link to nobody. Tool calls are answered; questions to others are refused."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self._counter = 0
+
+    def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None:
+        """Answers every call."""
+        self._name(frame)
+        result = Frame(
+            "tool.result", call_id=frame.call_id, payload=to_raw(ToolResult(status="ok", output=to_raw("pong")))
+        )
+        asyncio.get_running_loop().call_soon(done, result, None)
+
+    def send(self, frame: Frame) -> bool:
+        """Nobody hears it."""
+        self._name(frame)
+        return True
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        """Everything is accepted; the turn's answer is kept."""
+        self._name(frame)
+        if frame.stage in ("done", "failed"):
+            answer = from_raw(frame.payload, AgentEvent).answer
+            if answer is not None:
+                self.answers.append(answer)
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))
+        return future
+
+    def ask(self, frame: Frame) -> asyncio.Future[Frame]:
+        """There is no kernel to answer."""
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        message = f"{frame.type}: there is no kernel in a trial"
+        future.set_exception(fail("E_CONFIG_UNSUPPORTED", message, suggestion="Try it in a running swarm."))
+        return future
+
+    def forget(self, frame_id: str) -> None:
+        """Nothing is open."""
+
+    def _name(self, frame: Frame) -> None:
+        self._counter += 1
+        frame.id = frame.id or f"trial.{self._counter}"
+
+
+class Script:
+    """A model that calls the trial's tool and then answers. What an extension asks it gets the answer as well."""
+
+    needs_history = True
+
+    def __init__(self) -> None:
+        self._called = False
+
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
+        """See Provider."""
+        if request.tools and not self._called:
+            self._called = True
+            return ModelAnswer(calls=[AskedCall("trial", TRIAL.name, {})], finish_reason="tool-calls")
+        return ModelAnswer(text=ANSWER, finish_reason="stop")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def trial(spec: AgentSpec) -> dict[str, Any]:
+    """Load the agent's extensions and let a turn pass through them. Raises GoondanError when one cannot be loaded."""
+    link = NoBus()
+    store = ConversationStore(instance_dir(spec.state_dir, spec.name, "trial"), durability="process")
+    runner = TurnRunner(spec, "trial", link, store, provider=Script())
+    try:
+        await runner.load_extensions()
+        found = registered(runner)
+        event = AgentEvent(id="trial", type="client.message", created_at=runner.clock(), input="hello")
+        frame = Frame("event", id="e", event_id="trial", epoch=1, payload=to_raw(event))
+        async with asyncio.timeout(TURN_S):
+            await runner.run(frame)
+    finally:
+        await runner.close()
+    answer = link.answers[-1] if link.answers else None
+    if answer is None:
+        return {"status": "failed", "code": "E_INTERNAL", "message": "the turn has no answer", **found}
+    if answer.error is not None:
+        error = answer.error
+        told = {"code": error.code, "message": error.message, "suggestion": error.suggestion}
+        return {"status": "failed", **told, **found}
+    return {"status": "passed", **found}
+
+
+def registered(runner: TurnRunner) -> dict[str, Any]:
+    """What the extensions have registered."""
+    layers = {kind: list(runner.pipeline.layers(kind)) for kind in KINDS}
+    before = [layer.point for found in layers.values() for layer in found if layer.point is not None]
+    return {
+        "middleware": {
+            kind: count for kind, found in layers.items() if (count := sum(layer.point is None for layer in found))
+        },
+        "points": [point for point in POINTS if point in before or runner.pipeline.at(point)],
+        "tools": [name for name in runner.tools.names if "." not in name],
+    }
+
+
+def run() -> int:
+    """Read the specification from a descriptor, and write what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m agentproc.trial", description="One extension in an agent alone.")
+    parser.add_argument("--spec-fd", type=int, required=True, help="descriptor to read the agent's specification from")
+    close_memory()
+    with open(parser.parse_args().spec_fd, "rb") as source:
+        spec = msgspec.msgpack.decode(source.read(), type=AgentSpec)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    out, sys.stdout = sys.stdout, sys.stderr  # what an extension prints is none of the result
+    began = time.monotonic()
+    try:
+        result = asyncio.run(trial(spec))
+    except GoondanError as error:
+        info = error.info
+        result = {"status": "failed", "code": info.code, "message": info.message, "suggestion": info.suggestion}
+    except TimeoutError:
+        result = {"status": "failed", "code": "E_AGENT_TIMEOUT", "message": f"the turn took longer than {TURN_S:g} s"}
+    result["seconds"] = round(time.monotonic() - began, 3)
+    out.write(json.dumps(result))
+    out.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

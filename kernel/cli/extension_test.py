@@ -1,0 +1,238 @@
+"""`gdn extension test [PATH|NAME]`: the checks of `gdn validate`, then each extension in an agent of its own.
+
+The extension is loaded as an agent loads it, with the config of each agent that uses it, or its document's own. Then
+one turn passes through it, with a model that is a script and a tool call that is answered at once: no server is
+asked, and nothing of the bundle's state is touched. Extensions run as the user, so the bundle must be trusted.
+
+Exit status 0 when all is well, 1 when an extension failed, 2 when the bundle is wrong. With --json one document:
+{valid, bundle, errors, warnings, trials: [{extension, agent?, status, code?, message?, …}], passed, failed}.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel.bundle.opening import Inspected
+    from kernel.cli.attach import Place
+    from kernel.cli.terminal import Style
+    from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
+
+#: A trial that takes longer is ended from outside (seconds): `register` has 30 and the turn 70.
+TRIAL_S: Final = 120.0
+#: Exit status for a bundle that cannot be used.
+INVALID: Final = 2
+#: Lines of what an extension wrote that are shown of one that failed.
+SHOWN_LINES: Final = 12
+#: The agent of a trial of an extension that no agent uses.
+ALONE: Final = "trial"
+
+
+class Trial(msgspec.Struct):
+    """One extension as one agent has it. `before` are those that it depends on. `agent` "": nobody uses it."""
+
+    extension: ExtensionSpec
+    agent: str
+    before: list[ExtensionSpec] = []
+
+
+@click.command(name="test", epilog="NAME is an Extension of the bundle (guard), or a bundled one (logging).")
+@click.argument("target", required=False, metavar="[PATH|NAME]")
+@options.bundle
+@options.trust
+@options.as_json
+def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) -> int:
+    """Load extensions and let a turn pass through each: those of a bundle (PATH), or one (NAME).
+
+    Without either, every extension of the bundle.
+    """
+    from kernel.bundle.opening import load_plan
+    from kernel.cli.attach import locate
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import style_of
+    from kernel.cli.tool_test import is_path
+    from kernel.trust.asking import Asking
+    from schemas.errors import fail
+
+    path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
+    if path is not bundle and bundle is not None:
+        raise fail("E_USAGE", "give a PATH or --bundle, not both")
+    place = locate(path)
+    inspected = look(place)
+    report: dict[str, Any] = {
+        "valid": not inspected.errors,
+        "bundle": place.bundle,
+        "errors": inspected.errors,
+        "warnings": inspected.warnings,
+        "trials": [],
+        "passed": 0,
+        "failed": 0,
+    }
+    if report["valid"]:
+        wanted = list(trials(inspected, None if name is None else name.removeprefix("Extension/")))
+        asking = Asking(everything=trust)
+        plan = load_plan(place.bundle, state_dir=place.state_dir, handlers=False, asking=asking, runs=False)
+        if not trust:
+            check_asked(wanted)
+        report["trials"] = inspected.redact.all_of([run_one(trial, plan) for trial in wanted])
+        report["passed"] = sum(result["status"] == "passed" for result in report["trials"])
+        report["failed"] = len(report["trials"]) - report["passed"]
+    if as_json:
+        write_json(report)
+    else:
+        write(*render(report, style_of(sys.stdout)))
+    return INVALID if not report["valid"] else int(report["failed"] > 0)
+
+
+def look(place: Place) -> Inspected:
+    """The bundle, without a look into the modules of its tools."""
+    from kernel.bundle.opening import inspect_bundle
+
+    return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False)
+
+
+def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
+    """Each extension with each config that it is used with. Raises GoondanError E_CONFIG_MISSING_REF."""
+    from kernel.bundle.base_extensions import BaseExtensions
+    from kernel.bundle.problems import did_you_mean, shown
+    from schemas.errors import fail
+
+    own, base = inspected.checked.extensions, BaseExtensions()
+    if name is not None and name not in own and base.find(name) is None:
+        hint = did_you_mean(name, [*own, *base.names()]) or "`gdn extension list` has them all."
+        raise fail("E_CONFIG_MISSING_REF", f"there is no extension {shown(name)}", suggestion=hint)
+    used: set[str] = set()
+    for agent in inspected.checked.agents.values():
+        for index, spec in enumerate(agent.extensions):
+            if spec.name == name or (name is None and spec.name in own):
+                used.add(spec.name)
+                wanted = _needed(spec.name, own)
+                yield Trial(spec, agent.name, [one for one in agent.extensions[:index] if one.name in wanted])
+    for extension in own.values() if name is None else [own.get(name) or base.find(name)]:
+        if extension is not None and extension.name not in used and extension.missing is None:
+            before = [found.spec(None) for found in own.values() if found.name in _needed(extension.name, own)]
+            yield Trial(extension.spec(None), "", before)
+
+
+def check_asked(wanted: list[Trial]) -> None:
+    """Whether the user was asked about the code that is to be run: that of extensions which no agent uses was not.
+
+    Raises GoondanError E_BUNDLE_UNTRUSTED.
+    """
+    from kernel.trust.judge import everything_trusted
+    from schemas.errors import fail
+
+    for trial in wanted:
+        if not trial.agent and not trial.extension.bundled and not everything_trusted(os.environ):
+            name = trial.extension.name
+            message = f"no agent uses Extension/{name}, so you were not asked about its code, which runs as you"
+            hint = "If you know the code, add --trust (or GOONDAN_TRUST=1), or name it in an Agent's spec.extensions."
+            raise fail("E_BUNDLE_UNTRUSTED", message, suggestion=hint)
+
+
+def _needed(name: str, own: dict[str, Any]) -> set[str]:
+    """What an extension depends on, and what that depends on; not itself."""
+    needed: set[str] = set()
+    waiting = [name]
+    while waiting:
+        extension = own.get(waiting.pop())
+        for wanted in extension.depends_on if extension is not None else ():
+            if wanted not in needed and wanted != name:
+                needed.add(wanted)
+                waiting.append(wanted)
+    return needed
+
+
+def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
+    """What came of one trial, in a process and a state of its own."""
+    from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
+    from kernel.spawn import command as program
+
+    row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
+    with tempfile.TemporaryDirectory(prefix="gdn-extension-test-") as state:
+        spec_fd = memory_file("spec", msgspec.msgpack.encode(spec_of(trial, plan, state)))
+        try:
+            done = subprocess.run(
+                program("agentproc.trial", ["--spec-fd", str(spec_fd)]),
+                env=environment(os.environ, AGENT_ENVIRONMENT),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                pass_fds=[spec_fd],
+                timeout=TRIAL_S,
+                check=False,
+                cwd=state,
+            )
+        except subprocess.TimeoutExpired:
+            message = f"it did not end within {TRIAL_S:g} s: something blocks the agent's loop"
+            return {**row, "status": "failed", "code": "E_AGENT_TIMEOUT", "message": message}
+        finally:
+            os.close(spec_fd)
+    written = done.stderr.decode("utf-8", "replace").splitlines()
+    try:
+        result: dict[str, Any] = {**row, **msgspec.json.decode(done.stdout, type=dict[str, Any])}
+    except msgspec.DecodeError:
+        message = f"its process ended with status {done.returncode}"
+        result = {**row, "status": "failed", "code": "E_EXTENSION_FAILED", "message": message}
+    if result["status"] != "passed":
+        result["log"] = written[-SHOWN_LINES:]
+    return result
+
+
+def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
+    """The agent of a trial: its model is a script, its one tool is the trial's, its state is elsewhere."""
+    from schemas.frames import OPERATOR_AGENT
+    from schemas.launch import CatalogItem, ModelSpec
+
+    ping = CatalogItem(name="trial__ping", description="Answers pong.")
+    return msgspec.structs.replace(
+        plan.agents[trial.agent or OPERATOR_AGENT],
+        name=trial.agent or ALONE,
+        model=ModelSpec(provider="embedded"),
+        registry=[*plan.agents[OPERATOR_AGENT].registry, ping],
+        catalog=[*plan.agents[trial.agent].catalog, ping.name] if trial.agent else [ping.name],
+        extensions=[*trial.before, trial.extension],
+        state_dir=state,
+    )
+
+
+def render(report: dict[str, Any], style: Style) -> list[str]:
+    """The report for a person: problems with their places, a line for each trial, the sum."""
+    from kernel.bundle.text import counts, problem_lines, short_path
+    from kernel.cli.terminal import printable
+
+    cwd = os.getcwd()
+    lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)
+    if not report["valid"]:
+        summary = counts(len(report["errors"]), len(report["warnings"]))
+        return [*lines, f"{short_path(report['bundle'], cwd)}: {summary}"]
+    for result in report["trials"]:
+        good = result["status"] == "passed"
+        paint = style.good if good else style.bad
+        whose = f" as Agent/{result['agent']} has it" if "agent" in result else ""
+        status = paint(f"{result['status']:<7}")
+        lines.append(f"{status} {printable('Extension/' + result['extension'] + whose)}")
+        if good:
+            lines.append(f"        registers {printable(described(result))}")
+            continue
+        lines.append(f"        {result['code']}: {printable(result['message'])}")
+        lines += [f"        {printable(line)}" for line in (result.get("suggestion"), *result.get("log", ())) if line]
+    numbers = [(report["passed"], "passed"), (report["failed"], "failed")]
+    return [*lines, ", ".join(f"{count} {what}" for count, what in numbers if count) or "no extensions to test"]
+
+
+def described(result: dict[str, Any]) -> str:
+    """What an extension has registered, in words."""
+    parts = [f"{count} {kind} middleware" for kind, count in result["middleware"].items()]
+    parts += [f"{what} {', '.join(result[key])}" for what, key in (("at", "points"), ("tools", "tools")) if result[key]]
+    return "; ".join(parts) or "nothing"
