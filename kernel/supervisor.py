@@ -45,15 +45,12 @@ from kernel.supervisor_socket import SupervisorSocket
 from kernel.workers import Workers
 from schemas.address import path_segment
 from schemas.control import (
-    BegunAnew,
+    AboutBundle,
     Exited,
     Inventory,
     Kill,
     Principal,
-    RestartAsked,
-    RestartDue,
     Retire,
-    Revised,
     SpawnFailed,
     ToBroker,
     TokensWanted,
@@ -461,7 +458,7 @@ class Supervisor:
         return self._premises.is_ours(pid)
 
     def _broker_said(self, message: ToSupervisor) -> None:
-        if isinstance(message, RestartAsked | RestartDue | BegunAnew | Revised):
+        if isinstance(message, AboutBundle):
             self.conducting.heard(message)
             return
         agents, services, now = self._agents, self._services, self._loop.time()

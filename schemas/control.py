@@ -11,6 +11,7 @@ Source: delivery.md sections 2, 3, 6 ("Spawning is level-triggered"), 8.
 
 from msgspec import Struct
 
+from schemas.changesets import ChangesetDone, ChangesetWish, HeldChangeset
 from schemas.frames import ErrorPayload, ShutdownReason
 
 
@@ -80,6 +81,22 @@ class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="came
     """The answer to the last Revise: this revision is what the broker serves now."""
 
     revision: str
+
+
+class ChangesetAsked(Struct, frozen=True, tag="changeset_asked", tag_field="kind", rename="camel"):
+    """A turn wants a changeset, or a commit of one. The same request may come again: it is the same wish."""
+
+    wish: ChangesetWish
+
+
+class ChangesetsOver(Struct, frozen=True, tag="changesets_over", tag_field="kind", rename="camel"):
+    """Nobody can go on with these changesets: their events have ended."""
+
+    changeset_ids: list[str]
+
+
+class WhichChangesets(Struct, frozen=True, tag="which_changesets", tag_field="kind", rename="camel"):
+    """Say which changesets are open (ChangesetsHeld)."""
 
 
 # --- supervisor to broker -------------------------------------------------------------------------------------------
@@ -155,7 +172,31 @@ class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"
     data: bytes
 
 
-ToSupervisor = Wanted | Retire | Kill | RestartAsked | RestartDue | BegunAnew | Revised | TokensWanted
+class ChangesetAnswered(Struct, frozen=True, tag="changeset_answered", tag_field="kind", rename="camel"):
+    """The answer to ChangesetAsked. What it says is in force is so already."""
+
+    done: ChangesetDone
+
+
+class ChangesetsHeld(Struct, frozen=True, tag="changesets_held", tag_field="kind", rename="camel"):
+    """The answer to WhichChangesets: every changeset that is open."""
+
+    held: list[HeldChangeset]
+
+
+#: What is about the bundle: the conductor's of the supervisor.
+AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ChangesetAsked | ChangesetsOver | WhichChangesets
+ToSupervisor = Wanted | Retire | Kill | AboutBundle | TokensWanted
 ToBroker = (
-    Inventory | Exited | SpawnFailed | Drain | RestartChecked | RestartUndone | BeginAnew | RestartAgents | Revise
+    Inventory
+    | Exited
+    | SpawnFailed
+    | Drain
+    | RestartChecked
+    | RestartUndone
+    | BeginAnew
+    | RestartAgents
+    | Revise
+    | ChangesetAnswered
+    | ChangesetsHeld
 )

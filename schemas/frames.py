@@ -57,6 +57,8 @@ FrameType = Literal[
     "agents.list",
     "agents.catalog",
     "restart",
+    "changeset.open",
+    "changeset.commit",
     "budget.reserve",
     "budget.settle",
     "config.propose",

@@ -20,6 +20,7 @@ from kernel.broker.acting import Actors
 from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
+from kernel.broker.changesets import Changesets
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
 from kernel.broker.directory import Directory
@@ -51,7 +52,16 @@ from schemas.codec import (
     from_raw,
     to_raw,
 )
-from schemas.control import BeginAnew, RestartChecked, RestartUndone, Revise, Revised, ToBroker
+from schemas.control import (
+    BeginAnew,
+    ChangesetAnswered,
+    ChangesetsHeld,
+    RestartChecked,
+    RestartUndone,
+    Revise,
+    Revised,
+    ToBroker,
+)
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
 from schemas.launch import KernelPlan
@@ -77,6 +87,7 @@ class Router:
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
+        self._changesets = changesets = Changesets(bus)
         self._fresh = FreshStarts(bus)
         self._pieces = Pieces()
         self._tokens = tokens = TokenOrders(bus)
@@ -125,6 +136,8 @@ class Router:
                 **every,
                 **asking,
                 "restart": restarts.ask,
+                "changeset.open": changesets.ask,
+                "changeset.commit": changesets.ask,
                 "budget.reserve": budgets.reserve,
                 "budget.settle": budgets.settle,
                 "config.propose": configs.propose,
@@ -261,6 +274,7 @@ class Router:
         self._processes.tick(now)
         self._restarts.tick(now)
         self._tokens.tick(now)
+        self._changesets.tick(now)
         self._quiet.tick(now)
         self._budgets.tick(now)
         self._deletions.tick(now)
@@ -289,6 +303,10 @@ class Router:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
         if isinstance(message, BeginAnew):
             self._fresh.begin(message, now)
+        elif isinstance(message, ChangesetAnswered):
+            self._changesets.answered(message)
+        elif isinstance(message, ChangesetsHeld):
+            self._changesets.held(message)
         elif isinstance(message, RestartChecked):
             self._restarts.checked(message)
         else:
@@ -361,6 +379,7 @@ class Router:
                 self.bus.tell_supervisor(self._processes.wanted())
                 self._restarts.supervisor_here()
                 self._tokens.supervisor_here()
+                self._changesets.supervisor_here()
 
     def _welcome_agent(
         self, connection: Connection, old: Connection | None, hello: Hello, frame: Frame, now: float

@@ -19,6 +19,7 @@ from kernel.changesets.entries import TreeEntry
 from kernel.changesets.paths import twins, within_prefix
 from kernel.changesets.proposed import Proposed, denied
 from kernel.changesets.repository import Repository
+from kernel.restarting.revision import Refused
 from kernel.supervisor_options import Options
 from kernel.trust.asking import Asking
 from kernel.trust.judge import untrusted
@@ -84,6 +85,13 @@ def invalid(found: Inspected) -> GoondanError:
     lines = [f"{os.path.relpath(one.file, found.loaded.root)}:{one.line}: {one.message}" for one in found.errors]
     more = f" (and {len(lines) - MAX_NAMED} more)" if len(lines) > MAX_NAMED else ""
     return fail("E_CHANGESET_INVALID", "the bundle would not be valid: " + "; ".join(lines[:MAX_NAMED]) + more)
+
+
+def refusal(found: Refused) -> GoondanError:
+    """What it means for a changeset that the bundle with it may not run."""
+    if found.error.code == "E_BUNDLE_UNTRUSTED":
+        return denied(found.error.message)
+    return fail("E_CHANGESET_INVALID", f"the bundle would not run: {found.error.message}")
 
 
 def bundle_files(options: Options, repository: Repository) -> list[str]:

@@ -9,23 +9,23 @@ Source: docs/decisions/067; requirements BUNDLE-02 to BUNDLE-08.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
 
-from kernel.changesets.applying import Application, Intent, Step, begun
+from kernel.changesets.applying import Application, Intent, Step
 from kernel.changesets.bundles import bundle_files, check
 from kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
-from kernel.changesets.git import Author, References, Store, io_error
+from kernel.changesets.git import Author, Store, io_error
 from kernel.changesets.paths import within_prefix
 from kernel.changesets.proposed import Proposed, denied, read_worktree
 from kernel.changesets.records import FOLDER, WORKTREES, Record, Records
+from kernel.changesets.recovery import PRIVATE, finish, note_committed
 from kernel.changesets.repository import Head, Repository, conflict, find, named
 from kernel.paths import root_of
 from kernel.supervisor_client import rfc3339
@@ -37,7 +37,6 @@ from schemas.changesets import (
     MAX_REASON,
     ChangesetError,
     ChangesetHint,
-    ChangesetSummary,
     CommittedChangeset,
     HeldChangeset,
     OpenedChangeset,
@@ -47,7 +46,6 @@ from schemas.frames import ErrorPayload
 from schemas.trees import remove_tree
 from schemas.visible import visible_line
 
-LOCK: Final = "lock"
 #: Worktrees of one instance, and in all: each is a copy of the repository.
 MAX_OPEN_OF_ONE: Final = 8
 MAX_OPEN: Final = 64
@@ -74,8 +72,9 @@ class Engine:
     # --- what is asked
 
     def open(self, *, request: str, agent: str, instance_key: str, event_id: str, reason: str) -> OpenedChangeset:
-        """A new worktree of the commit that is checked out. Raises GoondanError E_CHANGESET_IO, E_CHANGESET_CONFLICT,
-        E_OVERLOADED.
+        """A new worktree of the commit that is checked out. Raises GoondanError E_CHANGESET_IO, E_CHANGESET_CONFLICT.
+
+        The same `request` is answered with the same worktree.
         """
         known = self.records.all()
         for record in known:
@@ -85,7 +84,7 @@ class Engine:
         own = [record for record in held if (record.agent, record.instance_key) == (agent, instance_key)]
         if len(own) >= MAX_OPEN_OF_ONE or len(held) >= MAX_OPEN:
             message = f"{len(own)} changesets of this instance are open, {len(held)} in all"
-            raise fail("E_OVERLOADED", message, suggestion="Commit one of them, or end the turn.")
+            raise io_error(message, "Commit one of them, or end the turn.")
         repository = self._repository()
         head = repository.head()
         changeset_id = os.urandom(ID_DIGITS // 2).hex()
@@ -200,23 +199,14 @@ class Engine:
 
         Raises GoondanError E_CHANGESET_IO.
         """
-        intent = begun(self.folder)
-        if intent is not None:
-            refs = References(intent.git_dir)
-            layout = refs.layout()
-            store = Store(self._private(), layout.objects, layout.object_format)
-            record = self.records.get(intent.changeset)
-
-            def note() -> None:
-                if record is not None and record.state == "open":
-                    self._committed(record, intent.old, intent.new, intent.steps)
-
-            done = Application(self.folder, root_of(self._options.state_dir), store, refs).recover(intent, note)
-            log.warning("changeset %s was interrupted: %s", intent.changeset, "completed" if done else "undone")
+        finish(self._options.state_dir)
         known = {record.changeset_id: record for record in self.records.all() if record.state == "open"}
         for record in known.values():
             if not record.request:  # its opening was never answered, or it was to take another one back
                 self.remove([record.changeset_id])
+        for record in self.records.all():
+            if record.state == "committed" and os.path.isdir(record.admin_dir):
+                self._remove_worktree(record)
         worktrees = os.path.join(self.folder, WORKTREES)
         for name in os.listdir(worktrees) if os.path.isdir(worktrees) else []:
             if name not in known:
@@ -235,7 +225,7 @@ class Engine:
     def _private(self) -> str:
         """Where our own repository is, which has nothing but a configuration."""
         os.makedirs(self.folder, 0o700, exist_ok=True)
-        return os.path.join(self.folder, "private")
+        return os.path.join(self.folder, PRIVATE)
 
     def _worktree(self, record: Record) -> str:
         return os.path.join(self.folder, WORKTREES, record.changeset_id)
@@ -372,7 +362,10 @@ class Engine:
         try:
             root = root_of(self._options.state_dir)
             Application(self.folder, root, store, repository.refs).apply(
-                repository, intent, look, lambda: self._note(record, intent.old, intent.new, intent.steps)
+                repository,
+                intent,
+                look,
+                lambda: note_committed(self.records, record, intent.old, intent.new, intent.steps),
             )
         except GoondanError:
             if record.reverts:
@@ -382,30 +375,8 @@ class Engine:
 
     def _committed(self, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
         """It is done: its answer."""
-        result = self._note(record, parent, commit, steps)
+        result = note_committed(self.records, record, parent, commit, steps)
         self._remove_worktree(record)
-        return result
-
-    def _note(self, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
-        """Remember that it is done."""
-        known = self.records.get(record.changeset_id)
-        if known is not None and known.result is not None:
-            return known.result
-        summary = ChangesetSummary(
-            files_changed=[step.path for step in steps if step.before is not None and step.after is not None],
-            files_added=[step.path for step in steps if step.before is None],
-            files_deleted=[step.path for step in steps if step.after is None],
-        )
-        result = CommittedChangeset(
-            status="ok",
-            changeset_id=record.changeset_id,
-            base_ref=f"git:{record.base}",
-            new_ref=f"git:{commit}",
-            summary=summary,
-        )
-        ended = rfc3339(time.time())
-        done = replace(record, state="committed", parent=parent, commit=commit, result=result, ended_at=ended)
-        self.records.put(done)
         return result
 
     def _stored(self, store: Store, changes: Mapping[str, Proposed | None]) -> dict[str, TreeEntry | None]:
@@ -427,22 +398,6 @@ class Engine:
             path: None if entry is None else Proposed(entry.mode, store.blob(entry.oid))
             for path, entry in entries.items()
         }
-
-
-@contextmanager
-def locked(folder: str, *, wait: bool) -> Iterator[bool]:
-    """Alone with the changesets in `folder`; without `wait`, whether nobody else is."""
-    os.makedirs(folder, 0o700, exist_ok=True)
-    lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(lock)
 
 
 def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> CommittedChangeset:

@@ -17,6 +17,7 @@ import msgspec
 
 from kernel.agents import Agents
 from kernel.bundle.opening import Opened
+from kernel.changesets.desk import Desk
 from kernel.ending import RESTART_GRACE_S
 from kernel.restarting.difference import Difference, difference
 from kernel.restarting.looks import Looks
@@ -26,8 +27,10 @@ from kernel.restarting.revision import Revision
 from kernel.restarting.watcher import Watcher
 from kernel.roster import LEAVE_LIMIT_S
 from schemas.control import (
+    AboutBundle,
     BeginAnew,
-    BegunAnew,
+    ChangesetAsked,
+    ChangesetsOver,
     RestartAgents,
     RestartAsked,
     RestartChecked,
@@ -36,6 +39,7 @@ from schemas.control import (
     Revise,
     Revised,
     ToBroker,
+    WhichChangesets,
 )
 from schemas.errors import GoondanError, fail
 from schemas.frames import OPERATOR_AGENT, ShutdownReason
@@ -84,6 +88,7 @@ class Conductor:
         self, kernel: Restartable, looks: Looks, agents: Agents, opened: Opened, bundle: str, extra: list[str]
     ) -> None:
         self.news = News()
+        self.changesets = Desk(looks, kernel.answer, self._take_over, lambda: self._opened.powers)
         self._kernel = kernel
         self._looks = looks
         self._agents = agents
@@ -93,6 +98,7 @@ class Conductor:
         self._checked: Revision | None = None  # for the wish that is due next
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[str, asyncio.Future[None]] = {}  # what the broker is to say
+        self._changing = asyncio.Lock()
         self._watcher: Watcher | None = None
         self._refused = ""  # what was said last about a bundle that does not run
 
@@ -133,9 +139,11 @@ class Conductor:
         self._watcher = Watcher(self._watched(self._opened.files, self._opened.trees), self._follow)
         self._soon(self._watcher.run())
 
-    def heard(self, message: RestartAsked | RestartDue | BegunAnew | Revised) -> None:
+    def heard(self, message: AboutBundle) -> None:
         """A word of the broker."""
-        if isinstance(message, RestartAsked):
+        if isinstance(message, ChangesetAsked | ChangesetsOver | WhichChangesets):
+            self.changesets.heard(message)
+        elif isinstance(message, RestartAsked):
             self.asked(message)
         elif isinstance(message, RestartDue):
             self.due(message)
@@ -154,6 +162,7 @@ class Conductor:
 
     def close(self, *, for_good: bool) -> None:
         """Nothing more begins here. `for_good`: nor in a program that comes after."""
+        self.changesets.close()
         self._looks.close()
         if for_good:
             self.news.close()
@@ -200,19 +209,27 @@ class Conductor:
             watcher.watched = self._watched(files, [*trees, root])
             return
         self._refused = ""
-        watcher.watched = self._watched(revision.files, revision.trees)
-        plan = msgspec.msgpack.decode(revision.plan, type=KernelPlan)
-        change = difference(self._opened.plan, plan)
-        if change.nothing:
-            return
         try:
+            await self._take_over(revision)
+        except GoondanError as error:
+            self.news.say(f"the changed bundle was not taken over: {error}")
+
+    async def _take_over(self, revision: Revision) -> None:
+        """Another revision takes the place of the one that runs, as far as it is another. Raises GoondanError when it
+        did not.
+        """
+        if self._watcher is not None:
+            self._watcher.watched = self._watched(revision.files, revision.trees)
+        plan = msgspec.msgpack.decode(revision.plan, type=KernelPlan)
+        async with self._changing:  # a changeset and a watched file at the same time
+            change = difference(self._opened.plan, plan)
+            if change.nothing:
+                return
             if change.whole is not None:
                 self.news.say(f"the bundle has changed ({change.whole}): the kernel restarts in place")
                 self._begin(revision, f"{change.whole} has changed")
             else:
                 await self._apply(plan, revision, change)
-        except GoondanError as error:
-            self.news.say(f"the changed bundle was not taken over: {error}")
 
     async def _apply(self, plan: KernelPlan, revision: Revision, change: Difference) -> None:
         """What the change affects restarts, and nothing else."""

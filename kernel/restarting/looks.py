@@ -27,11 +27,12 @@ class Looks:
     """`log_path` is the supervisor's own log: what the reader says goes there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, options: Options, log_path: str) -> None:
-        self._loop = loop
-        self._reaper = reaper
-        self._options = options
-        self._log_path = log_path
-        self._turn = asyncio.Lock()
+        self.loop = loop
+        self.reaper = reaper
+        self.options = options
+        self.log_path = log_path
+        #: Held while the bundle is read, or changed by a changeset.
+        self.turn = asyncio.Lock()
         self._child: Child | None = None
 
     async def look(self, running: list[Power]) -> Revision:
@@ -39,7 +40,7 @@ class Looks:
 
         Raises GoondanError: why it may not run, or why that cannot be found out; nothing has changed then.
         """
-        async with self._turn:
+        async with self.turn:
             result = os.memfd_create("revision")
             try:
                 seen = await self._read(running, result)
@@ -51,7 +52,7 @@ class Looks:
         try:
             found = decode(data)
         except DECODE_ERRORS:
-            raise GoondanError(start_failure("the reader of the bundle", seen.cause, self._log_path)) from None
+            raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
         if isinstance(found, Refused):
             raise found.exception()
         return found
@@ -62,11 +63,11 @@ class Looks:
             self._child.kill()
 
     async def _read(self, running: list[Power], result: int) -> Exit:
-        task = memory_file("task", msgspec.msgpack.encode(Task(self._options, running)))
+        task = memory_file("task", msgspec.msgpack.encode(Task(self.options, running)))
         given = [task]
-        ended: asyncio.Future[Exit] = self._loop.create_future()
+        ended: asyncio.Future[Exit] = self.loop.create_future()
         try:
-            log = open_log(self._log_path)
+            log = open_log(self.log_path)
             given.append(log)
             arguments = ["--task-fd", str(task), "--result-fd", str(result), "--parent-pid", str(os.getpid())]
             pid = start_program(
@@ -80,7 +81,7 @@ class Looks:
         finally:
             for fd in given:
                 os.close(fd)
-        child = self._child = self._reaper.watch(pid, ended.set_result, leads_group=True)
+        child = self._child = self.reaper.watch(pid, ended.set_result, leads_group=True)
         if child is None:
             raise AssertionError(f"the reader, pid {pid}, cannot be watched")
         try:

@@ -430,7 +430,7 @@ def test_open_changesets_are_counted(bundles: Bundles) -> None:
         bundles.open()
     with pytest.raises(GoondanError) as caught:
         bundles.open()
-    assert caught.value.info.code == "E_OVERLOADED"
+    assert caught.value.info.code == "E_CHANGESET_IO"
 
     held = bundles.engine.held()
     assert {one.event_id for one in held} == {"e"}

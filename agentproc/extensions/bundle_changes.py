@@ -1,0 +1,133 @@
+"""`api.swarm_bundle`: changesets of the bundle, over the agent's own link. docs/changesets.md has the rules.
+
+A question's id is made of the tool call in which it is asked and of how often one was asked there, so a call that runs
+again asks for the same changeset. Outside of tool calls each question is one of its own.
+
+Source: requirements BUNDLE-01 to BUNDLE-10, EVENTS-08.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import msgspec
+
+from schemas.changesets import (
+    MAX_MESSAGE,
+    MAX_REASON,
+    CommitChangeset,
+    CommittedChangeset,
+    OpenChangeset,
+    OpenedChangeset,
+)
+from schemas.codec import from_raw, replace_surrogates, to_raw
+from schemas.errors import fail
+from schemas.frames import Frame
+
+#: How long an answer is waited for (milliseconds): changesets are worked on one after another, and each takes a part of
+#: a second, in a large repository some seconds.
+ANSWER_MS: Final = 180_000
+#: Characters of a changeset's id that are sent: a right one is shorter.
+_MAX_ID: Final = 100
+
+#: The tool call in which a handler runs: `<turnId>/<toolCallId>`.
+current_call: ContextVar[str] = ContextVar("current_call", default="")
+
+#: Told when a worktree is there: its path and the changeset's id.
+Mounted = Callable[[str, str], Awaitable[None]]
+
+
+class PostingLink(Protocol):
+    """What is needed of a link (schemas.link.Link)."""
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+
+
+class BundleChanges:
+    """The changesets of one agent instance. `mounted` tells its extensions of a worktree."""
+
+    def __init__(self, link: PostingLink, mounted: Mounted) -> None:
+        self._link = link
+        self._mounted = mounted
+        self._asked: Counter[str] = Counter()
+
+    async def open(self, reason: str) -> dict[str, Any]:
+        """A new worktree. Raises GoondanError E_CHANGESET_IO, E_LEASE_LOST, E_FORBIDDEN."""
+        payload = to_raw(OpenChangeset(replace_surrogates(reason[:MAX_REASON])))
+        reply = await self._ask(Frame("changeset.open", payload=payload))
+        opened = from_raw(reply.payload, OpenedChangeset)
+        await self._mounted(opened.workdir, opened.changeset_id)
+        return _plain(opened)
+
+    async def commit(self, changeset_id: str, message: str) -> dict[str, Any]:
+        """What became of it; what goes wrong is in there. Raises GoondanError E_LEASE_LOST, E_FORBIDDEN."""
+        asked = CommitChangeset(replace_surrogates(changeset_id[:_MAX_ID]), replace_surrogates(message[:MAX_MESSAGE]))
+        reply = await self._ask(Frame("changeset.commit", payload=to_raw(asked)))
+        return _plain(from_raw(reply.payload, CommittedChangeset))
+
+    async def _ask(self, frame: Frame) -> Frame:
+        call = current_call.get()
+        if call:
+            self._asked[call] += 1
+            frame.call_id = f"{call}.{self._asked[call]}"
+        else:
+            frame.call_id = uuid4().hex
+        frame.deadline_ms = ANSWER_MS
+        return await self._link.post(frame)
+
+
+class SwarmBundleApi:
+    """`api.swarm_bundle`."""
+
+    __slots__ = ("_changes",)
+
+    def __init__(self, changes: BundleChanges) -> None:
+        self._changes = changes
+
+    async def open_changeset(self, input: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A git worktree of the bundle: `{changesetId, baseRef, workdir, hint: {bundleRootInWorkdir,
+        recommendedFiles}}`. `input` is `{reason}`, or nothing. Nothing of it is in force before it is committed.
+
+        Raises GoondanError E_CHANGESET_IO, E_USAGE, and E_LEASE_LOST outside of a turn.
+        """
+        return await self._changes.open(_text(_fields(input), "reason"))
+
+    async def commit_changeset(self, input: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a commit of a changeset's worktree; `input` is `{changesetId, message}`.
+
+        Gives `{status, changesetId, baseRef, newRef, summary: {filesChanged, filesAdded, filesDeleted}, error: {code,
+        message}}`: `newRef` with the status `ok`, `error` with `rejected` and `failed`. What was committed is in force
+        from the next step. Raises GoondanError E_USAGE, and E_LEASE_LOST outside of a turn.
+        """
+        fields = _fields(input)
+        changeset_id = _text(fields, "changesetId")
+        if not changeset_id:
+            raise fail("E_USAGE", "commit_changeset needs the changesetId that open_changeset gave")
+        return await self._changes.commit(changeset_id, _text(fields, "message"))
+
+
+def _fields(given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise fail("E_USAGE", f"a changeset is asked for with an object, not {type(given).__name__}")
+    return given
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise fail("E_USAGE", f"{name} of a changeset is a text, not {type(value).__name__}")
+    return value
+
+
+def _plain(answer: OpenedChangeset | CommittedChangeset) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(answer)
+    return plain

@@ -1,0 +1,145 @@
+"""Changesets that turns ask for: who may ask, and whose worktrees are over. Pure; the supervisor has the git work done.
+
+Rules.
+- Only a turn that runs may ask: the changeset belongs to the event that its instance holds, whatever the frame says.
+- A question is known by the instance that asks and by its callId. Asked again, it is the same one: a second broker asks
+  the supervisor again, which knows what it has answered.
+- A worktree stays as long as its event is not ended: the turn may be resumed, also after a restart. Which worktrees
+  there are the supervisor tells to every broker; that of an event that nobody knows is over.
+
+Source: docs/changesets.md; docs/decisions/067; requirements BUNDLE-02 to BUNDLE-08.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.presence import Connection
+from schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
+from schemas.codec import from_raw, to_raw
+from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
+from schemas.errors import GoondanError, error_payload, fail
+from schemas.frames import OPERATOR_AGENT, Frame
+
+#: Characters of a question's callId: two ids, and what tells questions of one call apart.
+MAX_CALL_ID: Final = 1024
+#: Bytes of a question: a message of 10,000 characters, and more than its frame needs.
+MAX_BYTES: Final = 64 << 10
+#: Questions that wait for the supervisor, of all agents, and frames that wait for one of them; more are refused with
+#: E_OVERLOADED and come again.
+MAX_WAITING: Final = 256
+MAX_ASKERS: Final = 16
+
+
+class Question(Struct):
+    """A question that is not answered. `askers`: connection and frame id of who waits."""
+
+    wish: ChangesetWish
+    askers: list[tuple[Connection, Frame]]
+
+
+class Changesets:
+    """The changesets of the bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._waiting: dict[str, Question] = {}
+        #: Changeset -> the event whose turn has it.
+        self._held: dict[str, str] = {}
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`changeset.open` and `changeset.commit` from an agent."""
+        instance, bus = connection.instance, self._bus
+        call_id = frame.call_id
+        if not call_id or len(call_id) > MAX_CALL_ID:
+            raise fail("E_FRAME_INVALID", f"{frame.type} needs a callId of 1 to {MAX_CALL_ID} characters")
+        if len(bytes(frame.payload)) > MAX_BYTES:
+            raise fail("E_FRAME_INVALID", f"{frame.type} has more than {MAX_BYTES} bytes")
+        if instance is None or instance.agent == OPERATOR_AGENT:
+            raise fail("E_FORBIDDEN", "only agents of the bundle have changesets")
+        if instance.leased is None:
+            raise fail("E_LEASE_LOST", "only a turn that runs may ask for a changeset")
+        opens = frame.type == "changeset.open"
+        wish = ChangesetWish(
+            request=f"{frame.type} {instance.address} {call_id}",
+            agent=instance.agent,
+            instance_key=instance.key,
+            event_id=instance.leased.id,
+            open=from_raw(frame.payload, OpenChangeset) if opens else None,
+            commit=None if opens else from_raw(frame.payload, CommitChangeset),
+        )
+        known = self._waiting.get(wish.request)
+        if known is not None:
+            _join(known, connection, frame)
+            return
+        if bus.closing or len(self._waiting) >= MAX_WAITING:
+            raise GoondanError(
+                error_payload("E_OVERLOADED", "the kernel has no time for it now", retry_after_ms=RETRY_AFTER_MS)
+            )
+        if bus.control is None:
+            if now - bus.started_ms / 1000 < RETURN_S:
+                message = "the broker has just started and waits for its supervisor"
+                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            message = "no supervisor runs here that could change the bundle"
+            raise fail("E_CHANGESET_IO", message, suggestion="Start the kernel with `gdn run`.")
+        self._waiting[wish.request] = Question(wish, [(connection, frame)])
+        bus.tell_supervisor(ChangesetAsked(wish))
+
+    # --- the supervisor's word
+
+    def answered(self, message: ChangesetAnswered) -> None:
+        """What became of a question."""
+        done = message.done
+        question = self._waiting.pop(done.request, None)
+        if question is None:
+            return
+        if done.opened is not None:
+            self._held[done.opened.changeset_id] = question.wish.event_id
+        elif done.committed is not None and done.committed.status == "ok":
+            self._held.pop(done.committed.changeset_id, None)
+        body = done.opened or done.committed
+        for connection, frame in question.askers:
+            if body is not None:
+                self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+            else:
+                info = done.error or error_payload("E_CHANGESET_IO", "the kernel gave no answer")
+                self._bus.error(connection.cls, connection.ident, info, frame)
+
+    def held(self, message: ChangesetsHeld) -> None:
+        """The worktrees that there are."""
+        self._held = {one.changeset_id: one.event_id for one in message.held}
+
+    def supervisor_here(self) -> None:
+        """A supervisor has connected: it may not have heard."""
+        self._bus.tell_supervisor(WhichChangesets())
+        for question in self._waiting.values():
+            self._bus.tell_supervisor(ChangesetAsked(question.wish))
+
+    # --- when
+
+    def tick(self, now: float) -> None:
+        """Worktrees of events that have ended are over."""
+        if not self._held or self._bus.closing:
+            return
+        events = self._bus.mailbox.events
+        asked = {question.wish.event_id for question in self._waiting.values()}
+        over = [one for one, event_id in self._held.items() if event_id not in events and event_id not in asked]
+        if over:
+            for changeset_id in over:
+                del self._held[changeset_id]
+            self._bus.tell_supervisor(ChangesetsOver(over))
+
+
+def _join(known: Question, connection: Connection, frame: Frame) -> None:
+    """One more frame waits for an answer; the same one again, perhaps over another connection."""
+    for at, (_, waiting) in enumerate(known.askers):
+        if waiting.id == frame.id:
+            known.askers[at] = connection, frame
+            return
+    if len(known.askers) >= MAX_ASKERS:
+        message = "too many ask for this changeset"
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+    known.askers.append((connection, frame))

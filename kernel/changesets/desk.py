@@ -1,0 +1,257 @@
+"""The supervisor's side of changesets: asks the worker, one task after another, and has what was committed taken over.
+
+A task whose worker is killed is given to the next one: that completes or undoes what was begun, and finds what was
+done.
+
+Source: docs/decisions/067.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from kernel.log_bounds import open_log
+from kernel.spawn import command, memory_file, start_program
+from schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
+from schemas.control import (
+    ChangesetAnswered,
+    ChangesetAsked,
+    ChangesetsHeld,
+    ChangesetsOver,
+    ToBroker,
+    WhichChangesets,
+)
+from schemas.errors import GoondanError, fail
+from schemas.frames import ErrorPayload
+
+if TYPE_CHECKING:
+    from kernel.changesets.worker import Answer, Task
+    from kernel.reaping import Child, Exit
+    from kernel.restarting.looks import Looks
+    from kernel.restarting.revision import Revision
+    from kernel.trust.powers import Power
+
+#: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.
+TASK_S: Final = 120.0
+#: How often a task is given to another worker when one was killed.
+MAX_TRIES: Final = 3
+#: How long a worker without work stays (seconds): its start takes as long as a commit.
+IDLE_S: Final = 15.0
+
+_log = logging.getLogger("supervisor")
+
+
+class Desk:
+    """Where changesets are asked for. `looks` has the bundle read; `tell` reaches the broker, `take_over` makes another
+    revision the one that runs, and `powers` are those of the one that does.
+    """
+
+    def __init__(
+        self,
+        looks: Looks,
+        tell: Callable[[ToBroker], None],
+        take_over: Callable[[Revision], Awaitable[None]],
+        powers: Callable[[], list[Power]],
+    ) -> None:
+        self._looks = looks
+        self._tell = tell
+        self._take_over = take_over
+        self._powers = powers
+        self._asked: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._channel: socket.socket | None = None
+        self._child: Child | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def heard(self, message: ChangesetAsked | ChangesetsOver | WhichChangesets) -> None:
+        """A word of the broker."""
+        if isinstance(message, ChangesetAsked):
+            if message.wish.request not in self._asked:  # a broker after the one that asked asks again
+                self._asked.add(message.wish.request)
+                self._soon(self._serve(message.wish))
+        elif isinstance(message, ChangesetsOver):
+            self._soon(self._remove(message.changeset_ids))
+        else:
+            self._soon(self._say_held())
+
+    async def revert(self, changeset_id: str) -> CommittedChangeset:
+        """Take a commit back. Raises GoondanError."""
+        from kernel.changesets.worker import Task
+
+        answer = await self._done(lambda: Task(revert=changeset_id, powers=self._powers()))
+        if answer.committed is None:
+            raise AssertionError("a revert is answered with what was committed")
+        return answer.committed
+
+    def close(self) -> None:
+        """End what still runs: the next kernel completes or undoes it."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        self._end_worker()
+
+    # --- inside
+
+    async def _serve(self, wish: ChangesetWish) -> None:
+        from kernel.changesets.worker import Task
+
+        try:
+            answer = await self._done(lambda: Task(wish=wish, powers=self._powers()))
+            done = answer.done or ChangesetDone(request=wish.request)
+        except GoondanError as error:
+            done = _failed(wish, error.info)
+        self._asked.discard(wish.request)
+        self._tell(ChangesetAnswered(done))
+
+    async def _remove(self, changeset_ids: list[str]) -> None:
+        from kernel.changesets.worker import Task
+
+        try:
+            await self._done(lambda: Task(remove=changeset_ids))
+        except GoondanError as error:
+            _log.warning("worktrees of changesets were not removed: %s", error)
+
+    async def _say_held(self) -> None:
+        """Without a folder of changesets there are none, and nobody has to look."""
+        from kernel.changesets.records import FOLDER
+
+        if not os.path.isdir(os.path.join(self._looks.options.state_dir, FOLDER)):
+            self._tell(ChangesetsHeld([]))
+            return
+        from kernel.changesets.worker import Task
+
+        try:
+            self._tell(ChangesetsHeld((await self._done(Task)).held))
+        except GoondanError as error:
+            _log.warning("the worktrees of changesets were not looked at: %s", error)
+
+    async def _done(self, task: Callable[[], Task]) -> Answer:
+        """Have a task done, and what it has committed taken over. Raises GoondanError."""
+        async with self._looks.turn:
+            for _ in range(MAX_TRIES):
+                answer = await self._ask(task())
+                if answer is not None:
+                    break
+                _log.warning("the changeset worker was ended in the middle of a task")
+            else:
+                raise fail("E_CHANGESET_IO", f"the changeset worker ended {MAX_TRIES} times in the same task")
+            if answer.revision is not None:
+                try:
+                    await self._take_over(answer.revision)
+                except GoondanError as error:  # the commit is there, and the next start has it
+                    _log.error("what a changeset has committed was not taken over: %s", error)
+            return answer
+
+    async def _ask(self, task: Task) -> Answer | None:
+        """One task; None when the worker ended. Raises GoondanError."""
+        from kernel.changesets.worker import LENGTH
+        from kernel.changesets.worker import Answer as Given
+
+        if self._closed:
+            raise fail("E_CHANGESET_IO", "the kernel is stopping")
+        if self._idle is not None:
+            self._idle.cancel()
+        channel = self._channel or self._start()
+        data = msgspec.msgpack.encode(task)
+        loop = self._looks.loop
+        try:
+            async with asyncio.timeout(TASK_S):
+                await loop.sock_sendall(channel, LENGTH.pack(len(data)) + data)
+                size = LENGTH.unpack(await _exactly(loop, channel, LENGTH.size))[0]
+                answer = msgspec.msgpack.decode(await _exactly(loop, channel, size), type=Given)
+        except TimeoutError:
+            self._end_worker()
+            raise fail("E_CHANGESET_IO", f"the changeset worker did not answer within {TASK_S:g} s") from None
+        except (OSError, EOFError):
+            self._end_worker()
+            return None
+        except asyncio.CancelledError:
+            self._end_worker()
+            raise
+        self._idle = loop.call_later(IDLE_S, self._end_worker)
+        return answer
+
+    def _start(self) -> socket.socket:
+        """A worker. Raises GoondanError E_CHANGESET_IO."""
+        looks = self._looks
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        given = [memory_file("options", msgspec.msgpack.encode(looks.options)), theirs.detach()]
+        options_fd, channel_fd = given
+        try:
+            log = open_log(looks.log_path)
+            given.append(log)
+            arguments = ["--options-fd", str(options_fd), "--channel-fd", str(channel_fd)]
+            pid = start_program(
+                command("kernel.changesets.worker", [*arguments, "--parent-pid", str(os.getpid())]),
+                env=os.environ,  # the bundle may name any variable
+                output_fd=log,
+                pass_fds=[options_fd, channel_fd],
+            )
+        except OSError as error:
+            ours.close()
+            raise fail("E_CHANGESET_IO", f"the changeset worker could not be started: {error}") from None
+        finally:
+            for fd in given:
+                os.close(fd)
+        child = looks.reaper.watch(pid, lambda seen: self._ended(pid, seen), leads_group=True)
+        if child is None:
+            raise AssertionError(f"the changeset worker, pid {pid}, cannot be watched")
+        self._child, self._channel = child, ours
+        return ours
+
+    def _ended(self, pid: int, seen: Exit) -> None:
+        if self._child is not None and self._child.pid == pid:
+            if not seen.clean:
+                _log.warning("the changeset worker ended: %s", seen.cause)
+            self._child = None
+
+    def _end_worker(self) -> None:
+        """It has nothing to do any more, or does not do it."""
+        channel, child = self._channel, self._child
+        self._channel = self._child = None
+        if channel is not None:
+            channel.close()
+        if child is not None:
+            child.kill()
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            work.close()
+            return
+        task = self._looks.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _failed(wish: ChangesetWish, error: ErrorPayload) -> ChangesetDone:
+    """The answer when there is no worker that could give one."""
+    if wish.commit is None:
+        return ChangesetDone(request=wish.request, error=error)
+    committed = CommittedChangeset(
+        status="failed",
+        changeset_id=wish.commit.changeset_id,
+        base_ref="",
+        error=ChangesetError("E_CHANGESET_IO", error.message),
+    )
+    return ChangesetDone(request=wish.request, committed=committed)
+
+
+async def _exactly(loop: asyncio.AbstractEventLoop, channel: socket.socket, size: int) -> bytes:
+    """Raises EOFError at the end."""
+    parts: list[bytes] = []
+    while size > 0:
+        part = await loop.sock_recv(channel, min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
