@@ -25,6 +25,7 @@ from agentproc.blocked_loop import LoopWatch, blocked_error
 from agentproc.calls import CallLink, ToolCaller
 from agentproc.catalog import Catalog
 from agentproc.completions import Ended, read_answer, read_completion
+from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.loaded import Extensions, Place, give_state
@@ -105,11 +106,20 @@ class TurnRunner:
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)
         self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
-        self.extensions = Extensions(self.pipeline, self.tools, self.events, self.place, self.live_config, self.tokens)
         self.watch = Watch()
         self.loop_watch = LoopWatch(files)
         self._blocked = self.loop_watch.take() if spec.extensions else None
         self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
+        changes = BundleChanges(link, self.workspaces.mounted)
+        self.extensions = Extensions(
+            self.pipeline,
+            self.tools,
+            self.events,
+            self.place,
+            self.live_config,
+            self.tokens,
+            bundle_changes=changes,
+        )
         self.caller = ToolCaller(link, loop)
         self.acks = ResultAcks(link, loop)
         self._provider = provider

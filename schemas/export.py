@@ -17,7 +17,18 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from schemas import approvals, budgets, frames, launch, live_config, oauth, receipts, resources, worker_frames
+from schemas import (
+    approvals,
+    budgets,
+    changesets,
+    frames,
+    launch,
+    live_config,
+    oauth,
+    receipts,
+    resources,
+    worker_frames,
+)
 from schemas.blobs import MAX_BLOB_BYTES
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -50,6 +61,10 @@ _PAYLOADS: Final = (
     budgets.BudgetReserve,
     budgets.BudgetGranted,
     budgets.BudgetSettle,
+    changesets.OpenChangeset,
+    changesets.OpenedChangeset,
+    changesets.CommitChangeset,
+    changesets.CommittedChangeset,
     live_config.ConfigProposal,
     live_config.ConfigOutcome,
     live_config.LiveChanges,

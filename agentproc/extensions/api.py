@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
 from agentproc.extensions.dynamic_tools import DynamicTools, Handler
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.events import Handler as EventHandler
@@ -138,6 +139,7 @@ class ExtensionApi:
 
     __slots__ = (
         "_state",
+        "_swarm_bundle",
         "_tokens",
         "agent_name",
         "events",
@@ -165,6 +167,7 @@ class ExtensionApi:
         *,
         agent: str,
         instance_key: str,
+        bundle_changes: BundleChanges,
         tokens: AccessTokens | None = None,
     ) -> None:
         """`tokens` None: nobody gives any here."""
@@ -181,15 +184,16 @@ class ExtensionApi:
         self.instance_key = instance_key
         self._state = state
         self._tokens = tokens
+        self._swarm_bundle = SwarmBundleApi(bundle_changes)
 
     def ext_state(self) -> ExtState:
         """This extension's own object: the same at every call, in memory, empty again in another process."""
         return self._state
 
     @property
-    def swarm_bundle(self) -> Any:
-        """Changesets. Raises GoondanError E_CONFIG_UNSUPPORTED."""
-        raise _missing("swarm_bundle")
+    def swarm_bundle(self) -> SwarmBundleApi:
+        """Changesets: proposals to change the bundle."""
+        return self._swarm_bundle
 
     @property
     def oauth(self) -> OAuthApi:

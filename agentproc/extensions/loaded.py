@@ -27,6 +27,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from agentproc.extensions.api import ExtensionApi
+from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.memory import ExtState
@@ -72,7 +73,10 @@ class Extensions:
         place: Place,
         live_config: LiveConfig,
         tokens: AccessTokens | None = None,
+        *,
+        bundle_changes: BundleChanges,
     ) -> None:
+        self._bundle_changes = bundle_changes
         self._pipeline = pipeline
         self._tools = tools
         self._events = events
@@ -165,6 +169,7 @@ class Extensions:
                 agent=place.agent,
                 instance_key=place.instance_key,
                 tokens=self._tokens,
+                bundle_changes=self._bundle_changes,
             )
             await _call(register, api, spec)
         except GoondanError as error:

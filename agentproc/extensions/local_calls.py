@@ -18,6 +18,7 @@ from typing import Any
 from agentproc.calls import CallContext, call_time_left, failed_result
 from agentproc.catalog import Allowed, StepCatalog
 from agentproc.conversation import Message
+from agentproc.extensions.bundle_changes import current_call
 from agentproc.extensions.contexts import Agents
 from agentproc.extensions.dynamic_tools import DynamicTool, call_context, run_handler
 from agentproc.extensions.values import tool_error_of
@@ -93,6 +94,7 @@ class LocalCalls:
         timeout_s = max(0.0, call_time_left(context, self._loop.time()))
 
         async def call() -> None:
+            current_call.set(f"{context.turn_id}/{tool_call_id}")
             result = await run_handler(tool, allowed.args, ctx, timeout_s)
             self._open.pop(tool_call_id, None)
             if result.error is not None:

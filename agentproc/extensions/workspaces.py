@@ -1,13 +1,13 @@
-"""Telling extensions of the repository in which the agent works.
+"""Telling extensions of the repository in which the agent works, and of worktrees that changesets have.
 
-Source: requirements EVENTS-07, PIPELINE-12, PIPELINE-24.
+Source: requirements EVENTS-07, EVENTS-08, BUNDLE-10, PIPELINE-12, PIPELINE-24.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.pipeline import POINTS, Pipeline, Watch
@@ -15,7 +15,8 @@ from agentproc.extensions.point_contexts import WorkspacePointContext
 from agentproc.extensions.points import LayerFailed, run_mutators
 from agentproc.extensions.repositories import repository_at
 
-REPO_AVAILABLE = "workspace.repoAvailable"
+REPO_AVAILABLE: Final = "workspace.repoAvailable"
+WORKTREE_MOUNTED: Final = "workspace.worktreeMounted"
 
 log = logging.getLogger("agentproc")
 
@@ -40,13 +41,28 @@ class Workspaces:
         if repository is None:
             return
         context = WorkspacePointContext(repository.path, "repo", dict(repository.metadata) or None)
+        told = await self._mutated(REPO_AVAILABLE, context)
+        payload: dict[str, Any] = {"path": told.path}
+        if told.metadata is not None:
+            payload["metadata"] = told.metadata
+        self._events.emit(REPO_AVAILABLE, payload, emitter="the kernel")
+
+    async def mounted(self, path: str, changeset_id: str) -> None:
+        """A changeset has a worktree: told to the mutators of `workspace.worktreeMounted`, then as an event."""
+        context = WorkspacePointContext(path, "worktree", {"changesetId": changeset_id})
+        told = await self._mutated(WORKTREE_MOUNTED, context)
+        payload: dict[str, Any] = {"path": told.path, "changesetId": changeset_id}
+        added = {key: value for key, value in (told.metadata or {}).items() if key != "changesetId"}
+        if added:
+            payload["metadata"] = added
+        self._events.emit(WORKTREE_MOUNTED, payload, emitter="the kernel")
+
+    async def _mutated(self, point: str, context: WorkspacePointContext) -> WorkspacePointContext:
+        """What the mutators of a point make of it; of those that fail it is logged."""
         try:
-            mutators = self._pipeline.at(REPO_AVAILABLE)
-            context = await run_mutators(mutators, context, POINTS[REPO_AVAILABLE].changes, self._watch)
+            mutators = self._pipeline.at(point)
+            return await run_mutators(mutators, context, POINTS[point].changes, self._watch)
         except LayerFailed as fault:
             lines = "".join(traceback.format_exception(fault.error)).rstrip()
-            log.warning("the %s handler of extension %s failed\n%s", REPO_AVAILABLE, fault.layer.extension, lines)
-        payload: dict[str, Any] = {"path": context.path}
-        if context.metadata is not None:
-            payload["metadata"] = context.metadata
-        self._events.emit(REPO_AVAILABLE, payload, emitter="the kernel")
+            log.warning("the %s handler of extension %s failed\n%s", point, fault.layer.extension, lines)
+            return context

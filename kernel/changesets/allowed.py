@@ -150,7 +150,10 @@ class _Judge:
         patterns = _get(_get(_get(_get(agent, "spec"), "policy"), "toolCalls"), "extensionsMayAdd")
         for ref, use in now.items():
             if ref not in was:
-                yield from self._added_tool(ref, use, patterns)
+                if self._has_own(agent):
+                    yield from self._added_tool(ref, use, patterns)
+                else:
+                    yield f"{ref} is added to an agent that has no extension of the bundle's own"
             elif not _same(_get(was[ref], "sandbox"), _get(use, "sandbox")):
                 yield f"the sandbox of {ref} is changed"
         yield from (f"{ref} is removed, and with it what narrows its sandbox" for ref, use in was.items()
@@ -176,6 +179,15 @@ class _Judge:
             if not any(isinstance(pattern, str) and fnmatchcase(export, pattern) for pattern in patterns):
                 yield f"no pattern of policy.toolCalls.extensionsMayAdd names {export}"
                 return
+
+    def _has_own(self, agent: Any) -> bool:
+        """Whether an agent has an extension of the bundle's own: bundled ones widen nothing."""
+        for ref in _uses(_get(_get(agent, "spec"), "extensions")):
+            declared = self._bundle.get(ref)
+            entry = None if declared is None else _get(_get(declared.value, "spec"), "entry")
+            if isinstance(entry, str) and not entry.startswith(f"{BASE}/"):
+                return True
+        return False
 
     def _extensions(self, old: Any, new: Any, agent: Any) -> Iterator[str]:
         was, now = _uses(old), _uses(new)

@@ -50,6 +50,7 @@ from schemas.frames import (
     Welcome,
 )
 from schemas.vectors.bad import FILE_NAME, ID, PING, TIME, TYPE, bad_frames, mapping, nested, text
+from schemas.vectors.changesets import changeset_frames
 from schemas.vectors.live_config import live_config_frames
 from schemas.vectors.oauth import oauth_frames
 
@@ -419,6 +420,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         ),
         *live_config_frames(),
         *oauth_frames(),
+        *changeset_frames(),
         (
             "budget.reserve",
             Frame(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from schemas import approvals, budgets, frames, live_config, oauth
+from schemas import approvals, budgets, changesets, frames, live_config, oauth
 from schemas.blobs import MAX_BLOB_BYTES, check_reference
 from schemas.blobs import describe as describe_payload
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -32,6 +32,10 @@ KINDS: dict[str, Any] = {
     "BudgetReserve": budgets.BudgetReserve,
     "BudgetGranted": budgets.BudgetGranted,
     "BudgetSettle": budgets.BudgetSettle,
+    "CommitChangeset": changesets.CommitChangeset,
+    "CommittedChangeset": changesets.CommittedChangeset,
+    "OpenChangeset": changesets.OpenChangeset,
+    "OpenedChangeset": changesets.OpenedChangeset,
     "ConfigOutcome": live_config.ConfigOutcome,
     "ConfigProposal": live_config.ConfigProposal,
     "LiveChanges": live_config.LiveChanges,

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentproc.conversation import Message, ToolData
 from agentproc.extensions.api import ExtensionApi
+from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.memory import ExtState
 from agentproc.extensions.stored_state import StoredState
 from agentproc.loop import TurnRunner
@@ -59,6 +60,7 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         agent=place.agent,
         instance_key=place.instance_key,
         tokens=runner.tokens,
+        bundle_changes=BundleChanges(runner.link, runner.workspaces.mounted),
     )
 
 

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from agentproc.extensions import loaded as load_module
+from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
 from agentproc.extensions.loaded import Extensions, Place
+from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
+from agentproc.extensions.workspaces import Workspaces
 from agentproc.live_config import LiveConfig
 from schemas.errors import GoondanError
 from schemas.launch import ExtensionSpec
@@ -33,8 +36,10 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
 
     async def run() -> None:
         place = Place("a", "k", str(folder / "instance"), str(folder / "state"))
+        events = EventBus()
         live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
-        await Extensions(pipeline, tools, EventBus(), place, live).load(specs)
+        changes = BundleChanges(FakeLink(), Workspaces(pipeline, events, Watch()).mounted)
+        await Extensions(pipeline, tools, events, place, live, bundle_changes=changes).load(specs)
 
     asyncio.run(run())
     return pipeline, tools

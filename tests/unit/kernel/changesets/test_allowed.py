@@ -132,6 +132,14 @@ def test_the_bound_of_tools(patterns: list[str], tool: str, allowed: bool) -> No
     assert (refused(bundle(after), bundle(before)) == []) is allowed
 
 
+def test_bundled_extensions_widen_nothing() -> None:
+    before = agent(extensions=["Extension/guard"])
+    after = copy.deepcopy(before)
+    after["spec"]["tools"].append("Tool/other")
+
+    assert refused(bundle(after), bundle(before)) != []
+
+
 PLACES = Places(prefix="b", documents={"b/goondan.yaml"}, prompts={"b/persona.txt"}, code={"b/tools/one", "b/ext.py"})
 
 
