@@ -11,6 +11,7 @@ One JSON object a line in, one a line out, any number on a connection. Operation
   read anew first; when it may not run, nothing stops. `"fresh":true`: all conversations begin anew.
 - `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
   the end of its step. What has work is started again. The bundle is not read.
+- `{"op":"changeset.revert","changeset":ID}` -> `{"ok":true,"committed":…}`: what became of taking it back.
 - `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: what was said about a watched bundle after the first N
   lines, as soon as there is any.
 
@@ -31,6 +32,7 @@ from typing import Any, Final
 import msgspec
 
 from kernel import lock, rundir
+from schemas.changesets import CommittedChangeset
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
 
@@ -76,6 +78,8 @@ class Request(msgspec.Struct, rename="camel", omit_defaults=True):
     agent: str | None = None
     fresh: bool = False
     after: int = 0
+    #: The changeset that is to be taken back.
+    changeset: str | None = None
 
 
 class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -94,6 +98,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     #: What has happened to a bundle that is watched, and how many such lines there were in all.
     news: list[str] | None = None
     told: int = 0
+    #: What became of a changeset that was to be taken back.
+    committed: CommittedChangeset | None = None
     #: Where the bundle's code runs, if others can write to its own folder.
     private_copy: str | None = None
 

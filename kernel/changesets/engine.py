@@ -18,15 +18,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from kernel.bundle.opening import inspect_bundle
 from kernel.changesets.applying import Application, Intent, Step
-from kernel.changesets.bundles import bundle_files, check
+from kernel.changesets.bundles import bundle_files, check, invalid
 from kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
 from kernel.changesets.git import Author, Store, io_error
 from kernel.changesets.paths import within_prefix
 from kernel.changesets.proposed import Proposed, denied, read_worktree
 from kernel.changesets.records import FOLDER, WORKTREES, Record, Records
 from kernel.changesets.recovery import PRIVATE, finish, note_committed
-from kernel.changesets.repository import Head, Repository, conflict, find, named
+from kernel.changesets.repository import Head, Repository, conflict, named
 from kernel.paths import root_of
 from kernel.supervisor_client import rfc3339
 from kernel.supervisor_options import Options
@@ -166,6 +167,12 @@ class Engine:
         )
         text = f"Revert changeset {changeset_id}\n\nThis takes back commit {record.commit}."
         return self._make_commit(repository, made, head, files, changes, text, look)
+
+    def look(self) -> None:
+        """Whether the bundle is valid as it stands in the checkout. Raises GoondanError E_CHANGESET_INVALID."""
+        found = inspect_bundle(self._options.bundle, state_dir=self._options.state_dir, handlers=False)
+        if found.errors:
+            raise invalid(found)
 
     def remove(self, changeset_ids: Iterable[str]) -> None:
         """Remove these worktrees, and forget what was not committed."""
@@ -411,14 +418,6 @@ def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> Comm
         base_ref=base_ref,
         error=ChangesetError(code, text),
     )
-
-
-def state_of(options: Options) -> str:
-    """The repository that a bundle is in, for a person; "" when it is in none."""
-    try:
-        return find(options.bundle if os.path.isdir(options.bundle) else os.path.dirname(options.bundle))[0]
-    except GoondanError:
-        return ""
 
 
 def _message(text: str) -> str:

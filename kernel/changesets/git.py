@@ -27,6 +27,7 @@ from kernel.changesets.entries import TreeEntry
 from schemas.errors import GoondanError, fail
 from schemas.visible import visible_line
 
+NAME: Final = "git"
 #: How long one git command may take (seconds). The longest reads or writes every file of a repository once.
 COMMAND_S: Final = 60.0
 #: Characters of what git says that a message repeats.
@@ -68,10 +69,15 @@ def io_error(message: str, suggestion: str | None = None) -> GoondanError:
 
 def program() -> str:
     """Where git is. Raises GoondanError E_CHANGESET_IO."""
-    found = shutil.which("git")
+    found = shutil.which(NAME)
     if found is None:
         raise io_error("git is not installed", "Install git, then make a repository in the bundle's folder: git init.")
     return os.path.realpath(found)
+
+
+def installed() -> bool:
+    """Whether there is a git."""
+    return shutil.which(NAME) is not None
 
 
 def environment() -> dict[str, str]:
@@ -177,6 +183,10 @@ class References:
         """Have `ref` name `new` instead of `old`. Raises GoondanError E_CHANGESET_IO when it names anything else."""
         self._run("update-ref", "-m", message, ref, new, old)
 
+    def begin(self, ref: str, commit: str) -> None:
+        """Make a ref. Raises GoondanError E_CHANGESET_IO when there is one of that name."""
+        self._run("update-ref", "-m", "begin", ref, commit, "")
+
     def add_worktree(self, folder: str, commit: str) -> None:
         """Register an empty worktree of a commit."""
         self._run("worktree", "add", "--quiet", "--detach", "--no-checkout", folder, commit)
@@ -251,6 +261,12 @@ class Store:
         self.change_index(index, changes)
         return self._run("write-tree", env=env).decode().strip()
 
+    def new_tree(self, entries: Mapping[str, TreeEntry | None], index: str) -> str:
+        """A tree of these files. `index` becomes an index of it."""
+        self._run("read-tree", "--empty", env=_index(index))
+        self.change_index(index, entries)
+        return self._run("write-tree", env=_index(index)).decode().strip()
+
     def change_index(self, index: str, changes: Mapping[str, TreeEntry | None]) -> None:
         """Put files into an index, or take them out."""
         none = "0" * (64 if self._format == "sha256" else 40)
@@ -291,6 +307,11 @@ class Store:
         env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email}
         out = self._run("commit-tree", "--no-gpg-sign", "-p", parent, tree, data=message.encode("utf-8"), env=env)
         return out.decode().strip()
+
+    def first_commit(self, tree: str, message: str, author: Author) -> str:
+        """A commit that nothing comes before."""
+        env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email}
+        return self._run("commit-tree", "--no-gpg-sign", tree, data=message.encode("utf-8"), env=env).decode().strip()
 
     def has_ancestor(self, commit: str, ancestor: str) -> bool:
         """Whether `ancestor` is `commit` or comes before it."""

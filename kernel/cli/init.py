@@ -26,6 +26,14 @@ TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
     ],
 }
 
+#: What became of the repository -> what is said of it.
+_REPOSITORY: Final[dict[str, str]] = {
+    "made": "made a git repository of it, with a first commit",
+    "there": "it is in a git repository already: commit it there, so that agents can propose changes",
+    "no git": "git is not installed: without a repository agents cannot propose changes of the bundle",
+    "failed": "no git repository could be made of it: without one agents cannot propose changes of the bundle",
+}
+
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", shell_complete=options.completed_path("dir"))
@@ -46,17 +54,29 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     with Placing(folder) as placing:
         made = placing.write(template_files(template), replace=force)
     _trust(folder)
+    repository = _repository(folder, made)
     steps = next_steps(folder, template)
     if as_json:
-        write_json({"folder": os.path.abspath(folder), "template": template, "files": made, "next": steps})
+        about = {"folder": os.path.abspath(folder), "template": template, "files": made, "repository": repository}
+        write_json({**about, "next": steps})
         return 0
     from kernel.cli.terminal import printable
 
     width = max(len(step["command"]) for step in steps)
     lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
+    lines.append(_REPOSITORY[repository])
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
     write(*lines)
     return 0
+
+
+def _repository(folder: str, made: list[str]) -> str:
+    """Make a git repository of what was written, so that agents can propose changes; what became of that: a key of
+    _REPOSITORY. One that is there is the person's own to commit to.
+    """
+    from kernel.changesets.starting import begin_repository
+
+    return begin_repository(os.path.abspath(folder), made)
 
 
 def _trust(folder: str) -> None:

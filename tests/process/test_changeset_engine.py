@@ -169,6 +169,10 @@ def test_an_invalid_bundle_and_then_a_corrected_one(bundles: Bundles) -> None:
     document.write_text(DOCUMENTS + "\n: :\n  - [")
     assert bundles.refused(opened) == "E_CHANGESET_INVALID"
 
+    rejected = bundles.end(opened)
+    assert rejected.status == "rejected" and rejected.error is not None and "goondan.yaml:" in rejected.error.message
+
+    document.write_text(DOCUMENTS.replace("prompts/system.md", "prompts/none.md"))
     bundles.write(opened.workdir, "prompts/none.md", "now it is there\n")
     document.write_text(DOCUMENTS.replace("prompts/system.md", "prompts/none.md"))
     assert bundles.end(opened).status == "ok"

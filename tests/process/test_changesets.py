@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.changeset_bundles import git
 
 #: The example of the specification (v0.9, 8.3), line by line.
@@ -162,3 +167,91 @@ def test_the_documented_example(changing: Changing) -> None:
     assert (changing.root / "prompts/system.md").read_text() == "NEW"
     assert git(changing.root, "status", "--porcelain", "-uno") == ""
     assert changing.worktrees == []
+
+
+def test_operators_list_show_and_take_back(changing: Changing) -> None:
+    before = (changing.root / "prompts/system.md").read_text()
+    assert changing.update("TO BE TAKEN BACK")["success"] is True
+    listed = changing.kernel.gdn("changeset", "list", "--json").json["changesets"]
+    newest = listed[0]
+    assert (newest["state"], newest["agent"], newest["filesChanged"]) == ("committed", "main", ["prompts/system.md"])
+    assert newest["reason"] == "Update system prompt via myExt"
+    shown = changing.kernel.gdn("changeset", "diff", newest["changesetId"])
+    assert "+TO BE TAKEN BACK" in shown.out
+
+    reverted = changing.kernel.gdn("changeset", "revert", newest["changesetId"], "--json")
+
+    assert reverted.status == 0, reverted.err
+    assert reverted.json["status"] == "ok"
+    assert (changing.root / "prompts/system.md").read_text() == before
+    assert changing.kernel.gdn("send", "hello", "--instance", "k").status == 0
+    assert changing.notes[-1] == f"0 {before.strip()}"  # in force, without a restart of the kernel
+    again = changing.kernel.gdn("changeset", "revert", newest["changesetId"], "--json")
+    assert (again.status, again.json["error"]["code"]) == (1, "E_CHANGESET_CONFLICT")
+    assert changing.kernel.gdn("changeset", "diff", "none", "--json").json["error"]["code"] == "E_USAGE"
+
+
+@pytest.mark.requirement("BUNDLE-08")
+def test_a_worktree_goes_with_its_event(changing: Changing) -> None:
+    answer = changing.kernel.gdn("send", "/myExt__open {}", "--instance", "left")
+    assert answer.status == 0, answer.err
+    wait_until(lambda: changing.worktrees == [])
+    assert not (changing.root / ".git/worktrees").exists()
+
+
+def test_fifty_at_once_and_kills(changing: Changing) -> None:
+    """Each proposes a file of its own; workers, agents and the broker are killed all the while. Serial, nothing lost, no
+    step that saw half a change, no worktree left."""
+    before = len(changing.log)
+    done = threading.Event()
+    killed: list[str] = []
+
+    def kill() -> None:
+        roles = itertools.cycle(["changesets", "changesets", "broker", "changesets"])
+        while not done.wait(1.2):
+            role = next(roles)
+            for pid in _processes(changing.kernel, role):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(role)
+
+    def propose(number: int) -> dict[str, object]:
+        return changing.update(f"proposal {number}", instance=f"i{number % 10}", file=f"p{number}.md")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with ThreadPoolExecutor(10) as pool:
+            answers = list(pool.map(propose, range(50)))
+    finally:
+        done.set()
+        killer.join()
+
+    refused = [answer for answer in answers if answer.get("success") is not True]
+    assert refused == [], refused
+    assert killed.count("changesets") >= 2
+    for number in range(50):
+        assert (changing.root / f"prompts/p{number}.md").read_text() == f"proposal {number}"
+    assert len(changing.log) == before + 50
+    # A chain of one commit after the other, each of which adds its own file and takes none away.
+    names = git(changing.root, "log", "-50", "--name-status", "--format=").split()
+    assert sorted(names[1::2]) == sorted(f"prompts/p{number}.md" for number in range(50))
+    assert set(names[::2]) == {"A"}
+    assert git(changing.root, "status", "--porcelain", "-uno") == ""
+    wait_until(lambda: changing.worktrees == [])
+    assert git(changing.root, "worktree", "list").count("\n") == 1
+    assert not [name for name in os.listdir(changing.root / ".git") if "lock" in name or "goondan" in name]
+
+
+def _processes(kernel: Sandbox, role: str) -> list[int]:
+    """The kernel's processes of a role, by their names and by who they belong to."""
+    if role == "broker":
+        return [row["pid"] for row in kernel.ps() if row["role"] == "broker" and row["pid"]]
+    found = []
+    root = kernel.env["GOONDAN_STATE_ROOT"]
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "gdn-changesets":
+                if root.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+    return found

@@ -83,11 +83,29 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.Cap
     assert (folder / "goondan.yaml").read_bytes() == template_files("tool")["goondan.yaml"]
     assert outside.read_text() == "mine"
     assert not (folder / "tools" / "notes.py").is_symlink()
-    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts) == [
         "goondan.yaml",
         "notes.py",
         "test_notes.py",
     ]
+
+
+def test_what_was_written_is_in_a_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(folder: Path, *more: str) -> str:
+        assert execute(["init", str(folder), "--json", *more]) == 0
+        return str(json.loads(capsys.readouterr().out)["repository"])
+
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("not part of it")
+    assert init(tmp_path / "b", "--template", "tool") == "made"
+    status = subprocess.run(["git", "-C", tmp_path / "b", "status", "--porcelain"], capture_output=True, text=True)
+    assert status.stdout == "?? mine\n"
+    assert init(tmp_path / "b" / "inside") == "there"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert init(tmp_path / "c") == "no git"
+    assert not (tmp_path / "c" / ".git").exists()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])

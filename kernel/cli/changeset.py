@@ -1,0 +1,152 @@
+"""`gdn changeset list|diff|revert`: what agents have changed in the bundle, or are about to.
+
+Source: docs/changesets.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kernel.cli import options
+
+if TYPE_CHECKING:
+    from kernel.changesets.engine import Engine
+    from kernel.changesets.records import Record
+    from schemas.changesets import CommittedChangeset
+
+#: How long a running kernel may take to take a commit back (seconds): changesets of agents come first.
+_PATIENCE_S: Final = 180.0
+
+
+@click.group()
+def command() -> None:
+    """List what agents have changed in the bundle, show it, or take it back."""
+
+
+@command.command(name="list")
+@options.bundle
+@options.as_json
+def list_(bundle: str | None, as_json: bool) -> int:
+    """List the open changesets and those that were committed, the latest first."""
+    from kernel.cli.output import write, write_json
+
+    records = _engine(bundle).records.all()
+    if as_json:
+        write_json({"changesets": [_plain(record) for record in records]})
+    elif not records:
+        write("there are no changesets")
+    else:
+        write(*(_line(record) for record in records))
+    return 0
+
+
+@command.command()
+@click.argument("changeset_id")
+@options.bundle
+@options.as_json
+def diff(changeset_id: str, bundle: str | None, as_json: bool) -> int:
+    """Show what a changeset has changed, or would change, as a patch."""
+    from kernel.cli.output import write, write_json
+    from kernel.cli.terminal import printable
+
+    engine = _engine(bundle)
+    patch = engine.difference(changeset_id).decode("utf-8", "replace")
+    if as_json:
+        record = engine.records.get(changeset_id)
+        write_json({**({} if record is None else _plain(record)), "diff": patch})
+    else:
+        write(*(printable(line) for line in patch.splitlines()))
+    return 0
+
+
+@command.command()
+@click.argument("changeset_id")
+@options.bundle
+@options.as_json
+def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
+    """Take a committed changeset back with a new commit; in a running swarm it is in force from the next step."""
+    import msgspec
+
+    from kernel.cli.output import write, write_json
+    from schemas.errors import fail
+
+    done = _revert(bundle, changeset_id)
+    if done.error is not None:
+        raise fail(done.error.code, done.error.message)
+    if as_json:
+        write_json(msgspec.to_builtins(done))
+    else:
+        write(f"took changeset {changeset_id} back: {(done.new_ref or '').removeprefix('git:')[:12]}")
+    return 0
+
+
+def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
+    """By the kernel that runs, so that its agents get it; else here."""
+    from kernel.changesets.engine import not_committed
+    from kernel.changesets.recovery import locked
+    from kernel.cli.attach import locate
+    from kernel.supervisor_client import SupervisorClient
+    from schemas.errors import GoondanError, fail
+
+    client = SupervisorClient.connect(locate(bundle).state_dir)
+    if client is not None:
+        try:
+            answer = client.ask("changeset.revert", _PATIENCE_S, changeset=changeset_id).committed
+        finally:
+            client.close()
+        if answer is None:
+            raise fail("E_KERNEL_LOST", "the supervisor gave no answer")
+        return answer
+    engine = _engine(bundle)
+    with locked(engine.folder, wait=True):
+        engine.recover()
+        try:
+            return engine.revert(changeset_id, engine.look)
+        except GoondanError as error:
+            if not error.info.code.startswith("E_CHANGESET_"):
+                raise
+            return not_committed(changeset_id, "", error.info)
+
+
+def _engine(bundle: str | None) -> Engine:
+    import os
+
+    from kernel.changesets.engine import Engine
+    from kernel.cli.attach import locate
+    from kernel.supervisor_options import Options
+
+    place = locate(bundle)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return Engine(Options(bundle=place.bundle, state_dir=place.state_dir, umask=mask), [])
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    done = record.result
+    summary = None if done is None else done.summary
+    return {
+        "changesetId": record.changeset_id,
+        "state": record.state,
+        "agent": record.agent or None,
+        "instanceKey": record.instance_key or None,
+        "reason": record.reason,
+        "openedAt": record.opened_at,
+        "endedAt": record.ended_at or None,
+        "baseRef": f"git:{record.base}",
+        "newRef": None if done is None else done.new_ref,
+        "filesChanged": [] if summary is None else summary.files_changed,
+        "filesAdded": [] if summary is None else summary.files_added,
+        "filesDeleted": [] if summary is None else summary.files_deleted,
+        "reverts": record.reverts or None,
+    }
+
+
+def _line(record: Record) -> str:
+    from kernel.cli.plain import one_line
+
+    who = f"{record.agent} ({one_line(record.instance_key, 40)})" if record.agent else "operator"
+    commit = record.commit[:12] if record.commit else "-"
+    when = (record.ended_at or record.opened_at)[:19].replace("T", " ")
+    return f"{record.changeset_id}  {record.state:<9}  {commit:<12}  {when}  {who}  {one_line(record.reason, 100)}"
