@@ -23,7 +23,7 @@ from kernel.bundle.files import read_file
 from kernel.bundle.lookup import Unreadable
 from kernel.changesets.checkout import Checkout
 from kernel.changesets.entries import TreeEntry
-from kernel.changesets.git import References, Store, io_error
+from kernel.changesets.git import References, Store, clear_index, io_error
 from kernel.changesets.repository import Repository, conflict, named
 from kernel.grants.written import find_written, pin
 from schemas.errors import GoondanError
@@ -197,8 +197,7 @@ class Application:
 
     def _new_index(self, intent: Intent, *, all_steps: bool) -> None:
         """The index that follows, in a file of our own; without `all_steps` only what is as before is changed."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._index)
+        clear_index(self._index)
         if os.path.exists(intent.index):
             with open(intent.index, "rb") as source, open(self._index, "wb") as out:
                 out.write(source.read())

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -221,7 +223,9 @@ class Desk:
         if channel is not None:
             channel.close()
         if child is not None:
-            child.kill()
+            # All of its group, and not by force: git removes its locks from the repository.
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         if self._closed:

@@ -19,6 +19,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Final
 
 from msgspec import Struct
@@ -49,6 +51,10 @@ _OFF: Final = (
     "protocol.allow=never",
     "submodule.recurse=false",
 )
+
+
+#: A lock that commands hold, too: when whoever runs one is killed, the lock is free only when the command has ended.
+lent_lock: ContextVar[int | None] = ContextVar("lent_lock", default=None)
 
 
 class Author(Struct, frozen=True):
@@ -116,6 +122,7 @@ def run(
     """
     settings = [part for setting in _OFF for part in ("-c", setting)]
     command = [program(), f"--git-dir={git_dir}", *settings, *arguments]
+    lock = lent_lock.get()
     try:
         done = subprocess.run(
             command,
@@ -125,6 +132,7 @@ def run(
             cwd="/",
             timeout=COMMAND_S,
             check=False,
+            pass_fds=() if lock is None else (lock,),
         )
     except subprocess.TimeoutExpired:
         raise io_error(f"git {_verb(arguments)} took longer than {COMMAND_S:g} s") from None
@@ -256,7 +264,8 @@ class Store:
 
     def write_tree(self, base: str, changes: Mapping[str, TreeEntry | None], index: str) -> str:
         """The tree that `changes` make of `base`; None removes a file. `index` is a file that may be written for it."""
-        env = {"GIT_INDEX_FILE": index}
+        env = _index(index)
+        clear_index(index)
         self._run("read-tree", base, env=env)
         self.change_index(index, changes)
         return self._run("write-tree", env=env).decode().strip()
@@ -358,6 +367,13 @@ class Digest:
         """The rest of the content; the name."""
         self._hash.update(data)
         return self._hash.hexdigest()
+
+
+def clear_index(index: str) -> None:
+    """Remove an index of our own, with what a command that was killed has left beside it."""
+    for path in (index, f"{index}.lock"):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _index(path: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from kernel.changesets.applying import INTENT, Application, Step, begun
-from kernel.changesets.git import References, Store
+from kernel.changesets.git import References, Store, lent_lock
 from kernel.changesets.records import FOLDER, Record, Records
 from kernel.paths import root_of
 from kernel.supervisor_client import rfc3339
@@ -114,6 +114,10 @@ def locked(folder: str, *, wait: bool) -> Iterator[bool]:
             yield False
             return
         os.pwrite(lock, b"%-20d" % os.getpid(), 0)
-        yield True
+        lent = lent_lock.set(lock)
+        try:
+            yield True
+        finally:
+            lent_lock.reset(lent)
     finally:
         os.close(lock)

@@ -106,6 +106,10 @@ spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
 """
 
 
+#: Proposals at the same time. Fifty take half a minute, which a chaos run has.
+PROPOSALS = 50 if os.environ.get("GOONDAN_CHAOS_KILLS") else 12
+
+
 class Changing:
     """A kernel with a bundle in a repository."""
 
@@ -199,16 +203,15 @@ def test_a_worktree_goes_with_its_event(changing: Changing) -> None:
     assert not (changing.root / ".git/worktrees").exists()
 
 
-def test_fifty_at_once_and_kills(changing: Changing) -> None:
-    """Each proposes a file of its own; workers, agents and the broker are killed all the while. Serial, nothing lost, no
-    step that saw half a change, no worktree left."""
+def test_many_at_once_and_kills(changing: Changing) -> None:
+    """Each proposes a file of its own, and workers and the broker are killed: serial, nothing lost, no worktree left."""
     before = len(changing.log)
     done = threading.Event()
     killed: list[str] = []
 
     def kill() -> None:
         roles = itertools.cycle(["changesets", "changesets", "broker", "changesets"])
-        while not done.wait(1.2):
+        while not done.wait(0.7):
             role = next(roles)
             for pid in _processes(changing.kernel, role):
                 with suppress(ProcessLookupError):
@@ -222,20 +225,20 @@ def test_fifty_at_once_and_kills(changing: Changing) -> None:
     killer.start()
     try:
         with ThreadPoolExecutor(10) as pool:
-            answers = list(pool.map(propose, range(50)))
+            answers = list(pool.map(propose, range(PROPOSALS)))
     finally:
         done.set()
         killer.join()
 
     refused = [answer for answer in answers if answer.get("success") is not True]
     assert refused == [], refused
-    assert killed.count("changesets") >= 2
-    for number in range(50):
+    assert "changesets" in killed
+    for number in range(PROPOSALS):
         assert (changing.root / f"prompts/p{number}.md").read_text() == f"proposal {number}"
-    assert len(changing.log) == before + 50
+    assert len(changing.log) == before + PROPOSALS
     # A chain of one commit after the other, each of which adds its own file and takes none away.
-    names = git(changing.root, "log", "-50", "--name-status", "--format=").split()
-    assert sorted(names[1::2]) == sorted(f"prompts/p{number}.md" for number in range(50))
+    names = git(changing.root, "log", f"-{PROPOSALS}", "--name-status", "--format=").split()
+    assert sorted(names[1::2]) == sorted(f"prompts/p{number}.md" for number in range(PROPOSALS))
     assert set(names[::2]) == {"A"}
     assert git(changing.root, "status", "--porcelain", "-uno") == ""
     wait_until(lambda: changing.worktrees == [])
@@ -251,7 +254,7 @@ def _processes(kernel: Sandbox, role: str) -> list[int]:
     root = kernel.env["GOONDAN_STATE_ROOT"]
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "gdn-changesets":
-                if root.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    found.append(pid)
+            named = Path(f"/proc/{pid}/comm").read_text().strip() == "gdn-changesets"
+            if named and root.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
     return found
