@@ -204,7 +204,7 @@ def test_a_worktree_goes_with_its_event(changing: Changing) -> None:
 
 
 def test_many_at_once_and_kills(changing: Changing) -> None:
-    """Each proposes a file of its own, and workers and the broker are killed: serial, nothing lost, no worktree left."""
+    """Each proposes a file, and workers and the broker are killed: serial, nothing lost, no worktree left."""
     before = len(changing.log)
     done = threading.Event()
     killed: list[str] = []
