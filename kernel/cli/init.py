@@ -30,7 +30,7 @@ TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
 _REPOSITORY: Final[dict[str, str]] = {
     "made": "made a git repository of it, with a first commit",
     "there": "it is in a git repository already: commit it there, so that agents can propose changes",
-    "no git": "git is not installed: without a repository agents cannot propose changes of the bundle",
+    "no git": "no git is installed: without a repository agents cannot propose changes of the bundle",
     "failed": "no git repository could be made of it: without one agents cannot propose changes of the bundle",
 }
 
