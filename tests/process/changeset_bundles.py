@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from kernel.changesets.engine import Engine
+from kernel.changesets.recovery import locked
 from kernel.supervisor_options import Options
 from schemas.changesets import CommittedChangeset, OpenedChangeset
 
@@ -118,8 +119,9 @@ class Bundles:
         )
 
     def end(self, opened: OpenedChangeset, message: str = "A change", look=lambda: None) -> CommittedChangeset:  # type: ignore[no-untyped-def]
-        """Commit it."""
-        return self.engine.commit(opened.changeset_id, message, agent="assistant", instance_key="k", look=look)
+        """Commit it, as the worker does."""
+        with locked(self.engine.folder, wait=True):
+            return self.engine.commit(opened.changeset_id, message, agent="assistant", instance_key="k", look=look)
 
     def refused(self, opened: OpenedChangeset) -> str:
         """The code with which it is refused; nothing may have changed by it."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kernel.bundle.opening import inspect_bundle
 from kernel.changesets.engine import Engine
 from kernel.changesets.git import References
 from schemas.changesets import OpenedChangeset
 from schemas.errors import GoondanError, fail
+from schemas.workdirs import Stay
 from tests.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 
@@ -380,6 +384,64 @@ def test_a_kill_at_any_point_leaves_the_old_or_the_new(
     assert answer.status == "ok" and answer.new_ref == f"git:{shared.head}"
     assert git(shared.repository, "log", "--format=%H", f"{old}..main").count("\n") == 1  # once
     assert not workdir(opened).exists()
+
+
+def test_whoever_looks_at_the_bundle_first_completes_or_undoes(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any command or kernel reads the files."""
+    for moved in (False, True):
+        opened = bundles.open()
+        bundles.write(opened.workdir, "prompts/system.md", f"{moved}\n")
+        real = References.move
+
+        def killed(self: References, *given: str, moved: bool = moved, real: object = real) -> None:
+            if moved:
+                real(self, *given)  # type: ignore[operator]
+            raise _Killed
+
+        monkeypatch.setattr(References, "move", killed)
+        with pytest.raises(_Killed):
+            bundles.end(opened)
+        monkeypatch.undo()
+        assert bundles.checkout()["prompts/system.md"] == f"{moved}\n".encode()
+
+        inspect_bundle(bundles.options.bundle, state_dir=bundles.options.state_dir, handlers=False)
+
+        assert (bundles.checkout()["prompts/system.md"] == b"True\n") is moved
+        assert bundles.status == ""
+        assert bundles.end(opened).status == "ok"
+
+
+@pytest.mark.parametrize("how", ["committed", "undone"])
+def test_what_a_changeset_writes_where_jails_can_write_is_not_taken_for_a_tools_work(
+    bundles: Bundles, how: str
+) -> None:
+    host = bundles.state / "toolhosts" / "1"
+    host.mkdir(parents=True)
+    (host / "lock").write_text("")
+    before = time.time_ns()
+    stay = Stay(str(bundles.root), before, before + 3600 * 10**9)
+    (host / "workdirs.json").write_bytes(msgspec.json.encode([stay]))
+    opened = bundles.open()
+    bundles.write(opened.workdir, "prompts/system.md", "new\n")
+
+    def look() -> None:
+        assert not written()
+        if how == "undone":
+            raise fail("E_CHANGESET_INVALID", "no")
+
+    def written() -> list[str]:
+        found = inspect_bundle(bundles.options.bundle, state_dir=bundles.options.state_dir, handlers=False)
+        return [one.path for one in found.written]
+
+    answer = bundles.end(opened, look=look)
+    assert answer.status == ("ok" if how == "committed" else "rejected")
+    assert written() == []
+    prompt = bundles.write(bundles.root, "prompts/system.md", "what a tool wants to be told\n")
+    assert written() == [str(prompt)]  # just these bytes
+    bundles.write(bundles.root, "prompts/system.md", "new\n")
+    assert written() == ([] if how == "committed" else [str(prompt)])  # what was refused was accepted by nobody
 
 
 def test_what_was_edited_meanwhile_stays(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:

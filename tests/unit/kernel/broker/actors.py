@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import (
+    ChangesetAsked,
+    ChangesetsOver,
     Exited,
     Inventory,
     Principal,
@@ -18,6 +20,7 @@ from schemas.control import (
     Running,
     ToSupervisor,
     Wanted,
+    WhichChangesets,
 )
 from schemas.errors import error_payload
 from schemas.frames import (
@@ -459,6 +462,8 @@ class Supervisor(Actor):
         self.backlog: list[Exited] = []
         #: What it heard about restarts, in order.
         self.restarts: list[RestartAsked | RestartDue] = []
+        #: What it heard about changesets, in order.
+        self.changesets: list[object] = []
 
     def on_welcome(self) -> None:
         running = [Running(Principal("agent", a.name, a.key), a.launch) for a in self.world.agents.values()]
@@ -473,6 +478,8 @@ class Supervisor(Actor):
         message = msgspec.msgpack.decode(frame.payload, type=ToSupervisor)
         if isinstance(message, RestartAsked | RestartDue):
             self.restarts.append(message)
+        elif isinstance(message, ChangesetAsked | ChangesetsOver | WhichChangesets):
+            self.changesets.append(message)
         elif isinstance(message, Wanted):
             self.wanted = set(message.principals) if message.full else self.wanted | set(message.principals)
         elif isinstance(message, Retire):
