@@ -40,6 +40,7 @@ from agentproc.providers.base import Provider, redactor_of
 from agentproc.providers.choose import make_provider
 from agentproc.store import ConversationStore
 from agentproc.swarm import DELEGATION_RESULT, AskingLink
+from agentproc.told_event import told_event
 from agentproc.turn import Begin, BeginCall, End, Pause
 from agentproc.turn_run import TurnRun
 from schemas.address import instance_dir, instance_workdir
@@ -314,7 +315,7 @@ class TurnRunner:
             ended = read_answer(frame)
             self.notice(ended)
             return Begin(ended.text, ended.source, ended.metadata)
-        event = from_raw(frame.payload, AgentEvent)
+        event = told_event(frame)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)
         is_operator = self.spec.name == OPERATOR_AGENT

@@ -45,6 +45,7 @@ from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
 from agentproc.store import TurnRow
 from agentproc.swarm import Swarm
+from agentproc.told_event import told_event
 from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
     Action,
@@ -70,9 +71,8 @@ from agentproc.turn import (
 )
 from schemas.address import instance_workdir
 from schemas.arguments import invalid_arguments
-from schemas.codec import from_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import AgentEvent, ErrorPayload, Frame, ToolResult
+from schemas.frames import ErrorPayload, Frame, ToolResult
 from schemas.results import cut_message
 from schemas.spans import is_trace_id, step_span, trace_id_of
 
@@ -145,7 +145,7 @@ class TurnRun:
                 runner.catalog,
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
-                from_raw(frame.payload, AgentEvent),
+                told_event(frame),
                 self._asking,
                 push=self.push,
                 use=self._use,

@@ -24,6 +24,7 @@ from kernel.oauth.key_file import read_or_make
 from kernel.oauth.vault import Vault
 from kernel.spawn import memory_file
 from schemas.codec import from_raw, to_raw
+from schemas.control import Revise
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, ErrorPayload, Frame
 from schemas.launch import ExtensionSpec, KernelPlan
@@ -343,3 +344,23 @@ def test_only_the_holder_answers_and_tells_of_agreements(world: World) -> None:
     assert refused.value.code == "E_OVERLOADED"
     for peer in (agent, reviewer, client, holder):
         peer.close()
+
+
+def test_another_revision_reaches_the_holder_while_it_runs(world: World) -> None:
+    agent = world.broker.hello("agent", agent="coder", instance_key="k")
+    world.start_holder()
+    event = world.turn(agent)
+    assert world.refused(agent, scopes=["b"]) == "E_OAUTH_SCOPE"
+    apps = {"cal": msgspec.structs.replace(world.broker.plan.oauth_apps["cal"], scopes=["a", "b"])}
+    revised = msgspec.structs.replace(world.broker.plan, oauth_apps=apps, revision="r2")
+    message = Revise(0, 1, msgspec.msgpack.encode(revised))
+    world.supervisor.send(Frame("runtime.event", id="v", payload=to_raw(message)))
+    while b"revised" not in bytes(world.supervisor.receive().payload):
+        pass
+    world.ask(agent, "wider", scopes=["b"])
+    # The holder is told to say hello again before it is sent anything else.
+    assert world.answer(agent, "wider")["scopes"][0] == "b"
+    assert world.refused(agent, app="machine") == "E_OAUTH_APP"
+    world.end(agent, event)
+    world.kill_holder()
+    agent.close()

@@ -335,13 +335,22 @@ async def test_an_admin_may(examples: Examples) -> None:
     model = FakeModel(fail("E_MODEL_FAILED", "busy"), wants(("a", "admin__wipe", {})), says("done"))
     runner = await examples.start(FakeLink(), model, wraps=WRAPS)
     frame: Frame = event_frame("e1", "go")
-    event = from_raw(frame.payload, dict)
-    frame.payload = to_raw(event | {"auth": {"actor": {"isAdmin": True}}})
+    frame.auth = to_raw({"actor": {"isAdmin": True}})
     seen: list[Any] = []
     await runner.run(frame)
     seen.append(runner.extensions._shared["retryAttempt"])
     assert result_of(runner, "a").status == "ok"
     assert seen == [None]  # of the last step, which did not fail
+
+
+async def test_who_only_says_that_it_is_an_admin_may_not(examples: Examples) -> None:
+    """The payload is its sender's; on whose behalf it is, the broker says in the header."""
+    model = FakeModel(wants(("a", "admin__wipe", {})), says("done"))
+    runner = await examples.start(FakeLink(), model, wraps=WRAPS)
+    frame: Frame = event_frame("e1", "go")
+    frame.payload = to_raw(from_raw(frame.payload, dict) | {"auth": {"actor": {"isAdmin": True}}})
+    await runner.run(frame)
+    assert result_of(runner, "a").status == "error"
 
 
 @pytest.mark.requirement("EVENTS-02", "EVENTS-03", "EVENTS-04", "EVENTS-12")

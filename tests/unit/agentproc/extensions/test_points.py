@@ -261,9 +261,7 @@ async def test_what_the_contexts_hold(make: Make) -> None:
     api.mutate("step.blocks", blocks)
     api.mutate("toolCall.post", call_post)
     frame = event_frame("e1", "go")
-    event = from_raw(frame.payload, dict)
-    event["auth"] = {"actor": {"isAdmin": True}}
-    frame.payload = to_raw(event)
+    frame.auth = to_raw({"actor": {"isAdmin": True}})
     await runner.run(frame)
     assert seen["turn"] == (the_answer(link).turn_id, "team", "coder", True)
     assert 0 <= seen["duration"] < 60

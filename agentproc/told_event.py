@@ -1,0 +1,20 @@
+"""An event as the broker tells of it (pure): its payload, and what the header says about its sender.
+
+Whoever sends an event writes the payload; who that is and on whose behalf is the broker's word, in the header.
+
+Source: PROTOCOL.md, "What a receiver checks itself".
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from schemas.codec import from_raw
+from schemas.frames import AgentEvent, Frame
+
+
+def told_event(frame: Frame) -> AgentEvent:
+    """The event in a frame, with `auth` and `source` of the header. Raises GoondanError E_FRAME_INVALID."""
+    event = from_raw(frame.payload, AgentEvent)
+    auth = None if frame.auth is None else from_raw(frame.auth, object)
+    return replace(event, auth=auth, source=frame.source or event.source)
