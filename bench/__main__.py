@@ -21,6 +21,7 @@ MODULES = (
     "round_trip",
     "durable",
     "durable_power",
+    "asking",
     "queued",
     "journal_start",
     "tool_call",
