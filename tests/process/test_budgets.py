@@ -1,16 +1,17 @@
-"""A budget of 100 calls over a lead with eight workers at once, while agents and the broker are killed: never more than
-100 calls happen, and never fewer than 90.
+"""A budget of 100 calls over a lead with eight workers at once, while agents, the broker and at last everything are
+killed: never more than 100 calls happen, and never fewer than 90 before the stop.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,12 @@ class Endless:
     def __init__(self) -> None:
         self.base = ""
         self.requests = 0
-        self.last_at = 0.0
         self._lock = threading.Lock()
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             self.requests += 1
             number = self.requests
-            self.last_at = time.monotonic()
         time.sleep(THINKS_S)
         offered = {tool["function"]["name"] for tool in body["tools"]}
         if "mark__add" in offered:
@@ -114,19 +113,19 @@ def endless() -> Iterator[Endless]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            message = model.answer(body)
+            message = model.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             usage = {"prompt_tokens": 10, "completion_tokens": 5}
             choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
             data = json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode()
-            try:
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except OSError:
-                pass  # who asked was killed
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def handle(self) -> None:
+            with suppress(OSError):  # who asked was killed
+                super().handle()
 
         def log_message(self, *arguments: Any) -> None:
             """Nothing."""
@@ -162,35 +161,43 @@ def worker_pids(kernel: Sandbox) -> list[int]:
     return [row["pid"] for row in kernel.ps() if row["role"] == "agent" and row["name"] == "worker" and row["pid"]]
 
 
+def happened(kernel: Sandbox, model: Endless) -> int:
+    """Calls that really happened: of models, in jails, and those of the lead, which ask the workers."""
+    return model.requests + marks(kernel) + WORKERS
+
+
+def tree_of(kernel: Sandbox) -> dict[str, Any]:
+    (tree,) = kernel.gdn("budget", "--json").json["trees"]
+    found: dict[str, Any] = tree
+    return found
+
+
 def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[Sandbox, Endless]) -> None:
     kernel, model = swarm
     kernel.detach()
     sender = kernel.popen("send", "--json", "go")
-    victims = [(20, "worker"), (40, "broker"), (55, "worker"), (70, "broker")]
-    for count, victim in victims:
-        wait_until(lambda count=count: model.requests + marks(kernel) >= count, 30, f"{count} calls")
-        pid = kernel.pid("broker") if victim == "broker" else worker_pids(kernel)[0]
-        os.kill(pid, signal.SIGKILL)
+    for count, victim in ((25, "worker"), (40, "broker"), (55, "worker"), (70, "supervisor")):
+        wait_until(lambda count=count: happened(kernel, model) >= count, 30, f"{count} calls")
+        os.kill(worker_pids(kernel)[0] if victim == "worker" else kernel.pid(victim), signal.SIGKILL)
     out, err = sender.communicate(timeout=60)
-    assert sender.returncode == 1
-    answer = json.loads(out or err)
-    assert answer["error"]["code"] == "E_BUDGET_SPENT", answer
-    assert "the budget of agent 'lead' is spent: 100 of 100 calls" in answer["error"]["message"], answer
-    happened = model.requests + marks(kernel) + WORKERS  # the lead's own calls ask the workers
-    assert LEAST <= happened <= CALLS, (model.requests, marks(kernel))
-    report = kernel.gdn("budget", "--json").json
-    (tree,) = report["trees"]
+    assert json.loads(out or err)["error"]["code"] == "E_KERNEL_LOST", "everything dies with the supervisor"
+    kernel.wait_for_nothing(5.0)
+    kernel.detach()
+    wait_until(lambda: tree_of(kernel)["endedMs"] is not None, 30, "the work goes on, and ends")
+    tree = tree_of(kernel)
     (budget,) = tree["budgets"]
+    trace = kernel.gdn("trace", tree["rootEvent"], "--json").out
+    made = happened(kernel, model)
+    # Calls that had begun when their jails died were made as well; nobody can say whether these have left a mark.
+    unknown = len(re.findall(r'"code": ?"E_TOOL_(?:OUTCOME_UNKNOWN|CRASHED)"', trace))
+    assert made <= CALLS, (model.requests, marks(kernel), budget)
+    assert made + unknown >= LEAST, (model.requests, marks(kernel), unknown, budget)
     assert budget["spent"]["calls"] == CALLS
-    assert happened <= budget["spent"]["calls"]
-    assert budget["by"]["lead"]["toolCalls"] == WORKERS
     assert budget["held"]["calls"] == 0
+    assert budget["by"]["lead"]["toolCalls"] == WORKERS
     shown = kernel.gdn("budget", tree["rootEvent"]).out
     assert "calls: 100 of 100 spent" in shown
     assert "    worker: calls " in shown
-    steps = kernel.gdn("trace", tree["rootEvent"], "--json").out
-    assert steps.count("E_BUDGET_SPENT") > WORKERS, "the trace shows each refusal, and the lead was told of each"
-    before = model.requests, marks(kernel)
-    again = kernel.gdn("budget", tree["rootEvent"], "--json").json["trees"][0]
-    assert again["endedMs"] is not None
-    assert (model.requests, marks(kernel)) == before, "nothing of the tree goes on"
+    assert "the budget of agent 'lead' is spent: 100 of 100 calls" in trace
+    assert trace.count("E_BUDGET_SPENT") > WORKERS, "each refusal is shown, and the lead was told of each"
+    assert happened(kernel, model) == made, "nothing of the tree goes on"
