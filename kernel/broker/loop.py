@@ -153,7 +153,12 @@ class BrokerLoop:
         while not self._stop:
             # What was staged by acting on what had been staged is not left until something else happens.
             wait = 0.0 if any(due) or self._bus.staged else max(0.0, next_tick - clock())
-            for fd, _ in epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait):
+            ready = epoll.poll(0) if self._journal.is_behind() else []
+            if not ready:
+                if wait and self._journal.is_behind():
+                    self._journal.catch_up()
+                ready = epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait)
+            for fd, _ in ready:
                 cls = classes.get(fd)
                 if cls is not None:
                     due[cls] = _SIGNALLED
@@ -169,6 +174,7 @@ class BrokerLoop:
                 next_tick = now + TICK_S
                 self._router.tick(now)
                 self._flush(now)
+                self._journal.catch_up()
                 self._report_faults()
                 self._report_notices()
                 self._report_refusals(now)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from kernel.broker.journal.interface import DiskFull, Item, Settled, Write
@@ -42,7 +43,7 @@ class GroupWriter:
             self.full = not self._reserve.make()
         if not self.full:
             try:
-                self._store.commit(_writes(group, refusable=True), self._wall_ms())
+                self._commit(_writes(group, refusable=True), self._wall_ms())
                 return [Settled(number) for number, _ in group]
             except DiskFull:
                 self.full = True
@@ -50,10 +51,17 @@ class GroupWriter:
         ends = _writes(group, refusable=False)
         try:
             if ends:
-                self._store.commit(ends, self._wall_ms())
+                self._commit(ends, self._wall_ms())
         except DiskFull:
             self._commit_ends(ends)
         return [Settled(number, frozenset(_refusable(batch))) for number, batch in group]
+
+    def _commit(self, writes: list[Write], now_ms: int) -> None:
+        """Write as durably as promised."""
+        if self._store.durability == "process":
+            self._store.promise(writes, now_ms)
+        else:
+            self._store.commit(writes, now_ms)
 
     def _commit_ends(self, ends: list[Write]) -> None:
         """Write ends of old work, with as much of the reserve as they need. Raises DiskFull when it is used up."""
@@ -62,11 +70,29 @@ class GroupWriter:
             # little room makes the file longer all the same, so the next one needs less.
             self._store.checkpoint()
             try:
-                self._store.commit(ends, self._wall_ms())
+                self._commit(ends, self._wall_ms())
                 return
             except DiskFull:
                 if not self._reserve.release():
                     raise
+
+    def fold(self) -> None:
+        """Bring what was promised into the tables. On a full disk as much of the reserve is used as that needs. What
+        finds no room is tried again later: it is promised all the same. Raises JournalFailed.
+        """
+        if self.full and time.monotonic() < self._next_try:
+            return
+        try:
+            self._store.fold()
+            return
+        except DiskFull:
+            self.full = True
+            self._next_try = time.monotonic() + FULL_RETRY_S
+        while self._reserve.release():
+            self._store.checkpoint()
+            with suppress(DiskFull):
+                self._store.fold()
+                return
 
     def tidy(self) -> bool:
         """Remove some old rows; True when there is more to do. Raises JournalFailed."""

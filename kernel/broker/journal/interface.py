@@ -108,6 +108,12 @@ class Journal(Archive, Protocol):
     def wake_fd(self) -> int | None:
         """A descriptor that becomes readable when `settled` has news; None when that is so only after `append`."""
 
+    def is_behind(self) -> bool:
+        """Whether something was put off that a quiet moment should be used for."""
+
+    def catch_up(self) -> None:
+        """Do what was put off: nobody waits at this moment. Raises JournalFailed."""
+
     def files(self) -> frozenset[str]:
         """Files of large payloads that kept answers refer to."""
 

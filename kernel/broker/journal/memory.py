@@ -49,6 +49,13 @@ class MemoryJournal:
         """See Journal."""
         return None
 
+    def is_behind(self) -> bool:
+        """See Journal."""
+        return False
+
+    def catch_up(self) -> None:
+        """See Journal."""
+
     def rows(self) -> Iterator[Row]:
         """All records, in order."""
         yield from sorted(row for rows in self._records.values() for row in rows)

@@ -15,6 +15,8 @@ Rules.
   commit is as durable as it has to be. A journal that knows less than its side file has lost promised writes: that is
   E_JOURNAL_CORRUPT. After a loss of power this holds with `power` only: `process` never promised more.
 - A journal that is refused stays as it is. `--accept-loss` keeps a copy of it and goes on with what can be read.
+- With `process` a batch is promised by the redo file, and in the tables later (redo.py): `promise` and `fold`. Whoever
+  looks for something that is not in the tables yet has it folded first.
 - A write that fails for want of space raises DiskFull and leaves the file as it was. Any other failure raises
   JournalFailed: the caller must end, since after a failed fsync nobody knows what the disk holds.
 
@@ -23,17 +25,17 @@ Source: docs/design/delivery.md, "The journal".
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
+from kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
+from kernel.broker.journal.redo import REDO_SUFFIX, Entry, RedoFile, Told, advance, following, record_checksum, told
 from kernel.broker.journal.witness import Witness
 from schemas.errors import GoondanError, fail
 
@@ -130,6 +132,10 @@ class JournalStore:
         self.durability: Durability = durability
         self._boot_id = boot_id
         self._mark = MarkFile(path + "-acked")
+        self._redo = RedoFile(path + REDO_SUFFIX)
+        #: What was promised and is not in the tables, and the subjects that it is about.
+        self._owed: list[Entry] = []
+        self._owed_subjects: set[str] = set()
         self._witness = None if witness is None else Witness(witness)
         #: What was lost on the way in, for the log; empty in every ordinary start.
         self.losses: list[str] = []
@@ -137,6 +143,10 @@ class JournalStore:
             self._db = self._open(accept_loss)
             #: The row of `meta`: nobody else writes the file.
             self._meta = _Meta(*self._db.execute(_SELECT_META).fetchone())
+            if left := following(self._redo.read(), self._meta.last, self._meta.digest):
+                self._write(left)
+            #: Number and digest of the last write that was promised.
+            self._last, self._digest = self._meta.last, self._meta.digest
             self._reader = self._connect()
             self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
         except sqlite3.Error as error:
@@ -148,11 +158,15 @@ class JournalStore:
 
     def rows(self) -> Iterator[Row]:
         """What replay must read, in order. Each row's checksum was verified when the file was opened."""
+        self.fold()
         for seq, subject, data in self._db.execute("SELECT seq, subject, data FROM records ORDER BY seq"):
             yield Row(seq, subject, data)
 
     def find_ended(self, subject: str) -> Ended | None:
         """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        owed = self._told(subject)
+        if owed is not None and owed.ended is not None:
+            return owed.ended
         row = self._find("SELECT digest, state, at_ms, crc FROM ended WHERE subject = ?", subject)
         if row is None:
             return None
@@ -162,11 +176,14 @@ class JournalStore:
 
     def find_answer(self, subject: str) -> bytes | None:
         """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        owed = self._told(subject)
+        if owed is not None and (owed.dropped or owed.answer is not None):
+            return owed.answer
         row = self._find("SELECT data, crc FROM answers WHERE subject = ?", subject)
         if row is None:
             return None
         data, crc = row
-        self._check(_is_right(crc, _crc, subject, data), f"the answer of {subject!r}")
+        self._check(_is_right(crc, record_checksum, subject, data), f"the answer of {subject!r}")
         return bytes(data)
 
     def _find(self, query: str, subject: str) -> tuple[Any, ...] | None:
@@ -183,6 +200,9 @@ class JournalStore:
 
     def find_records(self, subject: str) -> list[bytes]:
         """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
+        owed = self._told(subject)
+        if owed is not None and owed.alone:
+            return owed.records
         try:
             rows = self._reader.execute(
                 "SELECT data, crc FROM records WHERE subject = ? ORDER BY seq", (subject,)
@@ -190,16 +210,19 @@ class JournalStore:
         except sqlite3.Error as error:
             raise self._failed(error) from None
         for data, crc in rows:
-            self._check(_is_right(crc, _crc, subject, data), f"a record of {subject!r}")
-        return [bytes(data) for data, _ in rows]
+            self._check(_is_right(crc, record_checksum, subject, data), f"a record of {subject!r}")
+        return [*(bytes(data) for data, _ in rows), *(owed.records if owed is not None else ())]
 
     def files(self) -> frozenset[str]:
         """Files of large payloads that kept answers refer to. Raises JournalFailed."""
+        with suppress(DiskFull):  # then some that were dropped meanwhile are named as well
+            self.fold()
+        owed = (write.large for entry in self._owed for write in entry.writes if isinstance(write, Retire))
         try:
             rows = self._reader.execute("SELECT file FROM answers WHERE file IS NOT NULL").fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from None
-        return frozenset(row[0] for row in rows)
+        return frozenset([*(row[0] for row in rows), *(large[0] for large in owed if large is not None)])
 
     def _failed(self, error: sqlite3.Error) -> Exception:
         """What the caller is told. Damage is remembered for the next start: it looks at the whole file then."""
@@ -217,57 +240,116 @@ class JournalStore:
 
         Raises DiskFull (nothing was written) and JournalFailed.
         """
-        db = self._db
+        self.fold()
         try:
-            db.execute("BEGIN IMMEDIATE")
-            meta = self._meta.copy()
-            puts: list[tuple[int, str, bytes, int]] = []
-            for write in batch:
-                meta.last += 1
-                if isinstance(write, Put):
-                    crc = _crc(write.subject, write.data)
-                    meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
-                    puts.append((meta.last, write.subject, write.data, crc))
-                    continue
-                if puts:
-                    db.executemany(_INSERT_RECORD, puts)
-                    puts = []
-                meta.digest = zlib.crc32(write.subject.encode(), meta.digest)
-                if isinstance(write, Retire):
-                    self._retire(write, meta, now_ms)
-                else:
-                    self._drop_answer(write, meta)
-            if puts:
-                db.executemany(_INSERT_RECORD, puts)
-            self._put_meta(meta)
-            db.execute("COMMIT")
+            self._write([Entry(self._last + 1, self._digest, now_ms, batch)])
         except sqlite3.Error as error:
-            self._roll_back()
             raise self._failed(error) from None
-        self._meta = meta
+        self._last, self._digest = self._meta.last, self._meta.digest
+        self._put_mark()
+        return self._last
+
+    def promise(self, batch: Sequence[Write], now_ms: int) -> int:
+        """Write a batch so that it survives the end of every process; it comes into the tables with `fold`. Returns the
+        number of its last write. Raises DiskFull (nothing was written) and JournalFailed.
+        """
+        entry = Entry(self._last + 1, self._digest, now_ms, batch)
+        self._redo.append(entry)
+        self._owed.append(entry)
+        self._owed_subjects.update([write.subject for write in batch])
+        self._last, self._digest = entry.last, advance(entry.digest, batch)
+        self._put_mark()
+        return self._last
+
+    def fold(self) -> None:
+        """Bring what was promised into the tables. Raises DiskFull (it stays promised, and is tried again), and
+        JournalFailed.
+        """
+        if not self._owed:
+            return
         try:
-            self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
+            self._write(self._owed)
+        except sqlite3.Error as error:
+            raise self._failed(error) from None
+        self._redo.clear()
+        self._owed = []
+        self._owed_subjects = set()
+
+    def _told(self, subject: str) -> Told | None:
+        """What was promised about a subject and is not in the tables yet."""
+        return told(self._owed, subject) if subject in self._owed_subjects else None
+
+    def _put_mark(self) -> None:
+        try:
+            self._mark.write(Mark(self._boot_id, self._last, self._digest))
         except OSError as error:
             raise JournalFailed(f"{self.path}-acked: {error.strerror}") from None
-        return meta.last
 
-    def _retire(self, write: Retire, meta: _Meta, now_ms: int) -> None:
-        db, subject = self._db, write.subject
-        db.execute("DELETE FROM records WHERE subject = ?", (subject,))
-        if write.digest is not None:
-            crc = _ended_crc(subject, write.digest, write.state, now_ms)
-            db.execute(_INSERT_ENDED, (meta.last, subject, write.digest, write.state, now_ms, crc))
-            meta.ended += 1
-        if write.answer is not None:
-            file, more = write.large or (None, 0)
-            size, crc = len(write.answer) + more, _crc(subject, write.answer)
-            db.execute(_INSERT_ANSWER, (meta.last, subject, write.answer, size, now_ms, crc, file))
-            meta.answer_bytes += size
-            meta.large_bytes += more
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """Write batches as one transaction, or none of them. Raises sqlite3.Error."""
+        db, meta = self._db, self._meta.copy()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            self._write_rows(entries, meta)
+            self._put_meta(meta)
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            self._roll_back()
+            raise
+        self._meta = meta
 
-    def _drop_answer(self, write: DropAnswer, meta: _Meta) -> None:
+    def _write_rows(self, entries: Sequence[Entry], meta: _Meta) -> None:
+        """What is left when all of these are over: a record whose subject is retired further on is not written at all,
+        which is most of them under load. Raises sqlite3.Error.
+        """
+        retired: dict[str, int] = {}
+        number = meta.last
+        for entry in entries:
+            for write in entry.writes:
+                number += 1
+                if isinstance(write, Retire):
+                    retired[write.subject] = number
+        puts: list[tuple[int, str, bytes, int]] = []
+        ended: list[tuple[int, str, bytes, str, int, int]] = []
+        answers: dict[str, tuple[int, str, bytes, int, int, int, str | None]] = {}
+        for entry in entries:
+            for write in entry.writes:
+                meta.last += 1
+                subject = write.subject
+                if isinstance(write, Put):
+                    crc = record_checksum(subject, write.data)
+                    meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
+                    if retired.get(subject, 0) < meta.last:
+                        puts.append((meta.last, subject, write.data, crc))
+                    continue
+                meta.digest = zlib.crc32(subject.encode(), meta.digest)
+                if isinstance(write, DropAnswer):
+                    answers.pop(subject, None)
+                    self._drop_answer(subject, meta)
+                    continue
+                if write.digest is not None:
+                    crc = _ended_crc(subject, write.digest, write.state, entry.at_ms)
+                    ended.append((meta.last, subject, write.digest, write.state, entry.at_ms, crc))
+                if write.answer is not None:
+                    file, more = write.large or (None, 0)
+                    size, crc = len(write.answer) + more, record_checksum(subject, write.answer)
+                    answers[subject] = (meta.last, subject, write.answer, size, entry.at_ms, crc, file)
+        db = self._db
+        if retired:
+            db.executemany("DELETE FROM records WHERE subject = ?", [(subject,) for subject in retired])
+        if ended:
+            db.executemany(_INSERT_ENDED, ended)
+            meta.ended += len(ended)
+        if answers:
+            db.executemany(_INSERT_ANSWER, answers.values())
+            meta.answer_bytes += sum(answer[3] for answer in answers.values())
+            meta.large_bytes += sum(answer[3] - len(answer[2]) for answer in answers.values())
+        if puts:
+            db.executemany(_INSERT_RECORD, puts)
+
+    def _drop_answer(self, subject: str, meta: _Meta) -> None:
         for data, size in self._db.execute(
-            "DELETE FROM answers WHERE subject = ? RETURNING data, size", (write.subject,)
+            "DELETE FROM answers WHERE subject = ? RETURNING data, size", (subject,)
         ).fetchall():
             meta.answer_bytes -= size
             meta.large_bytes -= size - len(data)
@@ -278,6 +360,7 @@ class JournalStore:
         Bounded work, for moments in which no batch waits. Raises DiskFull and JournalFailed.
         """
         db = self._db
+        self.fold()
         try:
             db.execute("BEGIN IMMEDIATE")
             meta = self._meta.copy()
@@ -380,6 +463,9 @@ class JournalStore:
 
     def close(self) -> None:
         """Copy what is in the WAL into the file, and close."""
+        with suppress(DiskFull, JournalFailed):  # the next start does it
+            self.fold()
+        self._redo.close()
         with suppress(sqlite3.Error):
             self._reader.close()
         with suppress(sqlite3.Error):
@@ -393,7 +479,7 @@ class JournalStore:
     def _open(self, accept_loss: bool) -> sqlite3.Connection:
         create_private(self.path)
         for suffix in ("-wal", "-shm"):
-            _take_apart(self.path + suffix)
+            take_apart(self.path + suffix)
         mark = self._mark.read()
         promised = mark.last if mark is not None and self._must_hold(mark) else 0
         suspicion = self.path + SUSPICION_SUFFIX
@@ -432,14 +518,17 @@ class JournalStore:
             damage = [
                 f"record {seq} of {subject!r} has a wrong checksum"
                 for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
-                if not _is_right(crc, _crc, subject, data)
+                if not _is_right(crc, record_checksum, subject, data)
             ]
             damage += self._disorder(db, meta, thorough)
-            if promised is not None and (meta.last, meta.digest) != (promised.last, promised.digest):
-                if meta.last < promised.last:
-                    damage.append(f"it ends with write {meta.last}, but {promised.last} were promised")
-                elif meta.last == promised.last:
-                    damage.append(f"write {meta.last} is not the one that was promised")
+            last, digest = meta.last, meta.digest
+            for entry in following(self._redo.read(), last, digest):
+                last, digest = entry.last, advance(digest, entry.writes)
+            if promised is not None and (last, digest) != (promised.last, promised.digest):
+                if last < promised.last:
+                    damage.append(f"it ends with write {last}, but {promised.last} were promised")
+                elif last == promised.last:
+                    damage.append(f"write {last} is not the one that was promised")
             if self._witness is not None and not damage:
                 self._witness.kept()
             return db, damage
@@ -479,7 +568,7 @@ class JournalStore:
         with suppress(sqlite3.Error, OSError), damaged_file(damaged) as old:
             for row in readable_rows(old, "records", "seq, subject, data, crc"):
                 seq, subject, data, crc = row
-                if _is_key(seq) and _is_right(crc, _crc, subject, data):
+                if _is_key(seq) and _is_right(crc, record_checksum, subject, data):
                     db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", row)
                     meta.last = max(meta.last, seq)
             for row in readable_rows(old, "ended", "number, subject, digest, state, at_ms, crc"):
@@ -490,11 +579,18 @@ class JournalStore:
             for row in readable_rows(old, "answers", "number, subject, data, size, at_ms, crc, file"):
                 number, subject, data, size, at_ms, crc, file = row
                 typed = isinstance(size, int) and isinstance(at_ms, int) and isinstance(file, str | None)
-                if _is_key(number) and typed and _is_right(crc, _crc, subject, data):
+                if _is_key(number) and typed and _is_right(crc, record_checksum, subject, data):
                     db.execute(_INSERT_ANSWER, row)
                     meta.answer_bytes += size
                     meta.large_bytes += size - len(data)
                     meta.last = max(meta.last, number)
+        self._db, last = db, meta.last
+        for entry in RedoFile(damaged + REDO_SUFFIX).read():
+            db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
+            meta.last = entry.first - 1  # they keep their numbers
+            self._write_rows([entry], meta)
+            last = max(last, meta.last)
+        meta.last = last
         db.execute(
             "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
             (meta.last, meta.digest, meta.ended, meta.answer_bytes, meta.large_bytes),
@@ -553,10 +649,6 @@ class _Meta:
         return _Meta(self.last, self.digest, self.ended, self.answer_bytes, self.large_bytes)
 
 
-def _crc(subject: str, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(subject.encode()))
-
-
 def _ended_crc(subject: str, digest: bytes, state: str, at_ms: int) -> int:
     return zlib.crc32(f"{subject}\0{state}\0{at_ms}".encode(), zlib.crc32(digest))
 
@@ -572,69 +664,6 @@ def _is_right(stored: object, checksum: Callable[..., int], *values: object) -> 
         return stored == checksum(*values)
     except (TypeError, ValueError, AttributeError):
         return False
-
-
-def set_aside(path: str) -> str:
-    """Move a damaged journal, with its WAL, out of the way; returns its new name."""
-    number = 1
-    while os.path.lexists(aside := f"{path}.damaged-{number}"):
-        number += 1
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            os.rename(path + suffix, aside + suffix)
-    return aside
-
-
-def create_private(path: str) -> None:
-    """Make the file, closed to others, before SQLite makes it with the umask's mode. Raises OSError, also for a file
-    of somebody else, who could put words into the mouth of everybody, and for an empty one with a second name: it is
-    another file that somebody wants to be written to.
-
-    Only before the first connection: the system drops all of a process's locks on a file when one descriptor closes.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    try:
-        state = os.fstat(fd)
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", path)
-        if state.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
-        if not state.st_size and state.st_nlink > 1:
-            raise OSError(errno.EPERM, "is empty and has a second name", path)
-    finally:
-        os.close(fd)
-
-
-def _take_apart(path: str) -> None:
-    """SQLite writes to what stands here beside its file. One with a second name becomes a copy: it may be another file,
-    or a backup that was made with hard links. Raises OSError, also for a file of somebody else.
-    """
-    try:
-        state = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(state.st_mode):
-        return  # SQLite opens neither links nor what is no file
-    if state.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, f"belongs to uid {state.st_uid}", path)
-    if state.st_nlink > 1:
-        import shutil  # it takes milliseconds
-
-        with suppress(FileNotFoundError):
-            os.unlink(path + "-copy")
-        fd = os.open(path + "-copy", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as copy, open(path, "rb") as source:
-            shutil.copyfileobj(source, copy)
-        os.rename(path + "-copy", path)
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder survive a loss of power. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _code(error: Exception) -> int:

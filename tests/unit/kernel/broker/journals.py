@@ -8,8 +8,11 @@ from pathlib import Path
 
 from kernel.broker.journal.interface import Ended, Item, Row
 from kernel.broker.journal.memory import MemoryJournal
+from kernel.broker.journal.redo import REDO_SUFFIX
 from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 
+#: Batches after which what was promised is brought into the tables. A life is some hundred.
+FOLDED_AFTER = 5
 BOOT = "11111111-2222-3333-4444-555555555555"
 
 
@@ -33,15 +36,19 @@ class BothJournals(MemoryJournal):
         """See Journal."""
         writes = [write for item in batch for write in item.writes]
         self._subjects.update(write.subject for write in writes)
-        self._store.commit(writes, 0)
-        return super().append(batch)
+        self._store.promise(writes, 0) if self._durability == "process" else self._store.commit(writes, 0)
+        number = super().append(batch)
+        if number % FOLDED_AFTER == 0:
+            self._store.fold()
+        return number
 
     def broker_killed(self) -> None:
         """The process is gone: what it has written is there, and nobody has closed anything."""
         self._lives += 1
         old, self._at = self._at, self._folder / str(self._lives)
         self._at.mkdir()
-        for name in (JOURNAL_FILE, f"{JOURNAL_FILE}-wal", f"{JOURNAL_FILE}-acked"):
+        for suffix in ("", "-wal", "-acked", REDO_SUFFIX):
+            name = f"{JOURNAL_FILE}{suffix}"
             if (old / name).exists():
                 shutil.copyfile(old / name, self._at / name)
         self._store.close()

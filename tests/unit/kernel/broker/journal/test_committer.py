@@ -21,7 +21,7 @@ NEW = [Item((Put("event:new", bytes(60_000)),), refusable=True)]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[JournalStore]:
-    store = JournalStore(str(tmp_path / "kernel.db"), durability="process", boot_id=BOOT)
+    store = JournalStore(str(tmp_path / "kernel.db"), durability="power", boot_id=BOOT)
     yield store
     store.close()
 

@@ -321,14 +321,14 @@ def test_ends_take_of_the_reserve_what_they_need(tmp_path: Path) -> None:
     reserve = Reserve(str(tmp_path / "kernel.reserve"))
     writer = GroupWriter(journal, reserve, lambda: 0)
     # Together with the new event, without it, after a copy of the WAL, and again with a bit of the reserve.
-    commit, room = journal.commit, iter([False, False, False, True])
+    commit, room = journal.promise, iter([False, False, False, True])
 
     def narrow(batch: list[object], now_ms: int) -> int:
         if not next(room):
             raise DiskFull("no room")
         return commit(batch, now_ms)  # type: ignore[arg-type]
 
-    journal.commit = narrow  # type: ignore[method-assign,assignment]
+    journal.promise = narrow  # type: ignore[method-assign,assignment]
     settled = writer.write([(1, [Item((Put("new", b""),), True), Item((Put("end", b""),))])])
     assert settled[0].refused == {0}
     assert subjects(journal) == {"end"}
