@@ -69,6 +69,8 @@ class GroupWriter:
             # What is in the file need not stay in the WAL, whose room is used again then. A copy for which there is too
             # little room makes the file longer all the same, so the next one needs less.
             self._store.checkpoint()
+            with suppress(DiskFull):  # nor need it stay in the redo file
+                self._store.fold()
             try:
                 self._commit(ends, self._wall_ms())
                 return
