@@ -6,19 +6,23 @@ import asyncio
 import os
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
 from schemas.errors import GoondanError
 from schemas.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
+from schemas.launch import KernelPlan
 from schemas.link import Link, boottime_ms
-from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
+from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, plan
 
 
 @pytest.fixture
@@ -432,3 +436,36 @@ def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_tim
         await link.close(0)
 
     asyncio.run(live())
+
+
+def quick(state_dir: str) -> KernelPlan:
+    return structs.replace(plan(state_dir), durability="process")
+
+
+def accepted(broker: Broker, event_id: str) -> Frame:
+    """An event that nobody has taken yet."""
+    client = broker.hello("client", operator=True)
+    frame = Frame("event", id="1", event_id=event_id, to="coder", instance_key="k", reply_to=ReplyTo("client", "c"))
+    frame.payload = to_raw({"id": event_id, "type": "user", "createdAt": "2026-01-01T00:00:00Z"})
+    assert client.ask(frame).stage == "accepted"
+    return frame
+
+
+def test_what_was_promised_comes_into_the_tables_when_nothing_waits() -> None:
+    with bare_broker(quick) as broker:
+        accepted(broker, "e1")
+        until = time.monotonic() + ANSWER_MS / 1000
+        found = 0
+        while not found and time.monotonic() < until:
+            time.sleep(0.05)
+            with closing(sqlite3.connect(f"{broker.plan.state_dir}/kernel.db")) as db:
+                found = db.execute("SELECT count(*) FROM records WHERE subject = 'event:e1'").fetchone()[0]
+        assert found
+
+
+def test_an_event_that_has_just_been_accepted_survives_a_kill() -> None:
+    with bare_broker(quick) as broker:
+        sent = accepted(broker, "e1")
+        broker.restart()
+        received = broker.hello("agent", agent="coder", instance_key="k").receive()
+        assert (received.event_id, received.payload) == (sent.event_id, sent.payload)
