@@ -63,7 +63,11 @@ def test_numbers_and_digests_go_on_however_it_was_written(tmp_path: Path) -> Non
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
-    writes = [[Put("event:1", b"a")], [Put("event:2", b"b"), Retire("event:1", b"d", "done")], [Put("event:3", b"c")]]
+    writes: list[list[Write]] = [
+        [Put("event:1", b"a")],
+        [Put("event:2", b"b"), Retire("event:1", b"d", "done")],
+        [Put("event:3", b"c")],
+    ]
     direct, promised = opened(one), opened(two)
     for batch in writes:
         assert direct.commit(batch, 0) == promised.promise(batch, 0)
