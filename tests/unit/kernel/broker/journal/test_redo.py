@@ -176,6 +176,20 @@ def test_what_was_promised_is_saved_from_a_damaged_journal(tmp_path: Path) -> No
     assert after.commit([Put("event:4", b"")], 0) == 5
 
 
+def test_what_has_ended_is_not_saved_from_an_earlier_round(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.commit([Put("damaged", b"one")], 0)
+    for number in range(5):
+        store.promise([Put(f"event:{number}", b"")], 0)
+    store.commit([Retire("event:3", b"d", "done")], 0)
+    store.promise([Put("event:9", b"")], 0)  # as long as the entry that it is written over: the others follow it
+    store.checkpoint()
+    copy = killed(tmp_path, tmp_path / "copy", ("", "-acked", REDO_SUFFIX))
+    with sqlite3.connect(copy / JOURNAL_FILE) as db:
+        db.execute("UPDATE records SET crc = 0 WHERE subject = 'damaged'")
+    assert subjects(opened(copy, accept_loss=True)) == ["event:0", "event:1", "event:2", "event:4", "event:9"]
+
+
 @pytest.mark.parametrize("kind", ["pipe", "second name"])
 def test_what_stands_in_the_redo_files_place_is_neither_waited_for_nor_written_to(tmp_path: Path, kind: str) -> None:
     state, mine = tmp_path / "state", tmp_path / "mine"
