@@ -122,6 +122,23 @@ class LineReader:
             self._arrived.clear()
             await self._arrived.wait()
 
+    async def next_new(self) -> Line | None:
+        """The next line that comes from now on, None at the end; those that came before wait for their reader."""
+        before = list(self._lines)
+        self._lines.clear()
+        try:
+            while not self._lines and not self._ended:
+                self._arrived.clear()
+                await self._arrived.wait()
+            line = self._lines.popleft() if self._lines else None
+        finally:
+            self._lines.extendleft(reversed(before))
+        if line is not None:
+            self._bytes -= len(line.data or b"")
+            if not self._full():
+                self._room.set()
+        return line
+
     def _full(self) -> bool:
         return len(self._lines) >= MAX_WAITING_LINES or self._bytes >= MAX_WAITING_BYTES
 

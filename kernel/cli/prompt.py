@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kernel.cli import history
 from kernel.cli.lines import Line, LineReader
+from kernel.cli.output import write
 from kernel.cli.screen import has_cursor
 from kernel.cli.terminal import style_of
 
@@ -36,6 +37,14 @@ class Prompt(Protocol):
 
     def interrupted(self) -> None:
         """SIGINT came while a message is read."""
+
+    async def question(self, text: str) -> str | None:
+        """What a person types from now on, and nothing that was typed before; None at the end of input or after Ctrl-C.
+        No message may be read meanwhile.
+        """
+
+    async def notice(self, lines: list[str]) -> None:
+        """Show lines on stderr, also while a message is read."""
 
 
 def open_prompt(history_path: str, limit: int) -> Prompt:
@@ -67,6 +76,27 @@ class PlainPrompt:
         sys.stderr.write("\n")
         _show_prompt()
 
+    async def question(self, text: str) -> str | None:
+        """See Prompt."""
+        _forget_typed()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        line = await self._reader.next_new()
+        return None if line is None else (line.data or b"").decode("utf-8", "replace")
+
+    async def notice(self, lines: list[str]) -> None:
+        """See Prompt."""
+        write("", *lines, stream=sys.stderr)
+
+
+def _forget_typed() -> None:
+    """What was typed before a question is no answer to it."""
+    import termios
+    from contextlib import suppress
+
+    with suppress(termios.error, OSError):
+        termios.tcflush(0, termios.TCIFLUSH)
+
 
 def _show_prompt() -> None:
     sys.stderr.write(PROMPT)
@@ -95,6 +125,31 @@ class Editor:
             self._number += 1
             data = text.encode("utf-8", "replace")
             return Line(self._number, data if len(data) <= self._limit else None, len(data))
+
+    async def question(self, text: str) -> str | None:
+        """See Prompt."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+
+        keys = self._session.input
+        before = get_typeahead(keys)  # read already, with the line before it: it belongs to the next message
+        _forget_typed()
+        session: PromptSession[str] = PromptSession(input=keys, output=self._session.output)
+        try:
+            return await session.prompt_async(text, set_exception_handler=False, handle_sigint=False)
+        except (KeyboardInterrupt, EOFError):
+            return None
+        finally:
+            store_typeahead(keys, before + get_typeahead(keys))
+
+    async def notice(self, lines: list[str]) -> None:
+        """See Prompt."""
+        from prompt_toolkit.application import run_in_terminal
+
+        if self._session.app.is_running:
+            await run_in_terminal(lambda: write(*lines, stream=sys.stderr))
+        else:
+            write(*lines, stream=sys.stderr)
 
     def interrupted(self) -> None:
         """Ctrl-C is a key here; a signal from elsewhere does what it does."""

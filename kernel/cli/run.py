@@ -17,9 +17,11 @@ from kernel.cli import options
 if TYPE_CHECKING:
     import asyncio
 
+    from kernel.cli.asked import Asked
     from kernel.cli.attach import Kernel
     from kernel.cli.interrupts import Interrupts
     from kernel.cli.lines import Line, LineReader
+    from kernel.cli.prompt import Prompt
     from kernel.cli.screen import Screen
     from kernel.cli.session import Listener, Session
     from schemas.errors import GoondanError
@@ -119,10 +121,14 @@ def _talk(kernel: Kernel, as_json: bool, workdir: str | None) -> int:
 class _Talk:
     """The conversation of one `gdn run`."""
 
+    _asked: Asked
+
     def __init__(self, kernel: Kernel, as_json: bool, workdir: str | None) -> None:
         self._kernel = kernel
         self._workdir = workdir
         self._as_json = as_json
+        #: No more lines come, and the first that has no answer waits for a person.
+        self._stuck = False
         self.failed = False
         #: The exit status when a second Ctrl-C in one turn has ended the conversation.
         self.status = 0
@@ -133,15 +139,19 @@ class _Talk:
         """Until the end of input, or of the kernel: then it raises GoondanError E_KERNEL_LOST."""
         import asyncio
 
+        from kernel.cli.asked import Asked
         from kernel.cli.lines import LineReader
         from kernel.cli.output import is_terminal
         from kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
+            self._asked = Asked(session)
+            watching = asyncio.ensure_future(self._asked.watch())
             terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
             talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
             work = asyncio.ensure_future(talking)
             await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
@@ -154,13 +164,15 @@ class _Talk:
 
         from kernel.cli.lines import Room
 
-        waiting: asyncio.Queue[tuple[int, asyncio.Future[_Told]] | None] = asyncio.Queue()
+        waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
         room = Room(MAX_IN_FLIGHT)
+        announcing = asyncio.ensure_future(self._asked.announce())
 
         async def read() -> None:
             async for line in lines:
                 taken = await room.take(line)
-                waiting.put_nowait((taken, asyncio.ensure_future(self._ask(session, line))))
+                event_id = session.new_id()
+                waiting.put_nowait((taken, event_id, asyncio.ensure_future(self._ask(session, line, event_id))))
             if lines.error is not None:
                 raise lines.error
 
@@ -168,16 +180,42 @@ class _Talk:
         reading.add_done_callback(lambda _: waiting.put_nowait(None))
         try:
             while (item := await waiting.get()) is not None:
-                taken, asked = item
-                self._show(await asked)
+                taken, event_id, asked = item
+                self._show(await self._answered(event_id, asked, reading))
                 room.give(taken)
             reading.result()
         finally:
+            announcing.cancel()
             reading.cancel()
             while not waiting.empty():
                 left = waiting.get_nowait()
                 if left is not None:
-                    left[1].cancel()
+                    left[2].cancel()
+
+    async def _answered(self, event_id: str, asked: asyncio.Future[_Told], reading: asyncio.Future[None]) -> _Told:
+        """The answer to one line; an error when no more lines come and only a person can bring it further.
+
+        Lines are worked on in their order, so those behind it wait as well.
+        """
+        import asyncio
+        from contextlib import suppress
+
+        from schemas.errors import GoondanError, fail
+
+        while not asked.done():
+            if reading.done() and not self._stuck and event_id in self._asked.blocked:
+                with suppress(GoondanError):
+                    await self._asked.look()  # what is known may be older than an answer
+                self._stuck = event_id in self._asked.blocked and not asked.done()
+            if self._stuck:
+                asked.cancel()
+                message = f"the message {event_id} waits for a person; it is kept, and goes on at the next start"
+                return event_id, None, fail("E_APPROVAL_WAITS", message)
+            changed = asyncio.ensure_future(self._asked.next_change())
+            parts: set[asyncio.Future[Any]] = {asked, changed, *([] if reading.done() else [reading])}
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+        return await asked
 
     async def _interactive(self, session: Session) -> None:
         """One message at a time, shown while it is answered. Ctrl-C cancels the turn; twice ends the conversation."""
@@ -191,11 +229,22 @@ class _Talk:
         if self._kernel.model is not None:
             write(f"it talks to {self._kernel.model}", stream=sys.stderr)
         with Interrupts(prompt.interrupted) as interrupts:
-            while not self.status and (line := await prompt.read()) is not None:
-                await self._turn(session, line, interrupts)
+            while not self.status and (line := await self._read(prompt)) is not None:
+                await self._turn(session, line, interrupts, prompt)
                 interrupts.target = prompt.interrupted
 
-    async def _turn(self, session: Session, line: Line, interrupts: Interrupts) -> None:
+    async def _read(self, prompt: Prompt) -> Line | None:
+        """The next message. What waits for a person is asked first; what comes while one types is said."""
+        import asyncio
+
+        await self._asked.ask_waiting(prompt)
+        telling = asyncio.ensure_future(self._asked.notices(prompt))
+        try:
+            return await prompt.read()
+        finally:
+            telling.cancel()
+
+    async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
 
         from kernel.cli.interrupts import Cancelling, was_cancelled
@@ -217,6 +266,7 @@ class _Talk:
                 screen.hear(event)
 
         asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
+        questions = asyncio.ensure_future(self._asked.ask_each(prompt, screen))
         try:
             told = await cancelling.wait(asking)
             if told is None:
@@ -227,6 +277,7 @@ class _Talk:
             else:
                 self._show(told, screen)
         finally:
+            questions.cancel()
             screen.close()
 
     async def _ask(

@@ -78,6 +78,8 @@ class Screen:
         self._shows_text = text and is_terminal(sys.stdout)
         self._shows_status = shows_status()
         self._line_open = False
+        #: What came while a person is asked something; None: nobody is.
+        self._heard: list[RuntimeEvent] | None = None
         self._status = ""
         self._timer: asyncio.TimerHandle | None = None
         if self._shows_status:
@@ -85,11 +87,15 @@ class Screen:
 
     def hear(self, event: RuntimeEvent) -> None:
         """Show an event. A terminal that is gone is found out by whoever prints the answer."""
+        if self._heard is not None:
+            self._heard.append(event)
+            return
         with suppress(OSError, ValueError):
             self._show(self._narration.hear(event))
 
     def end(self, response: str) -> None:
         """Show the rest of the answer, which stands whole on stdout then."""
+        self.go_on()
         self._stop_status()
         if self._shows_text:
             self._show(self._narration.end(response))
@@ -97,6 +103,19 @@ class Screen:
                 write_text("")
         else:
             write_text(response)
+
+    def pause(self) -> None:
+        """A person is asked something: leave the cursor at the beginning of a line, and show nothing until `go_on`."""
+        with suppress(OSError, ValueError):
+            self._erase_status()
+            self._show([Break()])
+        self._heard = [] if self._heard is None else self._heard
+
+    def go_on(self) -> None:
+        """Show what came meanwhile."""
+        heard, self._heard = self._heard or [], None
+        for event in heard:
+            self.hear(event)
 
     def close(self) -> None:
         """There is no answer: leave the cursor at the beginning of a line."""
@@ -122,7 +141,7 @@ class Screen:
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
-        if self._line_open:
+        if self._line_open or self._heard is not None:
             return
         with suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80

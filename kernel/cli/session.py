@@ -48,6 +48,8 @@ class Session:
         self._stopping = False
         #: Frames that were accepted and not answered when the kernel ended.
         self._kept: frozenset[str] = frozenset()
+        #: Set when what waits for a person may have changed, also by a new connection.
+        self.news = asyncio.Event()
         #: Event id -> who listens while it is worked on.
         self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
@@ -62,7 +64,13 @@ class Session:
         loop.add_reader(self._kernel.pidfd, self._gone)
         run_dir, token = self._read_token()
         endpoint = f"ipc://{run_dir}/{SOCKETS['client']}"
-        self._link = Link(endpoint, token, on_frame=self._on_frame, renew_token=lambda: self._read_token()[1])
+        self._link = Link(
+            endpoint,
+            token,
+            on_frame=self._on_frame,
+            on_welcome=lambda _: self.news.set(),
+            renew_token=lambda: self._read_token()[1],
+        )
         try:
             await self._link.start(self._patience_s)
         except (GoondanError, asyncio.CancelledError) as error:
@@ -95,6 +103,8 @@ class Session:
         if frame.type == "shutdown":
             with suppress(GoondanError):
                 self._stopping = from_raw(frame.payload, Shutdown).reason != "restart"
+        if frame.type == "approval.news":
+            self.news.set()
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
+from tests.process.terminal import Terminal
 
 _AGENT = """\
 apiVersion: goondan.ai/v1
@@ -158,3 +159,42 @@ def test_a_call_that_runs_in_the_agent_waits_as_well(kernel: Sandbox) -> None:
     kernel.gdn("approve", "yes", item["code"])
     out, _ = sent.communicate(timeout=30)
     assert "embedded console" in json.loads(out)["response"], "what the leaf says to hello"
+
+
+def test_run_without_a_terminal_says_what_waits_and_ends_when_nothing_else_does(place: Sandbox) -> None:
+    place.gdn("stop")
+    lines = "/bash__exec command='echo late'\nhello\n"
+    ended = place.gdn("run", "--json", input=lines)
+    assert ended.status == 1
+    first, second = ended.json["answers"]
+    assert [first["error"]["code"], second["error"]["code"]] == ["E_APPROVAL_WAITS"] * 2
+    assert '"command": "echo late"' in ended.err
+    code = ended.err.split("gdn approve yes ")[1].split()[0]
+    place.detach()
+    assert [item["code"] for item in items(place)] == [code]
+    place.gdn("approve", "yes", code)
+    asked_again = ("leaf", "/bash__exec command='echo late'", "--event-id", first["eventId"])
+    assert "late" in place.gdn("send", *asked_again).out
+    place.gdn("stop")
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_run_asks_on_a_terminal_and_no_text_looks_like_the_question(place: Sandbox, term: str) -> None:
+    sly = "x\n1234567890: approve this call of leaf/default?\x1b[2J\nyes, no (and why), or later? yes"
+    command = json.dumps({"command": f"echo asked for {sly}"})
+    with Terminal(place, "run", term=term) as terminal:
+        terminal.read_until("> ")
+        terminal.type("/agents__catalog\r" if term == "xterm" else "/agents__catalog\n")
+        terminal.read_until("> ")
+        end = "\r" if term == "xterm" else "\n"
+        terminal.type(f"/bash__exec {command}{end}yes{end}")  # typed before the question: no answer to it
+        shown = terminal.read_until("denied if not answered by") + terminal.read_until("or later?")
+        question = shown[shown.index("│") :]
+        assert [row for row in question.split("\n") if "approve this call" in row and not row.startswith("│")] == []
+        assert "\\u001b[2J" in shown
+        terminal.type(f"no not like this{end}")
+        terminal.read_until("not like this [E_APPROVAL_DENIED]")
+        terminal.read_until("This is the embedded console")  # what it says to `yes`
+        terminal.read_until("> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0

@@ -373,11 +373,24 @@ class Approvals:
     # --- operators
 
     def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
-        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on."""
+        """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on.
+        `blocked` are the ids of events of which nothing goes on but what waits.
+        """
         every = [item for item in self._items.values() if item.state != "staged"]
         items = every if asked.get("all") else [item for item in every if item.open]
         listed = [self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED]]
-        self._reply(connection, frame.id, {"items": listed, "more": max(0, len(items) - MAX_LISTED)})
+        body = {"items": listed, "more": max(0, len(items) - MAX_LISTED), "blocked": self._blocked()}
+        self._reply(connection, frame.id, body)
+
+    def _blocked(self) -> list[str]:
+        """Roots that only a person can bring further: with items, and without anything else that goes on."""
+        roots = {item.event.root for item in self._items.values() if item.open}
+        for event in self._bus.mailbox.events.values() if roots else ():
+            if event.finished or event.root not in roots or event.waits:
+                continue
+            if event.state != "leased" or not event.held or event.work.open_calls:
+                roots.discard(event.root)
+        return sorted(roots)
 
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.show`: one item with all of its arguments."""

@@ -1,0 +1,164 @@
+"""What waits for a person, while a command talks to a swarm: shown, and asked on a terminal.
+
+The broker says when its list has changed, and the list is read anew then. News can be lost, so it is read now and then
+as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from kernel.cli.approval_text import COLUMNS, command_lines, item_lines
+from kernel.cli.output import write
+from schemas.errors import GoondanError
+
+if TYPE_CHECKING:
+    from kernel.cli.prompt import Prompt
+    from kernel.cli.screen import Screen
+    from kernel.cli.session import Session
+
+#: How long news may have been lost (seconds); a look costs the broker a tenth of a millisecond.
+LOOK_S: Final = 5.0
+#: How long an answer of the broker may take (seconds): longer than a restart of it takes.
+ANSWER_S: Final = 30.0
+#: How often a person is asked again after words that are no answer.
+MAX_TRIES: Final = 3
+
+
+class Asked:
+    """The items of a session. `changed` is set when they have changed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: Those that wait, by their codes.
+        self.items: dict[str, dict[str, Any]] = {}
+        #: Events of whose work nothing goes on but what waits.
+        self.blocked: frozenset[str] = frozenset()
+        self.changed = asyncio.Event()
+        self._changes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shown: set[str] = set()
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self._session.news.clear()
+            with suppress(GoondanError):
+                await self._session.admin({"op": "approve.watch"}, ANSWER_S)
+                await self.look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._session.news.wait(), LOOK_S)
+
+    async def look(self) -> None:
+        """Read the list. Raises GoondanError."""
+        listed = await self._session.admin({"op": "approve.list"}, ANSWER_S)
+        self.items = {item["code"]: item for item in listed["items"]}
+        self.blocked = frozenset(listed.get("blocked", ()))
+        self._shown &= self.items.keys()
+        self.changed.set()
+        self._changes.set_result(None)
+        self._changes = asyncio.get_running_loop().create_future()
+
+    async def next_change(self) -> None:
+        """Return when the list was read again."""
+        await asyncio.shield(self._changes)
+
+    def new(self) -> list[dict[str, Any]]:
+        """Items that nobody was shown; they count as shown."""
+        found = [item for code, item in self.items.items() if code not in self._shown]
+        self._shown.update(item["code"] for item in found)
+        return found
+
+    async def announce(self) -> None:
+        """Where nobody can be asked: write each item and its command to stderr, until cancelled."""
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            for item in self.new():
+                write(*item_lines(item), *command_lines(item), stream=sys.stderr)
+
+    async def notices(self, prompt: Prompt) -> None:
+        """While a message is typed: say what waits, until cancelled. It is asked about in the next turn, or before."""
+        known = set(self._shown)
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            for code, item in self.items.items():
+                if code not in known:
+                    known.add(code)
+                    await prompt.notice([*item_lines(item, _columns()), *command_lines(item)])
+
+    async def ask_each(self, prompt: Prompt, screen: Screen) -> None:
+        """Ask about what waits, one after another, until cancelled. `screen` shows nothing meanwhile."""
+        while True:
+            await self.ask_waiting(prompt, screen)
+            self.changed.clear()
+            if not self.items.keys() - self._shown:
+                await self.changed.wait()
+
+    async def ask_waiting(self, prompt: Prompt, screen: Screen | None = None) -> None:
+        """Ask about what waits now and was not asked about."""
+        for item in self.new():
+            if item["code"] not in self.items:
+                continue
+            if screen is not None:
+                screen.pause()
+            try:
+                await self._ask(item, prompt)
+            finally:
+                if screen is not None:
+                    screen.go_on()
+
+    async def _ask(self, item: dict[str, Any], prompt: Prompt) -> None:
+        write(*item_lines(item, _columns()), stream=sys.stderr)
+        question = item["kind"] == "question"
+        text = "answer (JSON), no, or later? " if question else "yes, no (and why), or later? "
+        for _ in range(MAX_TRIES):
+            said = await prompt.question(text)
+            word, _, rest = (said or "").strip().partition(" ")
+            if said is None or word.lower() in ("later", "l"):
+                break
+            decision: dict[str, Any] | None = None
+            if word.lower() in ("no", "n"):
+                decision = {"decision": "no", "reason": rest.strip() or None}
+            elif not question and word.lower() in ("yes", "y") and not rest:
+                decision = {"decision": "yes"}
+            elif question and said.strip():
+                decision = _answer(item, said)
+            if decision is not None:
+                await self._decide(item, decision)
+                return
+        write(*command_lines(item), stream=sys.stderr)
+
+    async def _decide(self, item: dict[str, Any], decision: dict[str, Any]) -> None:
+        try:
+            asked = {"op": "approve.answer", "id": item["code"], "uid": os.getuid(), **decision}
+            told = await self._session.admin(asked, ANSWER_S)
+            write(f"{told['code']} is {told['state']}", stream=sys.stderr)
+        except GoondanError as error:  # somebody else was quicker, or its turn has ended
+            write(f"{item['code']}: {error.info.message}", stream=sys.stderr)
+
+
+def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
+    """The answer to a question; None, and a word about it, when it does not fit."""
+    from kernel.cli.approve import answer_issues, encoded_answer
+    from kernel.cli.batch import parse_json
+
+    try:
+        value = parse_json(said)
+        issues = answer_issues(item.get("schema"), value)
+        if not issues:
+            return {"decision": "answer", "answer": encoded_answer(value)}
+        write(*issues, stream=sys.stderr)
+    except GoondanError as error:
+        write(error.info.message, stream=sys.stderr)
+    return None
+
+
+def _columns() -> int:
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+    return COLUMNS
