@@ -139,7 +139,7 @@ class LiveConfig:
             raise fail("E_USAGE", message, suggestion="Give `patches`; the others may be left out.")
         seen = self.current if self._seen is None else self._seen
         fields = {"revision": seen.revision, **{key: value for key, value in proposal.items() if value is not None}}
-        patch_id = self._new_id(extension, fields)
+        patch_id = self._new_id(extension, proposal)
         try:
             given = {**fields, "id": patch_id, "base": self._base, "extension": extension}
             made = msgspec.convert(given, ConfigProposal)
@@ -176,11 +176,13 @@ class LiveConfig:
         self._digest = self._digest or digest_of(self._spec)
         return self._digest
 
-    def _new_id(self, extension: str, fields: dict[str, Any]) -> str:
-        """The same for the same proposal of the same step; outside of steps always another."""
+    def _new_id(self, extension: str, proposal: Mapping[str, Any]) -> str:
+        """The same for the same proposal of the same step, whatever is in force when that begins once more; outside of
+        steps always another.
+        """
         self._proposed[extension] += 1
         place = self._place or os.urandom(8).hex()
-        content = repr(sorted(fields.items()))
+        content = repr(sorted(proposal.items()))
         told = "\0".join((self._spec.name, self._key, place, extension, str(self._proposed[extension]), content))
         return "cfg-" + hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 

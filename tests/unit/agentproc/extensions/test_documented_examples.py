@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from agentproc.loop import TurnRunner
+from kernel.broker.live_config.rules import Proposer, judge
 from schemas.codec import from_raw, to_raw
+from schemas.effective_config import declared, digest_of
 from schemas.errors import fail
 from schemas.frames import Frame
 from schemas.launch import ExtensionSpec
+from schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from schemas.reach import reachable_tools
 from tests.unit.agentproc.extensions.test_points import DOCUMENT, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, settle, the_answer
@@ -132,6 +136,35 @@ def register(api):
     api.pipelines.wrap("toolCall.exec", guard)
     api.pipelines.wrap("step.llmError", again)
     api.pipelines.mutate("step.post", attempts)
+"""
+
+DYNAMIC = """
+async def register(api):
+    async def echo(ctx, input):
+        return {"echoed": input["message"]}
+
+    api.tools.register({
+        "name": "myExt.echo",
+        "description": "Echo the input message",
+        "parameters": {
+            "type": "object",
+            "properties": {"message": {"type": "string", "description": "Message to echo"}},
+            "required": ["message"],
+        },
+        "handler": echo,
+        "metadata": {"source": "myExtension", "version": "1.0.0"},
+    })
+
+    # 6.4: a tool that is registered is offered when a patch of the configuration names it
+    async def offer(ctx):
+        if ctx.step.index == 0:
+            api.instance.shared["outcome"] = await api.live_config.propose_patch({
+                "patches": [{"op": "add", "path": "/tools/-", "value": {"kind": "Tool", "name": "myExt.echo"}}],
+                "reason": "the model may echo from now on",
+            })
+        return ctx
+
+    api.pipelines.mutate("step.post", offer)
 """
 
 EVENTS = """
@@ -253,8 +286,12 @@ class Examples:
         self._make = make
         self._place = place
 
-    async def start(self, link: FakeLink, model: FakeModel, **codes: str | tuple[str, dict[str, Any]]) -> TurnRunner:
-        """An agent whose extensions have these names and modules (with their config, if they have any)."""
+    async def start(
+        self, link: FakeLink, model: FakeModel, *, exposes: bool = True, **codes: str | tuple[str, dict[str, Any]]
+    ) -> TurnRunner:
+        """An agent whose extensions have these names and modules (with their config, if they have any). `exposes`:
+        their tools are offered by themselves, which those of v0.9 are not.
+        """
         specs = []
         for name, given in codes.items():
             code, config = given if isinstance(given, tuple) else (given, {})
@@ -263,7 +300,7 @@ class Examples:
             (folder / "index.py").write_text(code)
             resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"config": config} if config else {}}
             entry = str(folder / "index.py")
-            specs.append(ExtensionSpec(name=name, entry=entry, resource=resource, config=config))
+            specs.append(ExtensionSpec(name=name, entry=entry, resource=resource, config=config, exposes_tools=exposes))
         runner = self._make(link, model, extensions=specs, resource=DOCUMENT)
         await runner.load_extensions()
         return runner
@@ -411,3 +448,37 @@ async def test_the_connection_is_closed_at_the_end(examples: Examples) -> None:
     async with asyncio.timeout(5):
         await runner.close()
     assert not connection.open
+
+
+class JudgingLink(FakeLink):
+    """A link whose broker judges patches by the real rules, and keeps no journal."""
+
+    runner: TurnRunner
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        if frame.type != "config.propose":
+            return super().post(frame)
+        self._name(frame)
+        proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.spec
+        proposer = Proposer(False, reachable_tools(spec), proposal.registered)
+        judged = judge(spec, declared(spec), proposal.patches, proposer)
+        in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
+        self.runner.live_config.take(to_raw(in_force))
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
+        future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
+        return future
+
+
+@pytest.mark.requirement("CONFIG-02", "CONFIG-01")
+async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Examples) -> None:
+    link = JudgingLink()
+    model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__echo", {"message": "hello"})), says("done"))
+    link.runner = runner = await examples.start(link, model, exposes=False, dynamic=DYNAMIC)
+    await runner.run(event_frame("e1", "go"))
+    outcome = runner.extensions._shared["outcome"]
+    assert (outcome["status"], outcome["effectiveFrom"], outcome["error"]) == ("accepted", "next-step", None)
+    shown = [[tool.name for tool in request.tools] for request in model.requests]
+    own = ["bash__exec", "notes__add"]
+    assert shown == [own, *[[*own, "myExt__echo"]] * 2]
+    assert from_raw(result_of(runner, "b").output or b"", object) == {"echoed": "hello"}

@@ -246,7 +246,7 @@ async def test_what_an_operator_added_stays_when_middleware_changes_the_catalog(
 # --- proposing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("CONFIG-01", "EXT-09")
+@pytest.mark.requirement("CONFIG-01")
 async def test_a_proposal_says_what_it_was_made_from_and_what_became_of_it_is_told(make: Make) -> None:
     link = Broker()
     runner = make(link, FakeModel(says("done")), **only_notes())
@@ -326,11 +326,20 @@ async def test_a_token_that_an_extension_got_does_not_leave_the_process_in_a_pat
     assert link.proposals == []
 
 
-async def test_a_step_that_is_taken_up_again_proposes_the_same_patches(make: Make) -> None:
-    async def ids(handler: Any, *script: Any, epoch: int) -> list[str]:
+class Silent(FakeModel):
+    """Never answers: the process ends before anything of the step is stored."""
+
+    async def complete(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_step_that_is_taken_up_again_proposes_the_same_patches(make: Make, stored: bool) -> None:
+    async def ids(handler: Any, model: FakeModel, *, epoch: int) -> list[str]:
         link = Broker()
         link.handler = handler or link.handler
-        runner = make(link, FakeModel(*script))
+        runner = make(link, model)
+        say(runner, 10 * epoch, Change(prompt=Prompt(str(epoch))))  # others have changed something meanwhile
         api = api_of(runner)
 
         async def propose(ctx: Any) -> Any:
@@ -346,8 +355,9 @@ async def test_a_step_that_is_taken_up_again_proposes_the_same_patches(make: Mak
         await running
         return [proposal.id for proposal in link.proposals]
 
-    first = await ids(lambda tool, args: None, wants(("c1", "notes__add", {})), epoch=1)
-    again = await ids(None, says("done"), epoch=2)
+    first_model = FakeModel(wants(("c1", "notes__add", {}))) if stored else Silent()
+    first = await ids(lambda tool, args: None, first_model, epoch=1)
+    again = await ids(None, FakeModel(says("done")), epoch=2)
     assert len(set(first)) == 3
     assert again[:3] == first
     assert not set(again[3:]) & set(first), "the next step proposes others"
