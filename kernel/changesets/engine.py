@@ -51,7 +51,9 @@ from schemas.visible import visible_line
 MAX_OPEN_OF_ONE: Final = 8
 MAX_OPEN: Final = 64
 #: What a worktree may hold (bytes): more is a repository of data, which would be copied for each changeset.
-MAX_WORKTREE_BYTES: Final = 512 << 20
+MAX_WORKTREE_BYTES: Final = 256 << 20
+#: What a worktree leaves free of its disk (bytes): a kernel whose disk is full takes no messages.
+KEPT_FREE_BYTES: Final = 256 << 20
 #: Files that the hint names.
 MAX_HINTED: Final = 100
 
@@ -102,8 +104,10 @@ class Engine:
             admin_dir=repository.admin_dir(changeset_id),
         )
         files = repository.store.files(head.commit)
-        if sum(entry.size for entry in files.values() if entry.size > 0) > MAX_WORKTREE_BYTES:
+        size = sum(entry.size for entry in files.values() if entry.size > 0)
+        if size > MAX_WORKTREE_BYTES:
             raise io_error(f"the repository has over {MAX_WORKTREE_BYTES >> 20} MiB; a bundle needs one of its own")
+        _check_room(self.folder, size)
         # First, so that what follows is found and removed if this is killed.
         self.records.put(replace(record, request=""))
         try:
@@ -418,6 +422,13 @@ def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> Comm
         base_ref=base_ref,
         error=ChangesetError(code, text),
     )
+
+
+def _check_room(folder: str, size: int) -> None:
+    """Raises GoondanError E_CHANGESET_IO when a disk has no room for so many bytes."""
+    disk = os.statvfs(folder)
+    if disk.f_bavail * disk.f_frsize < size + KEPT_FREE_BYTES:
+        raise io_error(f"the disk of {folder} has no room for a worktree of {size >> 20} MiB")
 
 
 def _message(text: str) -> str:

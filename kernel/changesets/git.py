@@ -291,7 +291,16 @@ class Store:
 
     def staged(self, index: str, treeish: str) -> set[str]:
         """The files in which an index differs from a tree."""
-        out = self._run("diff-index", "--cached", "--no-renames", "--name-only", "-z", treeish, env=_index(index))
+        out = self._run(
+            "diff-index",
+            "--cached",
+            "--ignore-submodules=all",
+            "--no-renames",
+            "--name-only",
+            "-z",
+            treeish,
+            env=_index(index),
+        )
         return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
 
     def index_entries(self, index: str) -> dict[str, TreeEntry]:
@@ -307,7 +316,9 @@ class Store:
         """The files whose size or time is not that of an index: they may have changed. No content is looked at."""
         env = {**self._env, **_index(index), "GIT_WORK_TREE": work_tree}
         _, out = run(
-            self._private, ["-c", "core.bare=false", "diff-files", "--no-renames", "--name-only", "-z"], env=env
+            self._private,
+            ["-c", "core.bare=false", "diff-files", "--ignore-submodules=all", "--no-renames", "--name-only", "-z"],
+            env=env,
         )
         return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from kernel.bundle.opening import inspect_bundle
+from kernel.changesets import engine as engine_module
 from kernel.changesets.engine import Engine
 from kernel.changesets.git import References
 from schemas.changesets import OpenedChangeset
@@ -532,3 +533,35 @@ def test_the_users_files_keep_their_modes(bundles: Bundles) -> None:
 
     assert bundles.end(opened).status == "ok"
     assert stat.S_IMODE(prompt.stat().st_mode) == 0o600
+
+
+def test_a_submodule_of_the_checkout_is_not_looked_into(bundles: Bundles, tmp_path: Path) -> None:
+    """git looks for changes in a submodule with a git of the submodule's own configuration."""
+    ran = tmp_path / "ran"
+    program = bundles.write(tmp_path, "program", f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    _repository(bundles.root / "module")
+    bundles.write(bundles.root, "module/.gitattributes", "*.txt filter=x\n")
+    bundles.write(bundles.root, "module/new.txt", "x")
+    git(bundles.root / "module", "add", "-A")
+    git(bundles.root / "module", "commit", "--quiet", "--message", "x")
+    bundles.commit("A submodule")
+    opened = bundles.open()
+    for setting in ("core.fsmonitor", "filter.x.clean", "filter.x.process"):
+        git(bundles.root / "module", "config", setting, str(program))
+    bundles.write(bundles.root, "module/new.txt", "y")
+    bundles.write(opened.workdir, "prompts/system.md", "new\n")
+
+    assert bundles.end(opened).status == "ok"
+    assert not ran.exists()
+    assert (bundles.root / "module/new.txt").read_text() == "y"
+
+
+def test_a_disk_that_is_nearly_full_gets_no_worktree(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "KEPT_FREE_BYTES", 1 << 62)
+
+    with pytest.raises(GoondanError) as caught:
+        bundles.open()
+
+    assert caught.value.info.code == "E_CHANGESET_IO"
+    assert bundles.engine.held() == []
