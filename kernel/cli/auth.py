@@ -35,7 +35,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("app")
+@click.argument("app", shell_complete=options.completed("oauth_apps"))
 @_subject
 @click.option("--device", is_flag=True, help="By a code that is typed in a browser anywhere.")
 @click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="Only this one; repeatable.  [default: all]")
@@ -92,7 +92,7 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
 
 
 @command.command()
-@click.argument("app")
+@click.argument("app", shell_complete=options.completed("oauth_apps"))
 @_subject
 @options.bundle
 @options.policy

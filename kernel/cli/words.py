@@ -65,6 +65,15 @@ def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
             yield name, ""
 
 
+def oauth_apps(ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """The OAuthApps of the bundle."""
+    for document in _documents(_bundle(ctx)):
+        if _text(document.node, "kind") == "OAuthApp" and is_resource_name(
+            name := _text(document.node, "metadata", "name")
+        ):
+            yield name, ""
+
+
 def first_agent(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The agents, for the first of several words; behind it comes free text."""
     return iter(()) if ctx.params.get("words") else agents(ctx)

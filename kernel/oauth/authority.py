@@ -126,9 +126,13 @@ class Authority:
             grant = self._held.load(app.name, order.subject)
             verdict = grants.judge(grant, app, scopes, self._clock())
             if isinstance(verdict, grants.Refresh) and grant is not None:
-                grant = await self._refresh(app, grant)
+                try:
+                    grant = await self._refresh(app, grant)
+                except GoondanError:
+                    if not grants.lives(grant, self._clock()):
+                        raise
                 verdict = grants.judge(grant, app, scopes, self._clock())
-                if isinstance(verdict, grants.Refresh):  # it ends in this moment: the server gave it, so it is given
+                if isinstance(verdict, grants.Refresh):  # it ends soon: it is the best that there is
                     verdict = grants.Use()
             elif isinstance(verdict, grants.Fetch):
                 grant, verdict = await self._fetch(app, order.subject, scopes), grants.Use()

@@ -18,6 +18,8 @@ from schemas.oauth import OAuthAppSpec
 
 #: A token that ends sooner than this is replaced (seconds): what it is used for takes time. Of short-lived ones, half.
 SPARE_S: Final = 60.0
+#: One that ends sooner than this is given to nobody, also where no other can be had (seconds).
+LAST_S: Final = 5.0
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -96,6 +98,11 @@ def judge(grant: Grant | None, app: OAuthAppSpec, scopes: Iterable[str], now: fl
     if grant.refresh_token is not None:
         return Refresh()
     return Login("the token has ended, and the server gave no other to follow it")
+
+
+def lives(grant: Grant, now: float) -> bool:
+    """Whether the access token is good for some seconds more, though it is time to replace it."""
+    return bool(grant.access_token) and grant.expires_at is not None and now + LAST_S < grant.expires_at
 
 
 def begun(grant: Grant, now: float) -> Grant:

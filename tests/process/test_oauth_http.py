@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from kernel.oauth.authority import Authority
+from kernel.oauth.grants import Grant
 from kernel.oauth.http import MAX_BODY, Http
 from kernel.oauth.redirects import Redirects
+from kernel.oauth.vault import Vault
 from schemas.errors import GoondanError
+from schemas.oauth import OAuthAppSpec, TokenOrder
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -155,3 +160,27 @@ async def test_the_listener_bears_with_anybody() -> None:
     redirects.close_all()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_server_that_is_away_takes_no_token_that_is_still_good(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    now = 1_000_000.0
+    held = Vault(f"{tmp_path}/state/oauth", f"{tmp_path}/state", b"k" * 32)
+    url = "http://127.0.0.1:9/token"
+    held.save(
+        Grant(app="cal", subject="ann", server=url, client_id="c", access_token="at", refresh_token="rt",
+              obtained_at=now, lifetime_s=600.0)
+    )  # fmt: skip
+    authority = Authority(lambda: held, lambda news: None, clock=lambda: now)
+    authority.serve({"cal": OAuthAppSpec(name="cal", client_id="c", token_url=url, authorization_url=url)})
+    order = TokenOrder("cal", "ann", "main", "k")
+    now += 570
+    assert (await authority.carry_out(order)).access_token == "at"
+    grant = held.load("cal", "ann")
+    assert grant is not None
+    assert grant.refresh_token == "rt"
+    now += 27
+    with pytest.raises(GoondanError) as refused:
+        await authority.carry_out(order)
+    assert refused.value.code == "E_OAUTH_SERVER"
+    await authority.close()
