@@ -200,6 +200,13 @@ def test_what_cannot_be_done_is_an_error_result(swarm: Swarm, tool: str, argumen
         assert all(name in result["error"]["message"] for name in AGENTS)
 
 
+def test_an_agent_that_ends_while_it_loads_fails_what_it_is_asked_though_it_was_spawned(swarm: Swarm) -> None:
+    key = swarm.key()
+    assert swarm.call("agents__spawn", key, target="broken")["output"]["instanceKey"] == key
+    asked = swarm.call("agents__request", key, target="broken", input="x")
+    assert (asked["status"], asked["error"]["code"]) == ("error", "E_AGENT_SPAWN_FAILED")
+
+
 def test_nobody_asks_itself_but_another_instance_of_itself(swarm: Swarm) -> None:
     key = swarm.key()
     assert swarm.call("agents__request", key, target="coordinator", input="x")["status"] == "error"
