@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ import pytest
 
 SOURCES = Path(__file__).parent / "servers" / "oidc"
 #: How long the installation may take (seconds); it takes six with an empty cache of npm.
-INSTALL_S = 50.0
+INSTALL_S = 40.0
+#: After a failed installation the next tests do not try again for so long (seconds).
+AGAIN_S = 600.0
 #: How long the server and one request of the browser may take (seconds).
 PATIENCE_S = 20.0
 
@@ -116,19 +119,38 @@ def _installed() -> Path:
     lock = (SOURCES / "package-lock.json").read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     folder = cache / "goondan-tests" / f"oidc-{hashlib.sha256(lock).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as held:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = (folder / "lock").open("w")
+    except OSError as error:
+        pytest.skip(f"there is no place for the OAuth server: {error}")
+    failed = folder / "failed"
+    with held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        if failed.exists() and time.time() - failed.stat().st_mtime < AGAIN_S:
+            pytest.skip(f"npm could not install the OAuth server a moment ago: {failed.read_text()}")
         if not (folder / "done").exists():
             for name in ("package.json", "package-lock.json"):
                 shutil.copyfile(SOURCES / name, folder / name)
-            command = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+            command = [
+                "npm",
+                "ci",
+                "--no-audit",
+                "--no-fund",
+                "--ignore-scripts",
+                "--loglevel=error",
+                "--fetch-retries=0",
+            ]
             try:
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
+                done = subprocess.run(
+                    ["npm", "ci", *options], cwd=folder, capture_output=True, text=True, timeout=INSTALL_S
+                )
+                why = done.stderr[-300:] if done.returncode else ""
             except subprocess.TimeoutExpired:
-                pytest.skip("npm did not install the OAuth server in time")
-            if done.returncode:
-                pytest.skip(f"npm could not install the OAuth server: {done.stderr[-300:]}")
+                why = "it took too long"
+            if why:
+                failed.write_text(why)
+                pytest.skip(f"npm could not install the OAuth server: {why}")
             (folder / "done").touch()
     return folder
 
