@@ -132,15 +132,8 @@ def _installed() -> Path:
         if not (folder / "done").exists():
             for name in ("package.json", "package-lock.json"):
                 shutil.copyfile(SOURCES / name, folder / name)
-            command = [
-                "npm",
-                "ci",
-                "--no-audit",
-                "--no-fund",
-                "--ignore-scripts",
-                "--loglevel=error",
-                "--fetch-retries=0",
-            ]
+            options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
+            command = ["npm", "ci", *options]
             try:
                 done = subprocess.run(
                     ["npm", "ci", *options], cwd=folder, capture_output=True, text=True, timeout=INSTALL_S
