@@ -135,9 +135,7 @@ def _installed() -> Path:
             options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=0"]
             command = ["npm", "ci", *options]
             try:
-                done = subprocess.run(
-                    ["npm", "ci", *options], cwd=folder, capture_output=True, text=True, timeout=INSTALL_S
-                )
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
                 why = done.stderr[-300:] if done.returncode else ""
             except subprocess.TimeoutExpired:
                 why = "it took too long"
