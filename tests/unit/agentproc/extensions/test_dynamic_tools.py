@@ -404,3 +404,33 @@ async def test_the_source_of_a_tool_of_an_mcp_extension_is_whole(make: Make) -> 
         "name": "mcp-github",
         "mcp": {"extensionName": "mcp-github"},
     }
+
+
+@pytest.mark.requirement("DYNAMIC-10")
+async def test_step_middleware_sees_registered_tools_takes_them_out_and_changes_them(make: Make) -> None:
+    link, model = FakeLink(), FakeModel(wants(("a", "gone__it", {})), says("done"))
+    runner = make(link, model)
+    api = api_of(runner)
+    ran: list[str] = []
+    for name in ("gone.it", "kept.it"):
+        api.tools.register(
+            {"name": name, "description": "As registered.", "handler": lambda ctx, given: ran.append("x")}
+        )
+    seen: list[list[str]] = []
+
+    async def step(ctx: Any) -> Any:
+        seen.append([item.name for item in ctx.tool_catalog])
+        kept = [item for item in ctx.tool_catalog if item.name != "gone__it"]
+        ctx.tool_catalog = [
+            {"name": item.name, "description": "Changed."} if item.name == "kept__it" else item for item in kept
+        ]
+        return await ctx.next()
+
+    api.pipeline.register("step", step)
+    await runner.run(event_frame("e1", "go"))
+    assert {"gone__it", "kept__it"} <= set(seen[0])
+    offered = {item.name: item.description for item in model.requests[0].tools}
+    assert offered["kept__it"] == "Changed."
+    assert "gone__it" not in offered
+    assert [code_of(result) for result in results(model)] == ["E_TOOL_NOT_IN_CATALOG"]
+    assert ran == []
