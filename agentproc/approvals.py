@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from msgspec import Raw
 
 from agentproc.calls import CallContext, failed_result
 from agentproc.catalog import Allowed, StepCatalog
+from agentproc.notes import TurnNotes
+from agentproc.store import ConversationStore
 from schemas.approval_rules import concerns, decide
 from schemas.approvals import DENIED, ApprovalAsk, ApprovalState
 from schemas.codec import encode_value, from_raw, to_raw
@@ -36,6 +39,9 @@ class Runner(Protocol):
     def spec(self) -> AgentSpec: ...
     @property
     def link(self) -> AskLink: ...
+    @property
+    def store(self) -> ConversationStore: ...
+    def clock(self) -> str: ...
 
 
 class AskLink(Protocol):
@@ -46,7 +52,9 @@ class AskLink(Protocol):
 
 
 class Approvals:
-    """What of the turn `turn_id` waits. `wake` is called when that has changed, `told` with the tool call id of each
+    """What of the turn `turn_id` waits. `notes` are the turn's.
+
+    `wake` is called when that has changed, `told` with the tool call id of each
     call that begins to wait, `lost` when the lease is gone.
     """
 
@@ -54,11 +62,14 @@ class Approvals:
         self,
         runner: Runner,
         turn_id: str,
+        notes: TurnNotes,
         *,
         wake: Callable[[], None],
         told: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
+        self._runner = runner
+        self._notes = notes
         self._link = runner.link
         self._policies = runner.spec.approvals
         self._turn_id = turn_id
@@ -76,6 +87,8 @@ class Approvals:
     def wait(self, tool_call_id: str, again: Callable[[], None]) -> None:
         """This call waits for a person; `again` makes it anew."""
         self._waiting[tool_call_id] = again
+        with suppress(GoondanError), self._runner.store.write():  # a turn goes on without a note
+            self._notes.waits(tool_call_id, self._runner.clock())
         self._told(tool_call_id)
         self._wake()
 

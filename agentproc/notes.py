@@ -10,6 +10,7 @@ Source: design sections 5 and 11; schemas/traces.py; docs/design/traces.md.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -243,6 +244,10 @@ class TurnNotes:
             detail = encode_detail(FailureDetail(error, step or None))
         self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
         self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
+
+    def waits(self, tool_call_id: str, at: str) -> None:
+        """A call begins to wait for a person."""
+        self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id))
 
     def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:
         self._store.note(self._turn_id, kind, at, detail, self._span, self._parent)

@@ -157,7 +157,7 @@ class TurnRun:
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
         self._live = live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
-        self._approvals = Approvals(runner, name, wake=self._rouse, told=live.waits, lost=self.abandon)
+        self._approvals = Approvals(runner, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
         place = runner.spec.name, runner.instance_key, workdir, runner.store
         calls = LocalCalls(*place, self._asking.in_call, self.abandon), BaseCalls(swarm), self._approvals
         self._own_calls = OwnCalls(name, runner.tools, runner.catalog, *calls, self._budget, self._stepped)

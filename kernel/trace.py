@@ -54,7 +54,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What a turn has waited for while nothing of it was at work (milliseconds). Before it began: for the messages
     before it and the start of its process (`queue_ms`), and for a place for its turn. Then: for its model, for other
-    agents, for a jail to begin with its call, and for a process that resumes it.
+    agents, for a jail to begin with its call, for a process that resumes it, and for a person.
     """
 
     queue_ms: int = 0
@@ -63,6 +63,7 @@ class Waits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=Tru
     agents_ms: int = 0
     sandbox_ms: int = 0
     lost_ms: int = 0
+    person_ms: int = 0
 
 
 class ModelCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -86,6 +87,7 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     """One tool call. `status` is its result's (ok, error, pending), or `running`, `lost` or `interrupted`; `receipt` is
     what the tool host saw of the jail that had it. `direct`: by a policy it went past the step's catalog. `turns` are
     those of other agents that it asked for; of `duration_ms`, `work_ms` was neither their time nor its jail's to begin.
+    `asked_at` says when a person was asked about it, again after each time that its turn was resumed.
     """
 
     tool_call_id: str
@@ -100,6 +102,7 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     span_id: str | None = None
     work_ms: int | None = None
     turns: list[Trace] = []
+    asked_at: list[str] = []
 
 
 class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -217,6 +220,10 @@ def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
             )
             calls[called.tool_call_id] = call
             _last_step(trace, note.at).tools.append(call)
+    elif note.kind == "tool.waits":
+        waiting = calls.get(_read(note, str) or "")
+        if waiting is not None:
+            waiting.asked_at.append(note.at)
     elif note.kind in ("tool.completed", "tool.failed"):
         ended = _read(note, ResultDetail)
         known = None if ended is None else calls.get(ended.tool_call_id)

@@ -166,7 +166,7 @@ def _measure(turn: Trace, now: str) -> None:
     if span is None:
         return
     _, until = span
-    models, calls, asked, starting, working = [], [], [], [], []
+    models, calls, asked, starting, working, people = [], [], [], [], [], []
     for step in turn.steps:
         if step.model is not None:
             models += _interval(step.model.started_at, step.model.duration_ms, until)
@@ -174,11 +174,13 @@ def _measure(turn: Trace, now: str) -> None:
         whole = _interval(call.started_at, call.duration_ms, until)
         others = _common(whole, [piece for other in call.turns for piece in _with_queue(other, now)])
         jail = _common(whole, _before_jail(call))
-        work = _without(whole, others + jail)
+        person = _common(whole, _asking(turn, call, until))
+        work = _without(whole, others + jail + person)
         call.work_ms = _length(work) if call.duration_ms is not None else None
         calls += whole
         asked += others
         starting += jail
+        people += person
         working += work
     lost = [
         piece
@@ -196,7 +198,8 @@ def _measure(turn: Trace, now: str) -> None:
         model_ms=_length(_without(_common([span], models), work)),
         agents_ms=_length(_without(_common([span], asked), work)),
         sandbox_ms=_length(_without(_common([span], starting), work)),
-        lost_ms=_length(_without(_common([span], lost), work)),
+        lost_ms=_length(_without(_common([span], lost), work + people)),
+        person_ms=_length(_without(_common([span], people), work)),
     )
 
 
@@ -207,6 +210,17 @@ def _with_queue(turn: Trace, now: str) -> Intervals:
         return []
     waited = 0 if turn.waits is None else turn.waits.queue_ms + turn.waits.place_ms
     return [(span[0] - waited, span[1])]
+
+
+def _asking(turn: Trace, call: ToolCall, until: int) -> Intervals:
+    """While a person was asked about a call: until its turn was resumed, or to its end."""
+    resumed = [at for text in turn.resumed_at if (at := moment(text)) is not None]
+    found: Intervals = []
+    for text in call.asked_at:
+        start = moment(text)
+        if start is not None:
+            found.append((start, min([at for at in resumed if at >= start], default=until)))
+    return found
 
 
 def _before_jail(call: ToolCall) -> Intervals:

@@ -72,6 +72,7 @@ NoteKind = Literal[
     "model.answered",
     "model.failed",
     "tool.called",
+    "tool.waits",
     "tool.completed",
     "tool.failed",
     "turn.completed",

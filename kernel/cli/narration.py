@@ -76,6 +76,8 @@ class Narration:
                 self._tools[event.tool_call_id or ""] = one_line(event.tool_name or "", MAX_NAME)
         elif event.kind == "tool.progress":
             self._progress = _progress(event)
+        elif event.kind == "tool.waits":
+            self._progress = "waits for a person (gdn approve)"
         else:
             self._tools.pop(event.tool_call_id or "", None)
             self._progress = ""

@@ -147,6 +147,7 @@ def _times(trace: Trace) -> str:
         ("agents", waits.agents_ms),
         ("jails", waits.sandbox_ms),
         ("a process", waits.lost_ms),
+        ("a person", waits.person_ms),
     )
     told = [f"work {duration(trace.work_ms)}"] if trace.work_ms is not None else []
     told += [f"waited for {what} {duration(ms)}" for what, ms in named if ms]

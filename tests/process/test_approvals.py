@@ -107,6 +107,7 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     assert kernel.gdn("approve", "yes", item["id"]).out == f"{item['code']} is approved\n"
     said = kernel.gdn("send", "leaf", message, "--instance", "dies", "--event-id", "dies").out
     assert said.count("ran") == 1
+    assert kernel.gdn("trace", "dies", "--json").json["waits"]["personMs"] > 500
     words = ("leaf", "/bash__exec command='true'", "--instance", "dies", "--event-id", "more", "--json")
     again = kernel.gdn("send", *words, "--timeout", "1")
     assert again.json["error"]["code"] == "E_AGENT_TIMEOUT", "the next call waits anew"
