@@ -26,6 +26,7 @@ MODULES = (
     "journal_start",
     "tool_call",
     "arguments",
+    "extensions",
     "mcp_sdk",
     "cold_jail",
     "forked_call",

@@ -458,7 +458,7 @@ class ToolCallContext(_Context):
     __slots__ = ("_call",)
 
     def __init__(self, call: CallScope, extension: str, proceed: Next[Any]) -> None:
-        super().__init__(call.turn, extension, proceed)
+        self._turn, self._extension, self._next = call.turn, extension, proceed
         self._call = call
 
     @property

@@ -217,7 +217,8 @@ class Next(Generic[R]):
 
     __slots__ = ("_inner", "_patience", "_state")
 
-    def __init__(self, inner: Callable[[], Coroutine[Any, Any, R]], patience: Patience) -> None:
+    def __init__(self, inner: Callable[[Next[R]], Coroutine[Any, Any, R]], patience: Patience) -> None:
+        """`inner` is the rest of the chain, which says `begin` and `end` to what it is given."""
         self._inner = inner
         self._patience = patience
         self._state: Literal["unused", "called", "done", "closed"] = "unused"
@@ -229,17 +230,17 @@ class Next(Generic[R]):
         if self._state != "unused":
             raise MiddlewareError("next() was called twice")
         self._state = "called"
-        return self._run()
+        return self._inner(self)
 
-    async def _run(self) -> R:
+    def begin(self) -> None:
+        """What is inside runs now: the layer's clock stands still."""
         self._patience.stand()
-        try:
-            result = await self._inner()
-        finally:
-            self._patience.go_on()
-        if self._state == "called":
+
+    def end(self, *, done: bool) -> None:
+        """What is inside has ended; `done`: with a result."""
+        self._patience.go_on()
+        if done and self._state == "called":
             self._state = "done"
-        return result
 
     @property
     def standing(self) -> Callable[[], AbstractContextManager[None]]:
@@ -271,31 +272,43 @@ async def run_chain(
     stands among the layers (None: there are none). Raises only what `core` raises, and cancellation.
     """
 
-    async def enter(index: int) -> R:
-        if index == len(layers):
-            return await core()
-        layer = layers[index]
-        if layer.point is not None and before is not None:
-            try:
-                await before(layer)
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                return failed(layer, error)
-            return await enter(index + 1)
-        patience = watch.enter()
-        proceed: Next[R] = Next(lambda: enter(index + 1), patience)
+    async def enter(index: int, outer: Next[R] | None) -> R:
+        """The layers from `index` on, inside `outer`: one coroutine each, because every one costs every layer again."""
+        if outer is not None:
+            outer.begin()
+        done = False
         try:
-            returned = layer.handler(bind(proceed, layer))
-            if isawaitable(returned):
-                returned = await returned
-            proceed.close()
-            return accept(returned)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return failed(layer, error)
-        except BaseException:  # cancellation
-            if not patience.is_late():
-                raise
-            return failed(layer, too_slow())
+            while index < len(layers) and layers[index].point is not None and before is not None:
+                try:
+                    await before(layers[index])
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    done = True
+                    return failed(layers[index], error)
+                index += 1
+            if index == len(layers):
+                result = await core()
+                done = True
+                return result
+            layer, patience = layers[index], watch.enter()
+            proceed: Next[R] = Next(lambda own: enter(index + 1, own), patience)
+            try:
+                returned = layer.handler(bind(proceed, layer))
+                if isawaitable(returned):
+                    returned = await returned
+                proceed.close()
+                result = accept(returned)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                result = failed(layer, error)
+            except BaseException:  # cancellation
+                if not patience.is_late():
+                    raise
+                result = failed(layer, too_slow())
+            finally:
+                watch.leave(patience)
+            done = True
+            return result
         finally:
-            watch.leave(patience)
+            if outer is not None:
+                outer.end(done=done)
 
-    return await enter(0)
+    return await enter(0, None)

@@ -1,0 +1,144 @@
+"""What extensions add to a step and to a tool call: ten of them with two middlewares each, beside an agent with none.
+
+Whole turns of an agent without a bus: the model is a script, tool calls are answered in the same process. What is timed
+is the processor time of everything that an agent does in a step and for a call, conversation file included; the
+difference of turns with one call and with eleven calls in each step gives the call. The sides take turns, turn by turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelAnswer, ModelRequest
+from agentproc.store import ConversationStore
+from agentproc.trial import NoBus
+from agentproc.turn import AskedCall
+from bench.compare import Benchmark, Goal, Metric, Together
+from schemas.address import instance_dir
+from schemas.codec import to_raw
+from schemas.frames import AgentEvent, Frame
+from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+
+#: Extensions, and tools in the catalog of each step.
+EXTENSIONS: Final = 10
+TOOLS: Final = 40
+#: Steps of a turn, and the calls in each of two turns that are compared.
+STEPS: Final = 20
+FEW: Final = 1
+MANY: Final = 11
+SIDES: Final = ("ten extensions", "ten at points", "none")
+
+
+class Script:
+    """A model that makes `calls` calls in each step but the last."""
+
+    needs_history = True
+    calls = FEW
+
+    async def complete(self, request: ModelRequest, *more: Any) -> ModelAnswer:
+        """See Provider."""
+        if request.step > STEPS:
+            return ModelAnswer(text="done", finish_reason="stop")
+        calls = [AskedCall(f"c{request.step}.{number}", "tool__0", {"number": number}) for number in range(self.calls)]
+        return ModelAnswer(calls=calls, finish_reason="tool-calls")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Side:
+    """One agent. Its conversation begins anew with each turn, so that no turn is longer than another."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        items = [CatalogItem(name=f"tool__{number}", description="One of many.") for number in range(TOOLS)]
+        spec = AgentSpec(
+            name=name.replace(" ", "-"),
+            model=ModelSpec(provider="embedded"),
+            registry=items,
+            catalog=[item.name for item in items],
+            state_dir=folder,
+            revision="bench",
+            max_steps_per_turn=STEPS + 1,
+            durability="process",
+        )
+        self.link = NoBus()
+        self.model = Script()
+        store = ConversationStore(instance_dir(folder, spec.name, "k"), durability="process")
+        self.runner = TurnRunner(spec, "k", self.link, store, provider=self.model)
+        self._turns = 0
+        for number in range(EXTENSIONS if name != "none" else 0):
+            self._extend(f"extension-{number}", points=name == "ten at points")
+
+    def _extend(self, name: str, *, points: bool) -> None:
+        """One extension: something around each step and each call."""
+        pipeline = self.runner.pipeline
+
+        async def layer(ctx: Any) -> Any:
+            return await ctx.next()
+
+        if points:
+            pipeline.mutate("step.tools", lambda ctx: ctx, extension=name)
+            pipeline.mutate("toolCall.post", lambda ctx: ctx, extension=name)
+        else:
+            pipeline.register("step", layer, extension=name)
+            pipeline.register("toolCall", layer, extension=name)
+
+    async def turn(self, calls: int) -> float:
+        """Processor time of one turn (microseconds)."""
+        self.model.calls = calls
+        self._turns += 1
+        event = AgentEvent(id=f"e{self._turns}", type="user", created_at="2026-01-01T00:00:00.000Z", input="go")
+        frame = Frame("event", id=event.id, event_id=event.id, epoch=1, payload=to_raw(event))
+        began = time.process_time_ns()
+        await self.runner.run(frame)
+        took = (time.process_time_ns() - began) / 1000
+        if self.link.answers[-1].response != "done":
+            raise SystemExit(f"the turn failed: {self.link.answers[-1]}")
+        return took
+
+
+async def measure_all(folder: str, seconds: float) -> Mapping[str, Mapping[str, float]]:
+    """Figures of every side: microseconds of processor time for a step without its call, and for a call."""
+    times: dict[tuple[str, int], list[float]] = {(name, calls): [] for name in SIDES for calls in (FEW, MANY)}
+    until, rounds = time.monotonic() + seconds, 0
+    while time.monotonic() < until or rounds < 3:
+        for name in SIDES:
+            side = Side(name, f"{folder}/{rounds}")  # a conversation that has grown costs each turn more
+            for calls in (FEW, MANY):
+                times[name, calls].append(await side.turn(calls))
+            await side.runner.close()
+        shutil.rmtree(f"{folder}/{rounds}")
+        rounds += 1
+    figures = {}
+    for name in SIDES:
+        few, many = (statistics.median(times[name, calls]) / STEPS for calls in (FEW, MANY))
+        call = (many - few) / (MANY - FEW)
+        figures[name] = {"step": few - FEW * call, "tool call": call}
+    return figures
+
+
+def measure(seconds: float) -> Mapping[str, Mapping[str, float]]:
+    """See Together."""
+    gc.collect()
+    gc.freeze()  # as the fork server does for its agents
+    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
+        return asyncio.run(measure_all(folder, seconds))
+
+
+BENCHMARK = Benchmark(
+    name="extensions",
+    what=f"what an agent does in a step and for a call, with {EXTENSIONS} extensions of two middlewares each",
+    sides=Together(SIDES, measure),
+    metrics=[
+        Metric("step", "µs", "lower", Goal(300, of="none", plus=True)),
+        Metric("tool call", "µs", "lower", Goal(100, of="none", plus=True)),
+    ],
+)
