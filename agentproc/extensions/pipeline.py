@@ -289,7 +289,8 @@ async def run_chain(
                 result = await core()
                 done = True
                 return result
-            layer, patience = layers[index], watch.enter()
+            layer = layers[index]
+            patience = watch.enter()
             proceed: Next[R] = Next(lambda own: enter(index + 1, own), patience)
             try:
                 returned = layer.handler(bind(proceed, layer))
