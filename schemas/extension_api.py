@@ -24,8 +24,6 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "pipeline": frozenset(("register",)),
     "pipelines": frozenset(("mutate", "wrap")),
     "state": frozenset(("get", "read", "set", "update")),
-    "swarm_bundle": None,
+    "swarm_bundle": frozenset(("commit_changeset", "open_changeset")),
     "tools": frozenset(("register", "unregister")),
 }
-#: Members that exist and do nothing yet.
-API_MISSING: Final = frozenset(("swarm_bundle",))

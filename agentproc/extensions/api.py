@@ -22,7 +22,7 @@ from agentproc.extensions.pipeline import Middleware, Pipeline
 from agentproc.extensions.resource import Resource
 from agentproc.extensions.stored_state import StoredState
 from agentproc.live_config import LiveConfig
-from schemas.errors import GoondanError, fail
+from schemas.errors import fail
 from schemas.launch import ExtensionSpec
 
 
@@ -201,7 +201,3 @@ class ExtensionApi:
         if self._tokens is None:
             raise fail("E_OAUTH_UNAVAILABLE", "there is no kernel here that holds tokens")
         return OAuthApi(self._tokens)
-
-
-def _missing(member: str) -> GoondanError:
-    return fail("E_CONFIG_UNSUPPORTED", f"api.{member} is not implemented yet", suggestion="Do without it for now.")

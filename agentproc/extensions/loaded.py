@@ -94,11 +94,6 @@ class Extensions:
         """Those that are loaded, in the order in which they were."""
         return list(self._loaded)
 
-    async def load(self, specs: Sequence[ExtensionSpec]) -> None:
-        """Load all of them. Raises GoondanError E_EXTENSION_FAILED, which names the extension and the reason."""
-        for spec in specs:
-            await self._load(spec, ExtState())
-
     async def start(self) -> None:
         """Load what is in force now. Raises GoondanError E_EXTENSION_FAILED."""
         specs = self._live_config.current.extensions

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from kernel.bundle.problems import did_you_mean
-from schemas.extension_api import API_MEMBERS, API_MISSING
+from schemas.extension_api import API_MEMBERS
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -78,8 +78,6 @@ def _assigned(body: list[ast.stmt]) -> set[str]:
 
 def _look(node: ast.Attribute, api: str) -> Unknown | None:
     if isinstance(node.value, ast.Name) and node.value.id == api:
-        if node.attr in API_MISSING:
-            return Unknown(f"{api}.{node.attr}", node.lineno, "It is not implemented yet; do without it for now.")
         if node.attr not in API_MEMBERS and not node.attr.startswith("__"):
             return Unknown(f"{api}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), API_MEMBERS))
         return None
