@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.
 TASK_S: Final = 120.0
-#: How often a task is given to another worker when one was killed. On a busy machine a worker may be killed again before
-#: it has started; one that a task itself ends costs a start each time, a fifth of a second.
+#: How often a task is given to another worker when one was killed. On a busy machine a worker may be killed again
+#: before it has started; one that a task itself ends costs a start each time, a fifth of a second.
 MAX_TRIES: Final = 8
 #: How long a worker without work stays (seconds): its start takes as long as a commit.
 IDLE_S: Final = 15.0
