@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 
+from schemas.aliases import json_type, rename_aliases
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, fail, tool_error
 from schemas.frames import ToolError
@@ -164,36 +165,6 @@ def invalid_arguments(tool: str, issues: list[str], parameters: dict[str, Any] |
             f"required=[{needed or '(none)'}], allowed=[{allowed or '(none)'}]"
         ),
     )
-
-
-def rename_aliases(args: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """A copy of `args` with canonical names; `args` itself when it uses no alias."""
-    if not any(alias in args for alias in aliases):
-        return args
-    renamed = dict(args)
-    for alias, canonical in aliases.items():
-        if alias not in renamed:
-            continue
-        if canonical not in renamed:
-            renamed[canonical] = renamed.pop(alias)
-        elif renamed[canonical] == renamed[alias] and json_type(renamed[canonical]) == json_type(renamed[alias]):
-            del renamed[alias]
-    return renamed
-
-
-def json_type(value: Any) -> str:
-    """The JSON type of `value` as issues name it; a number without fraction is an integer."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "integer" if value.is_integer() else "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
 
 
 def _size(args: dict[str, Any]) -> int:

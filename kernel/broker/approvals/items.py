@@ -11,9 +11,9 @@ from msgspec import Raw, Struct
 from kernel.broker.journal.records import ApprovalAsked
 from kernel.broker.mailbox import Event
 from kernel.broker.presence import Connection
+from schemas.aliases import rename_aliases
 from schemas.approval_rules import UNREADABLE
 from schemas.approvals import MAX_ARGS_BYTES, Kind
-from schemas.arguments import rename_aliases
 from schemas.codec import check_depth, check_json, encode_value, from_raw
 from schemas.errors import GoondanError
 from schemas.frames import Frame, ToolCallPayload

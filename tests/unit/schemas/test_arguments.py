@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.arguments import compile_arguments, invalid_arguments, json_type
+from schemas.aliases import json_type
+from schemas.arguments import compile_arguments, invalid_arguments
 from schemas.errors import GoondanError
 
 TRIM: dict[str, Any] = {
