@@ -66,6 +66,7 @@ class Connection:
         "address",
         "allowance",
         "allowed",
+        "calls",
         "claims",
         "cls",
         "handlers",
@@ -89,6 +90,8 @@ class Connection:
         #: What this peer sets going is counted under this name: a client keeps it over its reconnects.
         self.session = f"client/{self.incarnation[:SESSION_CHARS]}" if cls == CLIENTS else address
         self.started_ms = hello.started_ms or 0
+        #: Tool hosts: the calls that it had when it said hello, running or with a result that is not acknowledged.
+        self.calls: frozenset[str] = frozenset(hello.calls) if cls == TOOLS else frozenset()
         self.pid = hello.pid
         self.last_seen = now
         #: Somebody looks at `last_seen` now and then (quiet.py).

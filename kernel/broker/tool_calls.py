@@ -144,6 +144,8 @@ class ToolCalls:
         """Whether a host other than `host` could have had the call; `had` is the one that is known to."""
         if had is not None:
             return had != host.incarnation
+        if call.id in host.calls:  # it has waited for this one, and the broker that gave it to it is gone
+            return False
         return call.sent_before is not None and call.sent_before < host.started_ms
 
     def result(self, connection: Connection, frame: Frame, now: float) -> None:

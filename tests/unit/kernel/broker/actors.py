@@ -85,6 +85,9 @@ class Actor:
     def leases(self) -> list[Lease]:
         return []
 
+    def calls(self) -> list[str]:
+        return []
+
     def on_frame(self, frame: Frame) -> None:
         raise NotImplementedError
 
@@ -128,7 +131,7 @@ class Actor:
         elif isinstance(outcome, Reply):
             self.wire.up.append(outcome.data)
         elif isinstance(outcome, Greet):
-            self.wire.up.append(self.peer.hello(self.leases(), [], self.world.now))
+            self.wire.up.append(self.peer.hello(self.leases(), self.calls(), self.world.now))
         elif isinstance(outcome, Welcomed):
             self.on_welcome()
         elif isinstance(outcome, Refused):
@@ -140,7 +143,7 @@ class Actor:
         for item in settled:
             self.on_settled(item)
         if greet:
-            self.wire.up.append(self.peer.hello(self.leases(), [], self.world.now))
+            self.wire.up.append(self.peer.hello(self.leases(), self.calls(), self.world.now))
         self.flush()
 
 
@@ -379,6 +382,9 @@ class Host(Actor):
         self.ran: list[str] = []
         self.asking: dict[str, str] = {}  # callId -> the frame that is out
         self.heard: dict[str, str | None] = {}  # callId -> what was answered
+
+    def calls(self) -> list[str]:
+        return [*self.running, *self.kept]
 
     def on_frame(self, frame: Frame) -> None:
         if frame.type == "tool.call":

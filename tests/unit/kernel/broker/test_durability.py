@@ -215,6 +215,28 @@ def test_a_call_that_a_new_process_repeats_is_asked_for_again_under_its_own_fram
 # --- epochs
 
 
+def test_a_call_that_has_waited_for_its_tool_host_has_an_outcome_after_a_restart_of_the_broker() -> None:
+    """It was sent before its tool host began; the next broker took that for a sign of an earlier tool host."""
+    world = World()
+    world.clients[0].ask("e1")
+    for _ in range(6):
+        for actor in [world.supervisor, *world.clients, *world.agents.values()]:
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+    assert len(world.router.bus.calls) == 1
+    world.now += 1
+    world.kill_host()
+    run(world)
+    assert len(world.host.running) == 1
+    world.kill_broker()
+    world.settle()
+    assert world.state("e1") == "done"
+    ((_, results),) = world.stores["coder", "k"].results.items()
+    assert "E_TOOL_OUTCOME_UNKNOWN" not in results.values()
+    assert len(world.ran) == 1
+
+
 def test_epochs_grow_over_restarts_even_when_the_clock_is_set_back() -> None:
     world = World()
     seen = []
