@@ -117,6 +117,11 @@ async def test_calls_that_cannot_be_taken_on(short_tmp: Path, workdir: Path) -> 
         broken.payload = Raw(b"\xa1x")
         made.host.on_frame(broken)
         assert code(made.results[-1][1]) == "E_FRAME_INVALID"
+        started_before = call_frame("t__mark", "turn-1/approved", workdir, Raw(encode_value({"file": "never", "s": 0})))
+        started_before.attach = True
+        made.host.on_frame(started_before)
+        assert code(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
+        assert not (workdir / "never").exists()
         for frame in (Frame("tool.call"), Frame("tool.cancel"), Frame("ack", stage="result"), Frame("pong")):
             made.host.on_frame(frame)
         assert (await made.call("t__bump", workdir=workdir))["output"][0] == 1

@@ -287,3 +287,44 @@ def test_credit_and_outbox_always_add_up(steps: list[str], credit: int) -> None:
         assert 0 <= peer.in_use <= credit
     again = welcome(peer, credit=10_000, now=now + 10)
     assert [frame.id for frame in again] == list(open_ids), "all that is open, oldest first"
+
+
+@pytest.mark.parametrize("kind", ["call", "ask"])
+def test_time_that_stands_still_ends_nothing_and_then_goes_on(kind: str) -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    if kind == "call":
+        frame = Frame("tool.call", call_id="t/1", deadline_ms=1000)
+        held, runs = (Frame("clock", event_id="e1", epoch=7, stage=stage) for stage in ("held", "runs"))
+    else:
+        frame = Frame("event", to="coder", event_id="e1", reply_to=ReplyTo("me", "ce1"), deadline_ms=1000)
+        held, runs = (Frame("clock", event_id="e1", in_reply_to="ce1", stage=stage) for stage in ("held", "runs"))
+    peer.submit("call" if kind == "call" else "ask", frame, "w", 10.0)
+    assert isinstance(peer.receive(held, 10.5), Deliver)
+    peer.receive(held, 20.0)  # said anew, after a reconnect
+    assert peer.tick(1000.0)[0] == []
+    peer.receive(runs, 1000.0)
+    assert peer.tick(1001.0)[0] == []
+    assert len(peer.tick(1001.6)[0]) == 1, "half a second was left, and the grace"
+
+
+def test_a_welcome_starts_every_clock() -> None:
+    """The broker says anew what stands still; what it does not know of would else wait for ever."""
+    peer = Peer("token", "inc")
+    welcome(peer)
+    frame = Frame("event", to="coder", event_id="e1", reply_to=ReplyTo("me", "ce1"), deadline_ms=1000)
+    peer.submit("ask", frame, "w", 10.0)
+    peer.receive(Frame("clock", event_id="e1", in_reply_to="ce1", stage="held"), 10.0)
+    welcome(peer, now=50.0)
+    assert peer.tick(51.5)[0] == []
+    assert len(peer.tick(52.1)[0]) == 1
+
+
+def test_the_clock_of_one_request_is_no_other_ones() -> None:
+    peer = Peer("token", "inc")
+    welcome(peer)
+    for name in ("e1", "e2"):
+        frame = Frame("event", to="coder", event_id=name, reply_to=ReplyTo("me", f"c{name}"), deadline_ms=1000)
+        peer.submit("ask", frame, name, 10.0)
+    peer.receive(Frame("clock", event_id="e1", in_reply_to="ce1", stage="held"), 10.0)
+    assert [settled.entry.waiter for settled in peer.tick(100.0)[0]] == ["e2"]

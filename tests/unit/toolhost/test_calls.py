@@ -180,3 +180,20 @@ def test_hello_names_what_fits_open_calls_first() -> None:
     assert book.known_ids()[:3] == ["open", "kept-9", "kept-8"]
     assert len(book.known_ids()) == 11
     assert book.known_ids(60) == ["open", "kept-9"]
+
+
+def test_a_call_whose_time_stands_still_is_not_due_until_it_goes_on() -> None:
+    book = CallBook()
+    held, other = call("held", deadline=10.0), call("other", deadline=12.0)
+    book.open(held)
+    book.open(other)
+    book.hold(held, 4.0)
+    book.hold(held, 5.0)  # said anew
+    assert book.next_deadline() == 12.0
+    assert book.due(20.0) == [other]
+    assert book.next_deadline() is None
+    book.go_on(held, 100.0)
+    book.go_on(held, 103.0)
+    assert book.next_deadline() == 106.0
+    assert book.due(105.9) == []
+    assert book.due(106.0) == [held]

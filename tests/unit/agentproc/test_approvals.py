@@ -1,0 +1,148 @@
+"""Calls of one turn that wait for a person, in the agent: when the turn is given back, and how a call goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from agentproc.approvals import Approvals
+from agentproc.calls import CallContext
+from agentproc.catalog import Catalog
+from schemas.approval_rules import read_policy
+from schemas.approvals import ApprovalAsk, ApprovalState
+from schemas.codec import from_raw, to_raw
+from schemas.errors import GoondanError, fail
+from schemas.frames import Frame, ToolResult
+from schemas.launch import AgentSpec, CatalogItem, ModelSpec
+
+RULES = {"rules": [{"tools": ["deploy"], "action": "ask", "when": {"args.where": {"equals": "production"}}}]}
+
+
+class Turn:
+    """As much of a turn as calls that wait need."""
+
+    def __init__(self) -> None:
+        items = [CatalogItem(name="deploy"), CatalogItem(name="look")]
+        policy, problems = read_policy("approval", RULES)
+        assert not problems
+        self.spec = AgentSpec(
+            name="a",
+            model=ModelSpec(provider="embedded"),
+            registry=items,
+            catalog=["deploy", "look"],
+            state_dir="/s",
+            revision="r",
+            approvals=[policy],
+        )
+        self.link = self.store = self
+        self.asked: list[tuple[Frame, asyncio.Future[Frame]]] = []
+        self.noted: list[str] = []
+        self.ran: list[str] = []
+        self.results: list[ToolResult] = []
+        self.woken = self.lost = 0
+        self.catalog = Catalog.of(self.spec).for_step()
+        self.approvals = Approvals(
+            self,  # type: ignore[arg-type]
+            "t1",
+            self,  # type: ignore[arg-type]
+            wake=lambda: setattr(self, "woken", self.woken + 1),
+            told=lambda tool_call_id: None,
+            lost=lambda: setattr(self, "lost", self.lost + 1),
+        )
+
+    def clock(self) -> str:
+        return "now"
+
+    @contextmanager
+    def write(self) -> Any:
+        yield
+
+    def waits(self, tool_call_id: str, at: str) -> None:
+        self.noted.append(tool_call_id)
+
+    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self.asked.append((frame, future))
+        return future
+
+    def forget(self, frame_id: str) -> None:
+        self.asked[-1][1].cancel()
+
+    def call(self, name: str, where: str, tool_call_id: str = "c1") -> None:
+        context = CallContext("t1", "e1", 7)
+        run = lambda: self.ran.append(tool_call_id)
+        self.approvals.admit(
+            self.catalog, name, {"where": where}, tool_call_id, context, run=run, done=self.results.append
+        )
+
+    async def reply(self, state: ApprovalState | GoondanError) -> None:
+        _, future = self.asked.pop(0)
+        if isinstance(state, GoondanError):
+            future.set_exception(state)
+        else:
+            future.set_result(Frame("reply", payload=to_raw(state)))
+        await asyncio.sleep(0)
+
+
+async def test_a_call_that_no_rule_concerns_runs_at_once() -> None:
+    turn = Turn()
+    turn.call("look", "production")
+    turn.call("deploy", "test", "c2")
+    assert turn.ran == ["c1", "c2"]
+    assert not turn.asked
+
+
+async def test_a_call_that_waits_parks_the_turn_and_is_made_anew() -> None:
+    turn = Turn()
+    turn.call("deploy", "production")
+    frame = turn.asked[0][0]
+    assert (frame.type, frame.tool, frame.call_id, frame.event_id, frame.epoch) == (
+        "approval.ask", "deploy", "t1/c1", "e1", 7
+    )  # fmt: skip
+    assert from_raw(from_raw(frame.payload, ApprovalAsk).args, dict) == {"where": "production"}
+    assert not turn.approvals.parks(["c1"]), "nobody has said that it waits"
+    await turn.reply(ApprovalState(state="waits"))
+    assert (turn.noted, turn.woken) == (["c1"], 1)
+    assert turn.approvals.parks(["c1"])
+    assert not turn.approvals.parks(["c1", "c2"]), "another call of the step still runs"
+    turn.approvals.news(["t1/c10", "t2/c1"])
+    assert turn.approvals.parks(["c1"]), "news of others"
+    turn.approvals.news(["t1/c1"])
+    assert not turn.approvals.parks(["c1"])
+    await turn.reply(ApprovalState(state="run"))
+    assert turn.ran == ["c1"]
+
+
+async def test_a_denied_call_is_a_result() -> None:
+    turn = Turn()
+    turn.call("deploy", "production")
+    await turn.reply(ApprovalState(state="denied", reason="not today"))
+    (result,) = turn.results
+    assert result.error is not None
+    assert (result.error.code, turn.ran) == ("E_APPROVAL_DENIED", [])
+    assert "not today" in result.error.message
+
+
+@pytest.mark.parametrize(("code", "lost"), [("E_LEASE_LOST", 1), ("E_TOOL_LIMIT", 0)])
+async def test_what_cannot_be_asked_does_not_run(code: str, lost: int) -> None:
+    turn = Turn()
+    turn.call("deploy", "production")
+    await turn.reply(fail(code, "no"))
+    assert (turn.ran, turn.lost, len(turn.results)) == ([], lost, 1 - lost)
+
+
+async def test_a_call_that_is_dropped_waits_for_nobody() -> None:
+    turn = Turn()
+    turn.call("deploy", "production")
+    turn.approvals.drop("c1")
+    await asyncio.sleep(0)
+    assert turn.results == []
+    turn.call("deploy", "production", "c2")
+    turn.asked.pop(0)
+    await turn.reply(ApprovalState(state="waits"))
+    turn.approvals.close()
+    turn.approvals.news(["t1/c2"])
+    assert not turn.asked
