@@ -200,8 +200,7 @@ def test_operators_list_show_and_take_back(changing: Changing) -> None:
 def test_a_worktree_goes_with_its_event(changing: Changing) -> None:
     answer = changing.kernel.gdn("send", "/myExt__open {}", "--instance", "left")
     assert answer.status == 0, answer.err
-    wait_until(lambda: changing.worktrees == [])
-    assert not (changing.root / ".git/worktrees").exists()
+    wait_until(lambda: changing.worktrees == [] and not (changing.root / ".git/worktrees").exists())
 
 
 def test_many_at_once_and_kills(changing: Changing) -> None:
@@ -242,8 +241,7 @@ def test_many_at_once_and_kills(changing: Changing) -> None:
     assert sorted(names[1::2]) == sorted(f"prompts/p{number}.md" for number in range(PROPOSALS))
     assert set(names[::2]) == {"A"}
     assert git(changing.root, "status", "--porcelain", "-uno") == ""
-    wait_until(lambda: changing.worktrees == [])
-    assert git(changing.root, "worktree", "list").count("\n") == 1
+    wait_until(lambda: changing.worktrees == [] and git(changing.root, "worktree", "list").count("\n") == 1)
     assert not [name for name in os.listdir(changing.root / ".git") if "lock" in name or "goondan" in name]
 
 
