@@ -459,7 +459,11 @@ class Approvals:
             None,
         )
         event, instance, decided = item.event, item.event.instance, item.decided
-        content = event.content_here
+        contents = self._bus.mailbox.contents
+        contents.recall(event)  # of many that wait, what they say is in the journal only
+        chain = list(event.content.chain or [])
+        if event.state == "accepted":
+            contents.rests(event)
         size = 0 if record is None else len(memoryview(record.args))
         return ApprovalItem(
             id=item.id,
@@ -473,7 +477,7 @@ class Approvals:
             asked_ms=self._wall_ms(item.asked),
             state=_shown_state(item),
             root_event=event.root,
-            waited_for_by=list((content.chain if content is not None else None) or []),
+            waited_for_by=chain,
             workdir=None if record is None else record.workdir,
             args=None if record is None or size > most else from_raw(record.args, object),
             args_bytes=size,
