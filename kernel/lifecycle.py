@@ -37,7 +37,7 @@ MAX_FIRST_DEATHS: Final = 3
 STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("agents", 3.0),
     ("toolhost", 1.5),
-    ("oauth", 1.0),
+    ("oauth", 0.5),
     ("forkserver", 0.5),
     ("broker", 1.0),
 )

@@ -35,6 +35,7 @@ from schemas.frames import (
     ToolResult,
     Welcome,
 )
+from schemas.launch import KernelPlan
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
 
 PATIENCE_S = 10.0
@@ -506,18 +507,13 @@ def test_an_event_handed_over_again_goes_on_under_its_new_epoch(short_tmp: Path)
         assert process.poll() is None
 
 
-def test_an_idle_agent_asks_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.process import bare_broker as module
+def test_an_idle_agent_asks_and_leaves() -> None:
+    def impatient(state_dir: str) -> KernelPlan:
+        made = plan(state_dir)
+        agents = {name: msgspec.structs.replace(spec, idle_s=0.3) for name, spec in made.agents.items()}
+        return msgspec.structs.replace(made, agents=agents)
 
-    original = module.plan
-
-    def impatient(state_dir: str) -> Any:
-        plan = original(state_dir)
-        agents = {name: msgspec.structs.replace(spec, idle_s=0.3) for name, spec in plan.agents.items()}
-        return msgspec.structs.replace(plan, agents=agents)
-
-    monkeypatch.setattr(module, "plan", impatient)
-    with bare_broker() as broker, family() as made:
+    with bare_broker(impatient) as broker, family() as made:
         pid = made.born(broker)
         client = broker.hello("client")
         send_event(client, "e1", "hello", "k")

@@ -111,7 +111,7 @@ def test_an_unknown_agent_is_one_clear_error(swarm: Swarm) -> None:
 def test_an_agent_that_cannot_start_is_one_clear_error(swarm: Swarm) -> None:
     swarm.script("ask unfit", request("unfit", "x"), "done")
     assert swarm.send("ask unfit", "unfit")["response"] == "done"
-    assert code_of(swarm.result("ask unfit")) == "E_AGENT_FAILED"
+    assert code_of(swarm.result("ask unfit")) == "E_AGENT_SPAWN_FAILED"
     assert "agent 'unfit'" in swarm.result("ask unfit")["error"]["message"]
 
 

@@ -112,6 +112,6 @@ def test_report_5_nobody_stands_in_for_an_agent_that_cannot_be_had(swarm: Swarm)
     assert results["c1"]["response"] == "beta, of course"
     system = {m["content"] for m in swarm.model.requests["who are you"][0]["messages"] if m["role"] == "system"}
     assert system == {"You are beta."}
-    assert (code_of(results["c2"]), code_of(results["c3"])) == ("E_AGENT_FAILED", "E_AGENT_NOT_FOUND")
+    assert (code_of(results["c2"]), code_of(results["c3"])) == ("E_AGENT_SPAWN_FAILED", "E_AGENT_NOT_FOUND")
     assert "agent 'unfit'" in results["c2"]["error"]["message"]
     assert "be there" not in swarm.model.requests, "nobody else was asked what they were to be asked"

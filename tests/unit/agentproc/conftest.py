@@ -16,3 +16,9 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     runners = Runners(tmp_path)
     yield runners.build
     await runners.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_state_root(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An agent shows its extensions their state by an environment variable: it is taken back after the test."""
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path_factory.getbasetemp()))

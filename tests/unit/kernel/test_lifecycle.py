@@ -195,7 +195,7 @@ def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) 
         else:
             now = state.until
         state, _ = step_stop(state, alive, now)
-    assert now <= 8.5
+    assert now <= 9.0
 
 
 def test_agents_get_another_time_and_nobody_else_does() -> None:
