@@ -37,7 +37,7 @@ def fill(bus: Bus, events: int) -> None:
             acknowledged += heard(socket)
         event = AgentEvent(id=f"evt-{number:032x}", type="user", created_at=AT, input="x" * INPUT_BYTES)
         frame = Frame("event", id=f"f{number}", to=AGENT, instance_key=f"q{number % INSTANCES}", event_id=event.id)
-        frame.reply_to, frame.trace_id = ReplyTo("client", f"corr-{number:032x}"), f"{number:032x}"
+        frame.reply_to, frame.trace_id = ReplyTo("client", f"corr-{number:032x}"), f"{number + 1:032x}"
         frame.digest, frame.payload = f"{number:064x}", to_raw(event)
         socket.send(encode(frame))
     while acknowledged < events:
