@@ -5,7 +5,7 @@ Source: docs/approvals.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,9 +13,6 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from msgspec import Raw
-
-#: How long the broker may take to answer (seconds): longer than a restart of it takes.
-_PATIENCE_S: Final = 30.0
 
 _reason = click.option("--reason", default=None, help="Why; a model is told the reason for a no.")
 
@@ -32,9 +29,10 @@ def command() -> None:
 def list_(everything: bool, bundle: str | None, as_json: bool) -> int:
     """List what waits, the oldest first."""
     from kernel.cli.approval_text import list_lines
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "approve.list", "all": everything})
+    answer = ask_broker(bundle, {"op": "approve.list", "all": everything})
     if as_json:
         write_json(answer)
     else:
@@ -49,9 +47,10 @@ def list_(everything: bool, bundle: str | None, as_json: bool) -> int:
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one with all of its arguments. ID is a callId or a code."""
     from kernel.cli.approval_text import item_lines
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "approve.show", "id": id})
+    answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     if as_json:
         write_json(answer)
     else:
@@ -89,12 +88,13 @@ def answer(id: str, json: str | None, bundle: str | None, as_json: bool) -> int:
     import sys
 
     from kernel.cli.batch import parse_json
+    from kernel.cli.operator_question import ask_broker
     from schemas.approvals import MAX_ANSWER_BYTES
     from schemas.errors import fail
 
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
     value = parse_json(text)
-    item = _ask(bundle, {"op": "approve.show", "id": id})
+    item = ask_broker(bundle, {"op": "approve.show", "id": id})
     issues = answer_issues(item.get("schema"), value)
     if issues:
         raise fail("E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}.")
@@ -126,34 +126,12 @@ def encoded_answer(value: Any) -> Raw:
 def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
     import os
 
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    told = _ask(bundle, {"op": "approve.answer", "uid": os.getuid(), **decision})
+    told = ask_broker(bundle, {"op": "approve.answer", "uid": os.getuid(), **decision})
     if as_json:
         write_json(told)
     else:
         write(f"{told['code']} is {told['state']}")
     return 0
-
-
-def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
-    import asyncio
-
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.session import Session
-    from kernel.paths import is_utf8
-    from schemas.errors import fail
-
-    for field in ("id", "reason"):
-        if not is_utf8(str(question.get(field) or "")):
-            raise fail("E_USAGE", f"the {field} is not UTF-8")
-    kernel = attach(locate(bundle))
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel, _PATIENCE_S) as session:
-            return await session.admin(question, _PATIENCE_S)
-
-    try:
-        return asyncio.run(ask())
-    finally:
-        kernel.finish()

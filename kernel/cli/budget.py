@@ -14,8 +14,6 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: How long the broker may take to answer (seconds): longer than a restart of it takes.
-_PATIENCE_S: Final = 30.0
 #: Ids and names are others' text; so much of each is shown (characters).
 _MAX_NAME: Final = 80
 #: In the order of the columns; `calls` and `tokens` are sums.
@@ -28,9 +26,11 @@ _COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", 
 @options.as_json
 def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
     """Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(event_id, bundle)
+    question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
+    answer = ask_broker(bundle, question)
     if as_json:
         write_json(answer)
     else:
@@ -70,26 +70,3 @@ def _amounts(amount: Mapping[str, float]) -> str:
 
 def _number(number: float) -> str:
     return f"{number:,.6f}".rstrip("0").rstrip(".")
-
-
-def _ask(event_id: str | None, bundle: str | None) -> dict[str, Any]:
-    import asyncio
-
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.session import Session
-    from kernel.paths import is_utf8
-    from schemas.errors import fail
-
-    if event_id is not None and not is_utf8(event_id):
-        raise fail("E_USAGE", "the event's id is not UTF-8")
-    kernel = attach(locate(bundle))
-    question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel, _PATIENCE_S) as session:
-            return await session.admin(question, _PATIENCE_S)
-
-    try:
-        return asyncio.run(ask())
-    finally:
-        kernel.finish()

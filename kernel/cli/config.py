@@ -14,8 +14,6 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: How long the broker may take to answer (seconds): longer than a restart of it takes.
-_PATIENCE_S: Final = 30.0
 #: Names, reasons and values are others' text; so much of each is shown (characters).
 _MAX_SHOWN: Final = 160
 
@@ -40,9 +38,10 @@ def command() -> None:
 @options.as_json
 def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """List what was proposed, by whom, and what came of it; the oldest first."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
+    answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
     if as_json:
         write_json(answer)
     else:
@@ -57,9 +56,10 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
 @options.as_json
 def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) -> int:
     """Show the prompt, tools and extensions that are in force. Of an extension's config it shows what patches set."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write_json, write_pretty
 
-    answer = _ask(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
+    answer = ask_broker(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
     (write_json if as_json else write_pretty)(answer)
     return 0
 
@@ -88,6 +88,7 @@ def propose(
     """
     import os
 
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import error_lines, write, write_json
 
     question = {
@@ -99,7 +100,7 @@ def propose(
         "reason": reason,
         "revision": revision,
     }
-    answer = _ask(bundle, question)
+    answer = ask_broker(bundle, question)
     accepted: bool = answer["status"] == "accepted"
     if as_json:
         write_json(answer)
@@ -122,9 +123,10 @@ def propose(
 @options.as_json
 def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
     """Take one patch back, by its id; the others stay as they are."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "config.revert", "patchId": patch_id})
+    answer = ask_broker(bundle, {"op": "config.revert", "patchId": patch_id})
     if as_json:
         write_json(answer)
     else:
@@ -181,26 +183,3 @@ def _read(text: str) -> Any:
     if not isinstance(patch, list):
         raise fail("E_USAGE", "a patch is a JSON list of {op, path, value}")
     return patch
-
-
-def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
-    import asyncio
-
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.session import Session
-    from kernel.paths import is_utf8
-    from schemas.errors import fail
-
-    for name in ("agent", "instanceKey", "patchId", "reason"):
-        if not is_utf8(str(question.get(name, ""))):
-            raise fail("E_USAGE", f"what was given for {name} is not UTF-8")
-    kernel = attach(locate(bundle))
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel, _PATIENCE_S) as session:
-            return await session.admin(question, _PATIENCE_S)
-
-    try:
-        return asyncio.run(ask())
-    finally:
-        kernel.finish()

@@ -8,7 +8,7 @@ Source: docs/design/delivery.md, "Dead letters".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +16,6 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-#: How long the broker may take to answer (seconds): longer than a restart of it takes.
-_PATIENCE_S: Final = 30.0
 
 
 @click.group()
@@ -31,9 +28,10 @@ def command() -> None:
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
     """List them, the oldest first, each with the reason."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "dead.list"})
+    answer = ask_broker(bundle, {"op": "dead.list"})
     if as_json:
         write_json(answer)
     else:
@@ -47,9 +45,10 @@ def list_(bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def show(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Show one with what it asked."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json, write_pretty
 
-    answer = _ask(bundle, {"op": "dead.show", "eventId": event_id})
+    answer = ask_broker(bundle, {"op": "dead.show", "eventId": event_id})
     if as_json:
         write_json(answer)
         return 0
@@ -67,9 +66,10 @@ def show(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "dead.requeue", "eventId": event_id})
+    answer = ask_broker(bundle, {"op": "dead.requeue", "eventId": event_id})
     if as_json:
         write_json(answer)
     else:
@@ -83,9 +83,10 @@ def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
 @options.as_json
 def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
     """Forget one."""
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = _ask(bundle, {"op": "dead.drop", "eventId": event_id})
+    answer = ask_broker(bundle, {"op": "dead.drop", "eventId": event_id})
     if as_json:
         write_json(answer)
     else:
@@ -105,25 +106,3 @@ def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     if more:
         lines.append(f"and {more} more")
     return lines or ["no message was given up"]
-
-
-def _ask(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
-    import asyncio
-
-    from kernel.cli.attach import attach, locate
-    from kernel.cli.session import Session
-    from kernel.paths import is_utf8
-    from schemas.errors import fail
-
-    if not is_utf8(str(question.get("eventId", ""))):
-        raise fail("E_USAGE", "the event's id is not UTF-8")
-    kernel = attach(locate(bundle))
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel, _PATIENCE_S) as session:
-            return await session.admin(question, _PATIENCE_S)
-
-    try:
-        return asyncio.run(ask())
-    finally:
-        kernel.finish()

@@ -113,30 +113,23 @@ def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
     your own. What is sent to it later begins a new one. A kernel must run.
     """
-    import asyncio
-
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.consent import can_ask, confirmed
+    from kernel.cli.operator_question import ask_kernel
     from kernel.cli.output import write, write_json
     from kernel.cli.plain import one_line
-    from kernel.cli.session import Session
     from schemas.errors import fail
 
     check_instance(key)
     place = locate(bundle)
     kernel = attach(place)
     name = one_line(f"{agent}/{key}", 400)
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel) as session:
-            asked = {"op": "instance.delete", "agent": agent, "instanceKey": key, "force": force}
-            return await session.admin(asked, _DELETE_S)
-
     try:
         if not yes and can_ask() and not confirmed(_question(place, agent, key, name)):
             raise fail("E_CANCELLED", f"{name} was not deleted", suggestion="Answer y, or give --yes.")
-        answer = asyncio.run(ask())
+        question = {"op": "instance.delete", "agent": agent, "instanceKey": key, "force": force}
+        answer = ask_kernel(kernel, question, _DELETE_S)
     finally:
         kernel.finish()
     write_json(answer) if as_json else write(f"deleted {name}")
@@ -188,29 +181,14 @@ def _processes(place: Place) -> dict[tuple[str, str], dict[str, Any]]:
 
 def _events(place: Place, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
     """What the instance works on and what waits for it, as the broker says; nothing where no kernel runs."""
-    import asyncio
-
-    from kernel.cli.attach import attach
-    from kernel.cli.session import Session
+    from kernel.cli.operator_question import ask_broker
     from schemas.errors import GoondanError
 
     try:
-        kernel = attach(place)
+        answer = ask_broker(place.bundle, {"op": "events", "agent": agent, "instanceKey": key})
     except GoondanError as error:
-        if error.info.code == "E_KERNEL_NOT_RUNNING":
+        # No kernel runs, or the bundle that runs has this agent no more.
+        if error.info.code in ("E_KERNEL_NOT_RUNNING", "E_AGENT_NOT_FOUND"):
             return [], 0
         raise
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel) as session:
-            return await session.admin({"op": "events", "agent": agent, "instanceKey": key})
-
-    try:
-        answer = asyncio.run(ask())
-    except GoondanError as error:
-        if error.info.code == "E_AGENT_NOT_FOUND":  # the bundle that runs has this agent no more
-            return [], 0
-        raise
-    finally:
-        kernel.finish()
     return list(answer["events"]), int(answer["more"])

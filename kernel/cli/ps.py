@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -52,43 +52,25 @@ def command(bundle: str | None, why: bool, as_json: bool) -> int:
 
 
 def _why(bundle: str | None, as_json: bool) -> int:
-    import asyncio
-
-    from kernel.cli.attach import attach, locate
+    from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
-    from kernel.cli.session import Session
     from kernel.cli.waits import render as render_waits
 
-    kernel = attach(locate(bundle))
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel) as session:
-            return await session.admin({"op": "why"})
-
-    try:
-        answer = asyncio.run(ask())
-    finally:
-        kernel.finish()
+    answer = ask_broker(bundle, {"op": "why"})
     write_json(answer) if as_json else write(*render_waits(answer))
     return 0
 
 
 def external(broker: ByHand) -> list[ProcessInfo]:
     """What a broker without a supervisor says of itself and of its peers; their number of restarts nobody knows."""
-    import asyncio
     import time
 
-    from kernel.cli.session import Session
+    from kernel.cli.operator_question import ask_kernel
     from kernel.supervisor_client import ProcessInfo, rfc3339
     from schemas.link import boottime_ms
 
-    async def ask() -> list[Any]:
-        async with Session(broker) as session:
-            reply = await session.admin({"op": "peers"})
-            return list(reply["peers"])
-
     try:
-        peers = asyncio.run(ask())
+        peers = ask_kernel(broker, {"op": "peers"})["peers"]
         offset_ms = time.time() * 1000 - boottime_ms()
         own = {"role": "broker", "name": "broker", "pid": broker.pid, "startedMs": broker.started_ms}
         return [

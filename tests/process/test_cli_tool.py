@@ -12,7 +12,7 @@ import pytest
 
 from kernel.bundle.base import base_tools
 from kernel.cli import execute
-from kernel.cli.tool_new import module_name
+from kernel.cli.new_resource import module_name
 from schemas.address import build_tool_name
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 

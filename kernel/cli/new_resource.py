@@ -1,0 +1,161 @@
+"""A new Tool or Extension in a bundle: its module, its test, and its document in goondan.yaml.
+
+The document is put behind the last one of goondan.yaml, as text: what stands there keeps its comments and its form.
+Nothing that is there is replaced, and when anything fails nothing is left.
+
+Source: docs/decisions/026-examples-are-tests.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from typing import Final, NamedTuple
+
+import click
+
+from kernel.cli import options
+
+_END_HINT: Final = "End the file with a complete document, without --- behind it."
+
+in_folder: Final = click.option(
+    "--dir",
+    "folder",
+    metavar="DIR",
+    default=".",
+    shell_complete=options.completed_path("dir"),
+    help="The bundle's folder.  [default: here]",
+)
+
+
+class NewResource(NamedTuple):
+    """What a new resource of one kind is made of."""
+
+    #: `Tool` or `Extension`.
+    kind: str
+    #: The folder of its files below kernel/templates.
+    template: str
+    #: The file of the template that becomes a document of goondan.yaml.
+    manifest: str
+    #: What stands for the resource's name in the template.
+    name_mark: str
+    #: What stands for its module's name.
+    module_mark: str
+    #: Whether there must be a goondan.yaml. Otherwise one with this document alone is made where there is none.
+    needs_bundle: bool
+
+    def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
+        """Write it into the bundle of a folder and say so. `steps`: commands to go on with, and what each is for.
+
+        Raises GoondanError E_INIT, E_USAGE; BundleError for a goondan.yaml that is no YAML.
+        """
+        from kernel.cli.output import write, write_json
+        from kernel.cli.placing import Placing
+        from kernel.cli.terminal import printable
+        from kernel.paths import BUNDLE_FILE
+        from schemas.errors import fail
+
+        folder = os.path.expanduser(folder)
+        files = self.filled(name)
+        document = files.pop(self.manifest)
+        bundle = os.path.join(folder, BUNDLE_FILE)
+        before = read_bundle(bundle, name, self.kind)
+        if before is None and self.needs_bundle:
+            hint = "Begin with `gdn init`, or name the folder with --dir."
+            raise fail("E_INIT", f"there is no {bundle}", suggestion=hint)
+        added = document if before is None else addition(bundle, before, document)
+        with Placing(folder) as placing:
+            placing.write(files if before is not None else {**files, BUNDLE_FILE: document}, replace=False)
+            if before is not None:
+                placing.append(BUNDLE_FILE, before, added)
+        steps = self._entering(folder, steps)
+        if as_json:
+            changed = "made" if before is None else "changed"
+            plain = [{"command": line, "what": what} for line, what in steps]
+            write_json({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain})
+            return
+        width = max(len(line) for line, _ in steps)
+        lines = [f"wrote {printable(os.path.join(folder, path))}" for path in files]
+        lines.append(f"{'wrote' if before is None else f'added {self.kind}/{name} to'} {printable(bundle)}")
+        lines += ["", "Next:", *(f"  {printable(line):<{width}}   {what}".rstrip() for line, what in steps)]
+        write(*lines)
+
+    def filled(self, name: str) -> dict[str, bytes]:
+        """Relative path -> content: the template for a resource of this name."""
+        from kernel.cli.init import template_files
+
+        def fill(text: str) -> str:
+            return text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))
+
+        return {fill(path): fill(data.decode("utf-8")).encode() for path, data in template_files(self.template).items()}
+
+    def _entering(self, folder: str, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """The steps, behind the one that leads into the folder if that is another one."""
+        from shlex import quote
+
+        return steps if os.path.abspath(folder) == os.getcwd() else [("cd " + quote(folder), ""), *steps]
+
+
+def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = True) -> None:
+    """A name that a resource of this kind can have and no bundled one has. `fits`: what is made of it is not too long.
+
+    Raises GoondanError E_USAGE, E_INIT.
+    """
+    from kernel.bundle.problems import shown
+    from schemas.address import is_resource_name
+    from schemas.errors import CODES, fail
+
+    if not is_resource_name(name) or not fits:
+        message = f"{shown(name)} cannot be the name of a new {kind}"
+        raise fail("E_USAGE", message, suggestion=CODES["E_CONFIG_INVALID_NAME"])
+    if name in bundled:
+        raise fail("E_INIT", f"there is a bundled {kind} {name!r}", suggestion="Choose another name.")
+
+
+def module_name(name: str) -> str:
+    """A name that Python can import; one that begins with a digit gets a letter before it."""
+    module = name.replace("-", "_")
+    return f"tool_{module}" if module[0].isdigit() else module
+
+
+def read_bundle(path: str, name: str, kind: str) -> bytes | None:
+    """The goondan.yaml to which a resource of a kind can be added; None when there is none.
+
+    Raises BundleError for one that is no YAML, GoondanError E_INIT for a link and when it has the resource already.
+    """
+    from kernel.bundle.load import load_documents
+    from kernel.bundle.positions import Scalar, node_at
+    from kernel.bundle.problems import BundleError, Report
+    from schemas.errors import fail
+
+    if not os.path.lexists(path):
+        return None
+    if os.path.islink(path):  # a tool could have made it, in a folder that was its workdir
+        raise fail("E_INIT", f"{path} is a link", suggestion="Name the folder that has the file itself.")
+    report = Report()
+    loaded = load_documents(os.path.realpath(path), report)
+    if report.errors:
+        raise BundleError(report.errors, report.dropped)
+    for document in loaded.documents:
+        found, named = (node_at(document.node, at)[0] for at in (("kind",), ("metadata", "name")))
+        if isinstance(found, Scalar) and isinstance(named, Scalar) and (found.text, named.text) == (kind, name):
+            where = document.place("metadata", "name")
+            message = f"{kind}/{name} is there already: {where.file}:{where.line}"
+            raise fail("E_INIT", message, suggestion="Choose another name.")
+    return loaded.sources[0].data
+
+
+def addition(path: str, before: bytes, document: bytes) -> bytes:
+    """What to put behind the last document of a file, so that one is added. Raises GoondanError E_INIT."""
+    from kernel.bundle.positions import Budget, Composed, Fault, compose, decode
+    from schemas.errors import fail
+
+    def documents(data: bytes) -> int:
+        text = decode(data)
+        composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, Budget())
+        return len(composed.documents) if not composed.faults else -1
+
+    added = (b"" if before.endswith(b"\n") else b"\n") + b"---\n" + document
+    if documents(before + added) != documents(before) + 1:
+        raise fail("E_INIT", f"{path}: a document cannot be added behind the last one", suggestion=_END_HINT)
+    return added

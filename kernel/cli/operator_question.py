@@ -1,0 +1,53 @@
+"""One question of an operator's command to the broker of a kernel that runs, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from kernel.cli.attach import Kernel
+
+#: How long the broker may take to answer (seconds): longer than a restart of it takes.
+ANSWER_S: Final = 30.0
+
+
+def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
+    """Ask the broker of the kernel that runs `bundle` (None: the bundle of this folder). The answer's object.
+
+    Raises GoondanError: E_USAGE for a text that is not UTF-8, E_KERNEL_NOT_RUNNING, what `Session.admin` raises, and
+    the broker's refusal.
+    """
+    from kernel.cli.attach import attach, locate
+
+    check_texts(question)
+    kernel = attach(locate(bundle))
+    try:
+        return ask_kernel(kernel, question, answer_s)
+    finally:
+        kernel.finish()
+
+
+def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
+    """The same of a kernel that the command holds already; it stays held."""
+    import asyncio
+
+    from kernel.cli.session import Session
+
+    check_texts(question)
+
+    async def ask() -> dict[str, Any]:
+        async with Session(kernel) as session:
+            return await session.admin(dict(question), answer_s)
+
+    return asyncio.run(ask())
+
+
+def check_texts(question: Mapping[str, Any]) -> None:
+    """Raises GoondanError E_USAGE for a text of the question that is not UTF-8: no frame can hold it."""
+    from kernel.paths import is_utf8
+    from schemas.errors import fail
+
+    for field, value in question.items():
+        if isinstance(value, str) and not is_utf8(value):
+            raise fail("E_USAGE", f"what was given for {field} is not UTF-8")
