@@ -109,35 +109,31 @@ def judge(seen: dict[str, Any], uid: int = JAIL_UID, *, reduced: bool = False, r
     """What is wrong with what a probe saw from inside. A reduced jail shares the host's namespaces, one that was
     `rooted` (HostFacts.user_namespaces) its user namespace.
     """
-    problems: list[str] = []
-    if seen.get("uid") != [uid] * 3:
-        problems.append(f"its user ids are {seen.get('uid')}")
     held = [value for at, value in enumerate(seen.get("capabilities", [-1])) if not (reduced and at == _BOUNDING)]
-    if any(value != 0 for value in held):
-        problems.append("it has capabilities")
-    if seen.get("noNewPrivs") != 1:
-        problems.append("it can gain privileges")
-    if seen.get("pids") != ([] if reduced else [1, 2]):
-        problems.append("it sees other processes")
-    if not reduced and seen.get("interfaces") not in ([], ["lo"]):
-        problems.append(f"it has the network interfaces {seen.get('interfaces')}")
-    if set(seen.get("environment", ["?"])) - {"PWD"} != {"HOME", "LANG", "PATH", "TMPDIR"}:
-        problems.append(f"it has the environment {seen.get('environment')}")
-    if not set(seen.get("descriptors", [-1])) <= {0, 1, 2, 3}:
-        problems.append(f"it has the descriptors {seen.get('descriptors')}")
-    namespaces: dict[str, str] = seen.get("namespaces", {})
-    ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
-    if ours != (["user"] if rooted else []) and not reduced:
-        problems.append(f"it shares our namespaces {ours}")
-    if len(namespaces) < 7 and not reduced:
-        problems.append("it does not know its namespaces")
-    if seen.get("looksOut") is not False:
-        problems.append("it can look into a process outside of its Landlock domain")
-    if seen.get("signalsOut") is not False:
-        problems.append("it can signal a process outside of its Landlock domain")
-    if seen.get("writable"):
-        problems.append(f"it can write to {seen['writable']}")
-    return problems
+    wrong = [
+        (seen.get("uid") != [uid] * 3, f"its user ids are {seen.get('uid')}"),
+        (any(value != 0 for value in held), "it has capabilities"),
+        (seen.get("noNewPrivs") != 1, "it can gain privileges"),
+        (seen.get("pids") != ([] if reduced else [1, 2]), "it sees other processes"),
+        (
+            set(seen.get("environment", ["?"])) - {"PWD"} != {"HOME", "LANG", "PATH", "TMPDIR"},
+            f"it has the environment {seen.get('environment')}",
+        ),
+        (not set(seen.get("descriptors", [-1])) <= {0, 1, 2, 3}, f"it has the descriptors {seen.get('descriptors')}"),
+        (seen.get("looksOut") is not False, "it can look into a process outside of its Landlock domain"),
+        (seen.get("signalsOut") is not False, "it can signal a process outside of its Landlock domain"),
+        (bool(seen.get("writable")), f"it can write to {seen.get('writable')}"),
+    ]
+    if not reduced:
+        namespaces: dict[str, str] = seen.get("namespaces", {})
+        ours = [name for name, link in namespaces.items() if os.readlink(f"/proc/self/ns/{name}") == link]
+        interfaces = seen.get("interfaces")
+        wrong += [
+            (interfaces not in ([], ["lo"]), f"it has the network interfaces {interfaces}"),
+            (ours != (["user"] if rooted else []), f"it shares our namespaces {ours}"),
+            (len(namespaces) < 7, "it does not know its namespaces"),
+        ]
+    return [problem for is_wrong, problem in wrong if is_wrong]
 
 
 def judge_processes(

@@ -19,7 +19,7 @@ from schemas.codec import encode_value
 from schemas.receipts import CallReceipt, JailReceipt
 
 if TYPE_CHECKING:
-    from toolhost.policy.plan import LaunchPlan
+    from toolhost.policy.launch_plan import LaunchPlan
 
 #: A look costs some 150 µs: at most so often (seconds), …
 LOOK_S: Final = 1.0

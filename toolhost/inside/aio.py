@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from typing import Any
 
-    from .worker import Running, Worker
+    from .running import Running, Serving
 
 _call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call", default=None)
 
@@ -22,7 +22,7 @@ _call_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("call", de
 class AsyncCalls:
     """The event loop and the calls in it."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Serving) -> None:
         self._worker = worker
         self._loop = asyncio.new_event_loop()
         start_new_thread(self._run, ())

@@ -13,7 +13,20 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Protocol
+
+    class Call(Protocol):
+        """A running call, as far as its context shows it (running.py has it)."""
+
+        frame: dict[str, Any]
+        cancelled: bool
+
+        def message(self) -> Message | None: ...
+        def logger(self) -> Logger: ...
+        def runtime(self) -> Runtime | None: ...
+        def remaining_ms(self) -> int | None: ...
+        def output_limit(self) -> int: ...
+        def progress(self, done: float, total: float | None, message: str | None) -> None: ...
 
 
 class ToolError(Exception):
@@ -190,7 +203,7 @@ class ToolContext(_ReadOnly):
     """What a handler knows about its call. All of it is read-only (CONTEXT-08)."""
 
     __slots__ = ("_call",)
-    _call: Any  # worker.Running
+    _call: Call
 
     @property
     def agent_name(self) -> str:
@@ -220,32 +233,32 @@ class ToolContext(_ReadOnly):
     @property
     def message(self) -> Message | None:
         """The assistant message that contains this call; None when an operator made the call by hand."""
-        return self._call.message()  # type: ignore[no-any-return]
+        return self._call.message()
 
     @property
     def logger(self) -> Logger:
         """The call's logger: `debug`, `info`, `warn`, `error`."""
-        return self._call.logger()  # type: ignore[no-any-return]
+        return self._call.logger()
 
     @property
     def cancelled(self) -> bool:
         """Whether the caller gave up. A long handler that looks at it now and then can stop in time to clean up."""
-        return self._call.cancelled  # type: ignore[no-any-return]
+        return self._call.cancelled
 
     @property
     def remaining_ms(self) -> int | None:
         """Milliseconds until the host ends this process together with the call; None without a deadline."""
-        return self._call.remaining_ms()  # type: ignore[no-any-return]
+        return self._call.remaining_ms()
 
     @property
     def output_limit(self) -> int:
         """How many bytes the call's output may have as it travels; more is the error E_TOOL_LIMIT."""
-        return self._call.worker.output_limit  # type: ignore[no-any-return]
+        return self._call.output_limit()
 
     @property
     def runtime(self) -> Runtime | None:
         """Other agents; None unless the tool was granted `permissions: [agents]` (CONTEXT-09)."""
-        return self._call.runtime()  # type: ignore[no-any-return]
+        return self._call.runtime()
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell whoever watches how far the work is. Cheap and lossy: at most some 20 a second are passed on."""

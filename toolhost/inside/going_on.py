@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .worker import Running, Worker
+    from .running import Running, Serving
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
 
@@ -21,7 +21,7 @@ MAX_WORKING = 40
 class GoingOn:
     """The work of one worker; `count` pieces of it run. Guarded by the worker's lock."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Serving) -> None:
         self.count = 0
         self._worker = worker
         self._waiting: deque[tuple[Running, Callable[[], Any]]] = deque()

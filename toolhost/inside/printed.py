@@ -6,9 +6,16 @@ import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
-    from .worker import Worker
+    class Log(Protocol):
+        """Where the lines go: the worker."""
+
+        forked: bool
+
+        def current_call(self) -> str | None: ...
+        def log(self, level: str, text: str, call_id: str | None) -> None: ...
+
 
 #: One log line (characters).
 MAX_LINE = 8192
@@ -21,7 +28,7 @@ class Printed:
     errors = "replace"
     closed = False
 
-    def __init__(self, worker: Worker, level: str, fd: int) -> None:
+    def __init__(self, worker: Log, level: str, fd: int) -> None:
         self._worker = worker
         self._level = level
         self._fd = fd

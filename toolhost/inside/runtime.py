@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .worker import Running, Worker
+    from .running import Running, Serving
 
 #: One question as it travels (bytes). The host refuses more, and frames that are larger still end the jail.
 MAX_ASK = 256 << 10
@@ -35,7 +35,7 @@ _KINDS: dict[str, Any] = {
 class Questions:
     """All questions of this process that wait for an answer."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Serving) -> None:
         self._worker = worker
         self._lock = allocate_lock()
         self._last = 0

@@ -280,31 +280,36 @@ def pack_str(value: str) -> bytes:
 
 
 def _pack_int(value: int) -> bytes:
-    if value >= 0:
-        if value < 128:
-            return _SMALL[value]
-        if value < 256:
-            return b"\xcc" + _BYTE[value]
-        if value < 65536:
-            return b"\xcd" + value.to_bytes(2, "big")
-        if value < 1 << 32:
-            return b"\xce" + value.to_bytes(4, "big")
-        if value <= _UINT_MAX:
-            return b"\xcf" + value.to_bytes(8, "big")
-    elif value >= -32:
+    if value > _UINT_MAX or value < _INT_MIN:
+        try:
+            return _pack_double(0xCB, float(value))
+        except OverflowError:
+            raise BadValue("an integer is larger than any double") from None
+    return _pack_positive(value) if value >= 0 else _pack_negative(value)
+
+
+def _pack_positive(value: int) -> bytes:
+    if value < 128:
+        return _SMALL[value]
+    if value < 256:
+        return b"\xcc" + _BYTE[value]
+    if value < 65536:
+        return b"\xcd" + value.to_bytes(2, "big")
+    if value < 1 << 32:
+        return b"\xce" + value.to_bytes(4, "big")
+    return b"\xcf" + value.to_bytes(8, "big")
+
+
+def _pack_negative(value: int) -> bytes:
+    if value >= -32:
         return _BYTE[value + 256]
-    elif value >= -128:
+    if value >= -128:
         return b"\xd0" + value.to_bytes(1, "big", signed=True)
-    elif value >= -32768:
+    if value >= -32768:
         return b"\xd1" + value.to_bytes(2, "big", signed=True)
-    elif value >= -(1 << 31):
+    if value >= -(1 << 31):
         return b"\xd2" + value.to_bytes(4, "big", signed=True)
-    elif value >= _INT_MIN:
-        return b"\xd3" + value.to_bytes(8, "big", signed=True)
-    try:
-        return _pack_double(0xCB, float(value))
-    except OverflowError:
-        raise BadValue("an integer is larger than any double") from None
+    return b"\xd3" + value.to_bytes(8, "big", signed=True)
 
 
 def _pack_float(value: float) -> bytes:

@@ -22,10 +22,11 @@ from _thread import allocate_lock, get_ident, stack_size, start_new_thread
 from time import monotonic, sleep
 
 from . import wire
-from .api import Logger, Message, Pending, ToolContext
+from .api import Pending, ToolContext
 from .failures import MAX_ERROR, describe, error_frame, out_of_means, where
 from .going_on import GoingOn
 from .printed import MAX_LINE, Printed
+from .running import Running
 from .strays import Strays
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
@@ -68,8 +69,6 @@ MAX_MESSAGES = 8
 #: Log lines at once and per second; what is over is dropped and counted.
 LOG_BURST = 1000
 LOG_PER_S = 200
-#: Two progress reports of a call are at least this far apart (seconds).
-PROGRESS_S = 0.05
 
 
 class Seat:
@@ -81,65 +80,6 @@ class Seat:
         self.wake = allocate_lock()
         self.wake.acquire()
         self.job: Callable[[Seat], None] | None = None
-
-
-class Running:
-    """One call while it runs."""
-
-    __slots__ = (
-        "_logger", "_message", "_progress_at", "cancelled", "frame", "id", "pending", "started", "task", "worker",
-    )  # fmt: skip
-
-    def __init__(self, worker: Worker, frame: dict[str, Any], now: float) -> None:
-        self.worker = worker
-        self.frame = frame
-        self.id: str = frame["callId"]
-        self.started = now
-        self.cancelled = False
-        self.pending = False  # its `pending` result is sent, and what its work comes to is still to be
-        self.task: Any = None
-        self._message: Message | None = None
-        self._logger: Logger | None = None
-        self._progress_at = 0.0
-
-    def message(self) -> Message | None:
-        """The assistant message, decoded at the first look; every call has its own copy."""
-        if self._message is None:
-            fields = self.worker.messages.get(self.frame.get("messageId", ""))
-            if fields is None:
-                return None
-            self._message = Message.__new__(Message)
-            object.__setattr__(self._message, "_fields", _copy(fields))
-        return self._message
-
-    def logger(self) -> Logger:
-        """The call's logger."""
-        if self._logger is None:
-            self._logger = Logger.__new__(Logger)
-            object.__setattr__(self._logger, "_sink", lambda level, text: self.worker.log(level, text, self.id))
-        return self._logger
-
-    def runtime(self) -> Runtime | None:
-        """What the call may ask of the bus; None when its tool has no permission to."""
-        return self.worker.questions().of(self) if "agents" in self.worker.permissions else None
-
-    def remaining_ms(self) -> int | None:
-        """Milliseconds to the deadline that came with the call."""
-        deadline = self.frame.get("deadlineMs")
-        return None if deadline is None else max(0, deadline - int((monotonic() - self.started) * 1000))
-
-    def progress(self, done: float, total: float | None, message: str | None) -> None:
-        """Send a progress frame unless one was sent just now."""
-        now = monotonic()
-        if now - self._progress_at < PROGRESS_S and done != total:
-            return
-        self._progress_at = now
-        frame: dict[str, Any] = {"type": "progress", "callId": self.id, "done": float(done)}
-        if total is not None:
-            frame["total"] = float(total)
-        if message is not None:
-            frame["message"] = str(message)[:MAX_LINE]
-        self.worker.send(wire.pack(frame))
 
 
 _set_call = ToolContext.__dict__["_call"].__set__
@@ -356,6 +296,10 @@ class Worker:
             call.cancelled = True
             if call.task is not None and self._async is not None:
                 self._async.cancel(call)
+
+    def runtime_of(self, call: Running) -> Runtime | None:
+        """What the call may ask of the bus; None when its tool has no permission to."""
+        return self.questions().of(call) if "agents" in self.permissions else None
 
     def questions(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""
@@ -577,14 +521,6 @@ class Worker:
 # type, callId and status of an `ok` result, the way `wire.pack` would write them
 _RESULT = b"\x84\xa4type\xa6result\xa6callId"
 _OK = b"\xa6status\xa2ok\xa6output"
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return value
 
 
 class NoHandlers(Exception):

@@ -124,10 +124,23 @@ def _reason(error: BaseException) -> str:
 _double = struct.Struct(">d").unpack_from
 _float = struct.Struct(">f").unpack_from
 _INFINITE: Final = (float("inf"), float("-inf"))
-# first byte -> bytes that follow, for values of a fixed size
+_TOO_EARLY: Final = "the output ends too early"
+# What a value's first byte says: a string, a value of one byte, another scalar of a fixed size, or a container.
+_STRING, _ONE_BYTE, _SCALAR, _CONTAINER = range(4)
+# first byte -> bytes that follow, for scalars that have some
 _FIXED: Final = dict.fromkeys((0xC0, 0xC2, 0xC3), 0) | {
     0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
 }  # fmt: skip
+_KINDS: Final = bytes(
+    _STRING
+    if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB
+    else _ONE_BYTE
+    if first <= 0x7F or first >= 0xE0
+    else _SCALAR
+    if first in _FIXED
+    else _CONTAINER
+    for first in range(256)
+)
 
 
 def check_json(data: bytes) -> None:
@@ -136,78 +149,87 @@ def check_json(data: bytes) -> None:
     Refused: bin and ext types, keys that are no strings, bad UTF-8, NaN and infinities, more than MAX_OUTPUT_DEPTH
     levels, more than MAX_ELEMENTS values, lengths beyond the end, bytes after the value.
     """
-    at, end = 0, len(data)
+    try:
+        end = _walk(data)
+    except (IndexError, struct.error):
+        raise Violation(_TOO_EARLY) from None
+    except UnicodeDecodeError:
+        raise Violation("a string in the output is not UTF-8") from None
+    if end != len(data):
+        raise Violation("the worker sent bytes after its output")
+
+
+def _walk(data: bytes) -> int:
+    """Where the value ends."""
+    at = 0
     left = 1  # values still wanted by the innermost container; keys count too
     keys = False  # whether the innermost container is a map, whose values at even `left` are keys
     outer: list[tuple[int, bool]] = []
     budget = MAX_ELEMENTS
-    try:
-        while True:
-            while left == 0:
-                if not outer:
-                    if at != end:
-                        raise Violation("the worker sent bytes after its output")
-                    return
-                left, keys = outer.pop()
-            left -= 1
-            budget -= 1
-            if budget < 0:
-                raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
-            first = data[at]
-            at += 1
-            if 0xA0 <= first <= 0xBF:
-                stop = at + first - 0xA0
-            elif first <= 0x7F or first >= 0xE0:
-                if keys and left & 1:
-                    raise Violation("a key in the output is no string")
-                continue
-            elif 0xD9 <= first <= 0xDB:
-                width = 1 << (first - 0xD9)
-                stop = at + width + int.from_bytes(data[at : at + width], "big")
-                at += width
-            else:
-                if keys and left & 1:
-                    raise Violation("a key in the output is no string")
-                size = _FIXED.get(first)
-                if size is not None:
-                    if first == 0xCB or first == 0xCA:
-                        number = (_double if first == 0xCB else _float)(data, at)[0]
-                        if number != number or number in _INFINITE:
-                            raise Violation("a number in the output is not finite")
-                    at += size
-                    if at > end:
-                        raise Violation("the output ends too early")
-                    continue
-                at, count, is_map = _container(data, at, first)
-                if count > end - at:  # every value takes a byte
-                    raise Violation("the output ends too early")
-                if len(outer) >= MAX_OUTPUT_DEPTH:
-                    raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
-                outer.append((left, keys))
-                left, keys = count, is_map
-                continue
-            if stop > end:
-                raise Violation("the output ends too early")
-            str(data[at:stop], "utf-8")
-            at = stop
-    except IndexError:
-        raise Violation("the output ends too early") from None
-    except UnicodeDecodeError:
-        raise Violation("a string in the output is not UTF-8") from None
-    except struct.error:
-        raise Violation("the output ends too early") from None
+    while True:
+        while left == 0:
+            if not outer:
+                return at
+            left, keys = outer.pop()
+        left -= 1
+        budget -= 1
+        if budget < 0:
+            raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
+        first = data[at]
+        at += 1
+        kind = _KINDS[first]
+        if kind == _STRING:
+            at = _string_end(data, at, first)
+        elif keys and left & 1:
+            raise Violation("a key in the output is no string")
+        elif kind == _SCALAR:
+            at = _scalar_end(data, at, first)
+        elif kind == _CONTAINER:
+            outer.append((left, keys))
+            at, left, keys = _container(data, at, first, len(outer))
 
 
-def _container(data: bytes, at: int, first: int) -> tuple[int, int, bool]:
+def _string_end(data: bytes, at: int, first: int) -> int:
+    if first <= 0xBF:
+        stop = at + first - 0xA0
+    else:
+        width = 1 << (first - 0xD9)
+        stop = at + width + int.from_bytes(data[at : at + width], "big")
+        at += width
+    if stop > len(data):
+        raise Violation(_TOO_EARLY)
+    str(data[at:stop], "utf-8")
+    return stop
+
+
+def _scalar_end(data: bytes, at: int, first: int) -> int:
+    if first == 0xCB or first == 0xCA:
+        number = (_double if first == 0xCB else _float)(data, at)[0]
+        if number != number or number in _INFINITE:
+            raise Violation("a number in the output is not finite")
+    at += _FIXED[first]
+    if at > len(data):
+        raise Violation(_TOO_EARLY)
+    return at
+
+
+def _container(data: bytes, at: int, first: int, depth: int) -> tuple[int, int, bool]:
+    """Where what is in it begins, how many values that are, and whether it is a map."""
     if first <= 0x8F:
-        return at, (first & 0x0F) * 2, True
-    if first <= 0x9F:
-        return at, first & 0x0F, False
-    if first < 0xDC:
+        count, is_map = (first & 0x0F) * 2, True
+    elif first <= 0x9F:
+        count, is_map = first & 0x0F, False
+    elif first < 0xDC:
         raise Violation("the output has a type that is not JSON")
-    width = 2 if first in (0xDC, 0xDE) else 4
-    count = int.from_bytes(data[at : at + width], "big")
-    return at + width, count * 2 if first >= 0xDE else count, first >= 0xDE
+    else:
+        width, is_map = 2 if first in (0xDC, 0xDE) else 4, first >= 0xDE
+        count = int.from_bytes(data[at : at + width], "big") * (2 if is_map else 1)
+        at += width
+    if count > len(data) - at:  # every value takes a byte
+        raise Violation(_TOO_EARLY)
+    if depth > MAX_OUTPUT_DEPTH:
+        raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
+    return at, count, is_map
 
 
 __all__ = ["Channel", "LoadFailed", "Log", "Progress", "Ready", "Result", "Violation", "check_json"]

@@ -35,7 +35,7 @@ from toolhost.jails.stream import FrameStream, StrayOutput
 from toolhost.limits import look
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
-from toolhost.policy.plan import LaunchPlan
+from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.signalling import signal_all
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).

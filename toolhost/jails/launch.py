@@ -26,7 +26,8 @@ from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
 from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
-from toolhost.policy.plan import LaunchPlan, start_of
+from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.plan import start_of
 from toolhost.policy.uids import Uids, instance_uid
 from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
 

@@ -14,7 +14,8 @@ from toolhost.jails.stays import Stays
 from toolhost.policy.facts import look_up
 from toolhost.policy.guarding import remove_placeholders
 from toolhost.policy.hiding import Hiding, as_it_is_now
-from toolhost.policy.plan import LaunchPlan, plan
+from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 
 

@@ -26,18 +26,16 @@ def walk(root: str, since: float, enough: Growth) -> Growth:
 
     A tree that is too deep is `enough` as well.
     """
-    seen: set[tuple[int, int]] = set()
-    size = entries = 0
-    stack: list[tuple[int, list[str]]] = []
     try:
-        try:
-            status = os.lstat(root)
-            if stat.S_ISREG(status.st_mode):
-                return Growth(status.st_blocks * 512, 1) if status.st_ctime >= since else Growth(0, 0)
-            stack.append((os.open(root, _FLAGS), [""]))
-        except OSError:
-            return Growth(0, 0)
-        device = status.st_dev
+        status = os.lstat(root)
+        if stat.S_ISREG(status.st_mode):
+            return Growth(status.st_blocks * 512, 1) if status.st_ctime >= since else Growth(0, 0)
+        top = os.open(root, _FLAGS)
+    except OSError:
+        return Growth(0, 0)
+    found = _Found(status.st_dev, since)
+    stack: list[tuple[int, list[str]]] = [(top, [""])]
+    try:
         while stack:
             above, names = stack[-1]
             if not names:
@@ -51,25 +49,47 @@ def walk(root: str, since: float, enough: Growth) -> Growth:
                 continue  # gone, or not a folder any more
             folders: list[str] = []
             stack.append((fd, folders))
-            with suppress(OSError), os.scandir(fd) as listing:
-                for entry in listing:
-                    with suppress(OSError):
-                        found = entry.stat(follow_symlinks=False)
-                        folder = stat.S_ISDIR(found.st_mode)
-                        if found.st_dev != device:
-                            continue  # something else is mounted there
-                        if found.st_ctime >= since and (found.st_dev, found.st_ino) not in seen:
-                            if found.st_nlink > 1 and not folder:
-                                seen.add((found.st_dev, found.st_ino))
-                            size += found.st_blocks * 512
-                            entries += 1
-                            if folder and len(stack) >= MAX_DEPTH:
-                                return enough
-                        if folder and len(stack) < MAX_DEPTH:
-                            folders.append(entry.name)
-            if size >= enough.size or entries >= enough.entries:
-                return Growth(size, entries)
-        return Growth(size, entries)
+            if not found.look(fd, folders, deepest=len(stack) >= MAX_DEPTH):
+                return enough
+            if found.size >= enough.size or found.entries >= enough.entries:
+                break
+        return Growth(found.size, found.entries)
     finally:
         for fd, _ in stack:
             os.close(fd)
+
+
+class _Found:
+    """What a walk has counted on one file system."""
+
+    def __init__(self, device: int, since: float) -> None:
+        self.size = self.entries = 0
+        self._device = device
+        self._since = since
+        self._seen: set[tuple[int, int]] = set()
+
+    def look(self, fd: int, folders: list[str], *, deepest: bool) -> bool:
+        """Count what is in a folder, and name the folders in it; False for a changed folder in the `deepest` one."""
+        with suppress(OSError), os.scandir(fd) as listing:
+            for entry in listing:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_dev != self._device:
+                        continue  # something else is mounted there
+                    is_folder = stat.S_ISDIR(status.st_mode)
+                    if self._count(status, is_folder) and is_folder and deepest:
+                        return False
+                    if is_folder and not deepest:
+                        folders.append(entry.name)
+        return True
+
+    def _count(self, status: os.stat_result, is_folder: bool) -> bool:
+        """Whether it is newer, and was not counted by another name."""
+        file = (status.st_dev, status.st_ino)
+        if status.st_ctime < self._since or file in self._seen:
+            return False
+        if status.st_nlink > 1 and not is_folder:
+            self._seen.add(file)
+        self.size += status.st_blocks * 512
+        self.entries += 1
+        return True

@@ -7,6 +7,7 @@ Source: sandbox.md section 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
@@ -126,37 +127,45 @@ _SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
 
 
 def mounts_of(request: Request, host: HostFacts, sources: Sources) -> list[Mount]:
-    mounts: dict[tuple[str, int], Mount] = {}
-
-    def mount(path: str, rank: int, source: str | None, *options: str) -> None:
-        mounts.setdefault((path, rank), Mount(path.split("/"), rank, list(options), source))
-
     writable = writable_of(request)
-    for place in shown_of(request):
-        if not any(within(place.path, real) for real, _ in writable):
-            mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
+    found = [
+        _mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
+        for place in shown_of(request)
+        if not any(within(place.path, real) for real, _ in writable)
+    ]
     for real, shown in writable:
-        if shown == request.workdir and host.stage is None:
-            mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
-        else:
-            mount(shown, _WRITABLE, real, "--bind", sources.of(real, real), shown)
-        guarded = [place for place in _outermost(request.guarded) if place.path != real and within(place.path, real)]
-        hidden = [path for path in host.hidden if path != real and within(path, real)]
-        for kept in [*(place.path for place in guarded), *hidden]:
-            for above in _between(real, kept):
-                if not any(within(above, place.path) for place in guarded):
-                    at = shown + above[len(real) :]
-                    mount(at, _WRITABLE, above, "--bind", sources.of(above, real), at)
-        for place in guarded:
-            at = shown + place.path[len(real) :]
-            mount(at, _GUARDED, place.path, "--ro-bind", sources.of(place.path, real), at)
+        found += _writable_mounts(request, host, sources, real, shown)
     for place in request.masked:
-        at = seen_at(place.path, writable)
         if place.kind == "file":
-            mount(at, _MASKED, None, "--ro-bind", "/dev/null", at)
-    for at in emptied_of(request, host):
-        mount(at, _MASKED, None, "--perms", "0555", "--tmpfs", at)
+            at = seen_at(place.path, writable)
+            found.append(_mount(at, _MASKED, None, "--ro-bind", "/dev/null", at))
+    found += [_mount(at, _MASKED, None, "--perms", "0555", "--tmpfs", at) for at in emptied_of(request, host)]
+    mounts: dict[tuple[str, int], Mount] = {}
+    for mount in found:
+        mounts.setdefault(("/".join(mount.path), mount.rank), mount)
     return list(mounts.values())
+
+
+def _mount(path: str, rank: int, source: str | None, *options: str) -> Mount:
+    return Mount(path.split("/"), rank, list(options), source)
+
+
+def _writable_mounts(request: Request, host: HostFacts, sources: Sources, real: str, shown: str) -> Iterator[Mount]:
+    """A writable folder, what stays read-only in it, and the folders above that."""
+    if shown == request.workdir and host.stage is None:
+        yield _mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
+    else:
+        yield _mount(shown, _WRITABLE, real, "--bind", sources.of(real, real), shown)
+    guarded = [place for place in _outermost(request.guarded) if place.path != real and within(place.path, real)]
+    hidden = [path for path in host.hidden if path != real and within(path, real)]
+    for kept in [*(place.path for place in guarded), *hidden]:
+        for above in _between(real, kept):
+            if not any(within(above, place.path) for place in guarded):
+                at = shown + above[len(real) :]
+                yield _mount(at, _WRITABLE, above, "--bind", sources.of(above, real), at)
+    for place in guarded:
+        at = shown + place.path[len(real) :]
+        yield _mount(at, _GUARDED, place.path, "--ro-bind", sources.of(place.path, real), at)
 
 
 def seen_places(mounts: list[Mount]) -> list[tuple[str, str]]:

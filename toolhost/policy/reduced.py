@@ -14,8 +14,8 @@ from schemas.errors import fail
 from toolhost.limits.plan import group_plan, mechanisms
 from toolhost.policy.conventions import JAIL_PATH
 from toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset
+from toolhost.policy.launch_plan import LaunchPlan, resource_limits
 from toolhost.policy.mounts import hidden_in, named, shown_of
-from toolhost.policy.plan import LaunchPlan, resource_limits
 from toolhost.policy.refusals import check_read_grant, check_uncovered, check_workdir, check_write_grant
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program

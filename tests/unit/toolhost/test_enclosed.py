@@ -14,7 +14,8 @@ from schemas.launch import Filesystem, SandboxSpec, ToolSpec
 from toolhost.launcher.enclosed import check_enclosed, way_of
 from toolhost.launcher.request import Enclosed, Launch
 from toolhost.launcher.terms import Refused
-from toolhost.policy.plan import LaunchPlan, boot_command, enclosure_of, isolation, plan, start_of
+from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.plan import boot_command, enclosure_of, isolation, plan, start_of
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
 

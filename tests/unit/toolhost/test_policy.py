@@ -12,8 +12,9 @@ from schemas.errors import GoondanError
 from schemas.grantable import within
 from schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
+from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.nested import CallWalls, call_walls
-from toolhost.policy.plan import LaunchPlan, plan
+from toolhost.policy.plan import plan
 from toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
