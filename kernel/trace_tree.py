@@ -7,7 +7,7 @@ Rules.
   work; else it waits for whatever it has open. So a turn that waits for one agent while another tool computes is at
   work.
 - A call waits from its beginning until its jail has it, as its receipt says, and while a turn that it asked for is
-  queued or runs.
+  queued or runs. While a person is asked about it, it waits for the person and not for its jail.
 
 What a file says is not believed: no data makes a circle, and what lies too deep hangs as high as is shown.
 """
@@ -173,8 +173,11 @@ def _measure(turn: Trace, now: str) -> None:
     for call in turn.tools:
         whole = _interval(call.started_at, call.duration_ms, until)
         others = _common(whole, [piece for other in call.turns for piece in _with_queue(other, now)])
-        jail = _common(whole, _before_jail(call))
+        before_jail = _before_jail(call)
         person = _common(whole, _asking(turn, call, until))
+        if before_jail is not None:  # people are asked before a jail has the call
+            person = _common(person, before_jail)
+        jail = _without(_common(whole, before_jail or []), person)
         work = _without(whole, others + jail + person)
         call.work_ms = _length(work) if call.duration_ms is not None else None
         calls += whole
@@ -223,11 +226,11 @@ def _asking(turn: Trace, call: ToolCall, until: int) -> Intervals:
     return found
 
 
-def _before_jail(call: ToolCall) -> Intervals:
-    """The part of a call before its jail had it."""
+def _before_jail(call: ToolCall) -> Intervals | None:
+    """The part of a call before its jail had it; None where nobody knows."""
     start = moment(call.started_at)
     if call.receipt is None or call.duration_ms is None or start is None:
-        return []
+        return None
     ms = call.duration_ms - round(call.receipt.call.wall_ms)
     return [(start, start + ms)] if ms > 0 else []
 

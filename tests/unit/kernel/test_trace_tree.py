@@ -123,6 +123,24 @@ def test_a_jail_that_begins_late_and_a_process_that_was_lost_are_waited_for() ->
     assert (lead.work_ms, lead.lost_at, lead.resumed_at) == (350, [at(600)], [at(900)])
 
 
+def test_a_call_that_a_person_is_asked_about_waits_for_the_person_and_not_for_its_jail() -> None:
+    jail = JailReceipt(tier="full", walls=[], limits={})
+    receipt = Receipt(jail=jail, call=CallReceipt(wall_ms=300.0))
+    (called, completed) = call("a", 100, 10_500, receipt)
+    waits = Note("tool.waits", at(110), json.dumps("a"))
+    parked = [*step(1, 0, 100), called, waits, Note("turn.resumed", at(10_000)), completed, *step(2, 10_500, 10_600)]
+    (lead,) = grow([turn("lead1", 0, 10_600, parked)], NOW)
+    assert lead.waits is not None
+    # 10 ms before the question and 200 ms after the answer for the jail, which then worked for 300 ms
+    assert (lead.waits.person_ms, lead.waits.sandbox_ms, lead.work_ms) == (9890, 210, 300)
+
+    (called, completed) = call("a", 100, 1000, receipt)  # answered at once: nothing was resumed
+    at_once = [*step(1, 0, 100), called, waits, completed, *step(2, 1000, 1100)]
+    (lead,) = grow([turn("lead1", 0, 1100, at_once)], NOW)
+    assert lead.waits == Waits(model_ms=200, person_ms=590, sandbox_ms=10)
+    assert lead.work_ms == 300
+
+
 def test_a_message_that_nobody_waits_for_is_no_waiting() -> None:
     notes = [*step(1, 0, 100), *call("a", 100, 110), *step(2, 110, 200)]
     sent = turn("coder1", 200, 900, [], call_span("lead1/a"))
