@@ -24,7 +24,7 @@ class BudgetLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     likes.
 
     `calls` are calls of models and of tools together; `money` is in units of `currency`; `wall_seconds` are counted
-    from the moment in which the message was accepted.
+    from the moment in which the message was accepted, without the time in which a person was asked.
     """
 
     calls: _Count | None = None

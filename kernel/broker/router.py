@@ -82,7 +82,7 @@ class Router:
         """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
         self.bus = bus
         self._budgets = budgets = Budgets(bus)
-        self._approvals = approvals = Approvals(bus)
+        self._approvals = approvals = Approvals(bus, budgets)
         self._tool_calls = approvals.tool_calls = ToolCalls(bus, budgets, approvals)
         actors = Actors(bus)
         self._quiet = QuietPeers(bus)

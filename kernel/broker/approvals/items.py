@@ -61,6 +61,8 @@ class Item(Struct):
     started_ms: int = 0
     #: Its call was allowed to start by an earlier broker, so it may have run.
     restored: bool = False
+    #: The time of the budgets that its event is charged to stands still for it.
+    holds_budgets: bool = False
     #: Its turn has been told of the decision.
     told: bool = False
     #: Frames that wait for it: of its agent, and of operators who decide.

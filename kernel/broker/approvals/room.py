@@ -23,6 +23,7 @@ from msgspec import Raw
 
 from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.approvals.items import Call, Decided, Item, digest_of, read_args, read_call
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
 from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
@@ -69,8 +70,9 @@ class Approvals:
     events: Events
     tool_calls: ToolCalls
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets) -> None:
         self._bus = bus
+        self._budgets = budgets
         self._items = bus.approvals
         self._clocks = Clocks(bus)
         self.clocks = self._clocks
@@ -240,6 +242,8 @@ class Approvals:
         self._pool.take(event.session, event.root, 1)
         self._bytes.take(event.session, event.root, item.size)
         item.chain = self._clocks.hold(event, item.asked)
+        self._budgets.stand_still(event, item.asked)
+        item.holds_budgets = True
         standing = event.standing = event.standing or Standing()
         standing.items += 1
 
@@ -252,6 +256,13 @@ class Approvals:
             event.standing.items -= 1
         chain, item.chain = item.chain, []
         self._clocks.release(chain, now)
+        self._release_budgets(item, now)
+
+    def _release_budgets(self, item: Item, now: float) -> None:
+        """The time of its budgets goes on, if it stood still for this item."""
+        if item.holds_budgets:
+            item.holds_budgets = False
+            self._budgets.go_on(item.event, now)
 
     def _start(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
         """Use an approval: the call starts when the journal has that."""
@@ -438,6 +449,7 @@ class Approvals:
     def _decide(self, item: Item, decided: Decided) -> None:
         item.state, item.deciding = "deciding", decided
         self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
+        self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
 
     def _find(self, name: Any) -> Item:
         """By id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""

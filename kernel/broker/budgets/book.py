@@ -11,6 +11,7 @@ Rules.
 - What is held is spent when the turn that holds it loses its process or ends: nobody knows what became of the call.
 - Tool calls are too quick for a write of each. The journal knows a number above all that were counted: after the death
   of a broker as many count as could have been, never fewer (`slack`).
+- While a person is asked about a call of the tree, the time of the tree stands still.
 - When one dimension is spent, no call of that line starts any more; only where `toolCalls` alone is spent, models may
   be asked on, so that they can say what they have.
 
@@ -123,6 +124,8 @@ class Tree:
         "paths",
         "root",
         "slack",
+        "stood_ms",
+        "stood_until_ms",
         "told",
     )
 
@@ -131,6 +134,9 @@ class Tree:
         self.began_ms = began_ms
         #: When its last event ended; None: there are some.
         self.ended_ms: int | None = None
+        #: For how long its time has stood still, and up to which moment (milliseconds since 1970) that is counted.
+        self.stood_ms = 0
+        self.stood_until_ms = 0
         self.accounts: dict[str, Account] = {}
         self.lines: dict[tuple[tuple[str, ...], str | None], Line] = {}
         self.holds: dict[str, Hold] = {}
@@ -150,6 +156,13 @@ class Tree:
         self.known = False
 
 
+class _Standing(Struct):
+    """The time of a tree stands still. `items`: what a person is asked about; since when: milliseconds since 1970."""
+
+    items: int
+    since_ms: int
+
+
 class Book:
     """All trees. Times are milliseconds since 1970."""
 
@@ -162,6 +175,8 @@ class Book:
         #: Model calls that nobody settles any more: what the journal still has of them can go.
         self.lost: list[Hold] = []
         self._held: list[BudgetHold] = []
+        #: Of trees whose time stands still, also of those that have no account yet; by their roots.
+        self._standing: dict[str, _Standing] = {}
         #: Trees that are over, the first that ended first.
         self.ended: dict[Tree, None] = {}
 
@@ -203,10 +218,48 @@ class Book:
             account = tree.accounts[agent] = Account(agent, self.limits.get(agent))
         return account
 
+    # --- time
+
+    def lasted_ms(self, tree: Tree, now_ms: int) -> int:
+        """The time that a tree has used: since it began, without the time for which that stood still."""
+        standing = self._standing.get(tree.root)
+        until = now_ms if standing is None else max(tree.began_ms, standing.since_ms)
+        return max(0, until - tree.began_ms - tree.stood_ms)
+
+    def stand_still(self, root: str, since_ms: int) -> None:
+        """A person is asked about one more call of what began with this event."""
+        tree = self.trees.get(root)
+        if tree is not None:  # after a crash: what the journal has counted of it already
+            since_ms = max(since_ms, tree.stood_until_ms)
+            if not tree.known:  # the next broker has to know whose time stands still
+                self.dirty[tree] = None
+        standing = self._standing.get(root)
+        if standing is None:
+            self._standing[root] = _Standing(1, since_ms)
+        else:
+            standing.items += 1
+            standing.since_ms = min(standing.since_ms, since_ms)
+
+    def go_on(self, root: str, now_ms: int) -> None:
+        """A person is asked about one of these calls no more. What it took is counted, also while others wait."""
+        standing = self._standing.get(root)
+        if standing is None:
+            return
+        tree = self.trees.get(root)
+        if tree is not None:
+            tree.stood_ms += max(0, now_ms - max(tree.began_ms, standing.since_ms))
+            tree.stood_until_ms = now_ms
+            self.dirty[tree] = None
+        standing.items -= 1
+        standing.since_ms = now_ms
+        if not standing.items:
+            del self._standing[root]
+
     # --- what is spent
 
     def spent(self, line: Line, now_ms: int) -> Shortage | None:
         """Which budget has nothing left; `toolCalls` alone does not count."""
+        lasted_ms = self.lasted_ms(line.tree, now_ms)
         for account in line.accounts:
             limits = account.limits
             if limits is None:
@@ -224,8 +277,8 @@ class Book:
                 return Shortage(account, "outputTokens", limits.output_tokens, spent.output_tokens)
             if limits.money is not None and spent.money >= limits.money:
                 return Shortage(account, "money", limits.money, spent.money)
-            if limits.wall_ms is not None and now_ms - line.tree.began_ms >= limits.wall_ms:
-                return Shortage(account, "wallSeconds", limits.wall_ms, now_ms - line.tree.began_ms)
+            if limits.wall_ms is not None and lasted_ms >= limits.wall_ms:
+                return Shortage(account, "wallSeconds", limits.wall_ms, lasted_ms)
         return None
 
     # --- tool calls
@@ -384,6 +437,8 @@ class Book:
             charged={event_id: b"".join(sorted(digests)) for event_id, digests in tree.charged.items() if digests},
             slack=tree.slack,
             ended_ms=tree.ended_ms,
+            stood_ms=tree.stood_ms,
+            stood_until_ms=tree.stood_until_ms,
         )
 
     @staticmethod
@@ -401,6 +456,7 @@ class Book:
             for event_id, data in record.charged.items()
         }
         tree.ended_ms = record.ended_ms
+        tree.stood_ms, tree.stood_until_ms = record.stood_ms, record.stood_until_ms
         for name, by in record.accounts.items():
             account = self._account(tree, name)
             for spender, amount in by.items():

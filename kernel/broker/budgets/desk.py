@@ -119,7 +119,7 @@ class Budgets:
         if book.dirty:
             self.flush()
         if verdict is None:
-            left = _wall_left(line, now_ms)
+            left = self._wall_left(line, now_ms)
             if left is not None and (frame.deadline_ms is None or frame.deadline_ms > left):
                 frame.deadline_ms = left
             return
@@ -225,7 +225,7 @@ class Budgets:
                 raise fail("E_EVENT_NOT_FOUND", f"nothing is counted for event {str(event_id)[:100]!r}")
             trees = [book.trees[root]]
         body = {
-            "trees": [report(tree, now_ms) for tree in trees[:MAX_LISTED]],
+            "trees": [report(tree, self._lasted_ms(tree, now_ms)) for tree in trees[:MAX_LISTED]],
             "more": max(0, len(trees) - MAX_LISTED),
         }
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
@@ -271,6 +271,16 @@ class Budgets:
             return
         self._book.event_over(line, event.id)
         self._look(line.tree)
+
+    def stand_still(self, event: Event, since: float) -> None:
+        """A person is asked about a call of this event, since then (the broker's clock)."""
+        self._book.stand_still(event.root, self._ms(since))
+        self.flush()
+
+    def go_on(self, event: Event, now: float) -> None:
+        """A person is asked about one of its calls no more. The journal gets that together with the decision."""
+        self._book.go_on(event.root, self._ms(now))
+        self.flush()
 
     def tick(self, now: float) -> None:
         """What was lost with a process is written down, and what waits for others is looked at again."""
@@ -334,6 +344,9 @@ class Budgets:
         for hold_id, waiting in list(self._waiting.items()):
             self._judge(hold_id, waiting)
 
+    def _lasted_ms(self, tree: Tree, now_ms: int) -> int:
+        return self._book.lasted_ms(tree, now_ms if tree.ended_ms is None else tree.ended_ms)
+
     def _write(self, tree: Tree, over: list[str]) -> None:
         record = self._book.record(tree)
         self._records.append(tree)
@@ -356,8 +369,15 @@ class Budgets:
         if line is not None:
             now_ms = self._ms(self._bus.now)
             output = None if hold is None else hold.amount.output_tokens
-            granted = BudgetGranted(output, _wall_left(line, now_ms), left_of(line, now_ms))
+            lasted_ms = self._book.lasted_ms(line.tree, now_ms)
+            granted = BudgetGranted(output, self._wall_left(line, now_ms), left_of(line, lasted_ms))
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
+
+    def _wall_left(self, line: Line, now_ms: int) -> int | None:
+        """How long what starts now may take (milliseconds, 1 at least); None: any time."""
+        limits = [account.limits.wall_ms for account in line.accounts if account.limits is not None]
+        bounds = [limit for limit in limits if limit is not None]
+        return max(1, min(bounds) - self._book.lasted_ms(line.tree, now_ms)) if bounds else None
 
     def _spent(self, line: Line, shortage: Shortage, agent: str) -> GoondanError:
         self._bus.counters["budget_refusals"] += 1
@@ -384,13 +404,3 @@ def _check_id(name: str) -> None:
 
 def _settled(hold_id: str) -> str:
     return _SETTLED + hold_id
-
-
-def _wall_left(line: Line, now_ms: int) -> int | None:
-    """How long what starts now may take (milliseconds, 1 at least); None: any time."""
-    left = [
-        account.limits.wall_ms - (now_ms - line.tree.began_ms)
-        for account in line.accounts
-        if account.limits is not None and account.limits.wall_ms is not None
-    ]
-    return max(1, min(left)) if left else None

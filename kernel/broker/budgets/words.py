@@ -42,27 +42,26 @@ def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
     return GoondanError(error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
 
 
-def left_of(line: Line, now_ms: int) -> list[BudgetLeft]:
-    """What is left of each limit of a line."""
+def left_of(line: Line, lasted_ms: int) -> list[BudgetLeft]:
+    """What is left of each limit of a line, whose tree has used so much time."""
     rows = []
     for account in line.accounts:
         limits = account.limits
         for dimension, limit in [] if limits is None else limits.rows:
-            used = now_ms - line.tree.began_ms if dimension == "wallSeconds" else account.spent.of(dimension)
+            used = lasted_ms if dimension == "wallSeconds" else account.spent.of(dimension)
             left = max(0, limit - used - account.held.of(dimension))
             unit = _unit(dimension)
             rows.append(BudgetLeft(account.agent, dimension, left / unit, limit / unit))
     return rows
 
 
-def report(tree: Tree, now_ms: int) -> dict[str, Any]:
+def report(tree: Tree, lasted_ms: int) -> dict[str, Any]:
     """A tree for `gdn budget`: of each budget its limits, what was spent, by whom, and what is held right now."""
-    until = now_ms if tree.ended_ms is None else tree.ended_ms
     return {
         "rootEvent": tree.root,
         "beganMs": tree.began_ms,
         "endedMs": tree.ended_ms,
-        "budgets": [_account(account, until - tree.began_ms) for account in tree.accounts.values()],
+        "budgets": [_account(account, lasted_ms) for account in tree.accounts.values()],
     }
 
 

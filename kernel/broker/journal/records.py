@@ -258,6 +258,9 @@ class BudgetTree(Struct, frozen=True, array_like=True, tag="budget", kw_only=Tru
     slack: int
     #: When the last of it ended (milliseconds since 1970).
     ended_ms: int | None = None
+    #: For how long (milliseconds) its time stood still while people were asked, and up to when that is counted.
+    stood_ms: int = 0
+    stood_until_ms: int = 0
 
 
 class BudgetHold(Struct, frozen=True, array_like=True, tag="budget_hold", kw_only=True):
