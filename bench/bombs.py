@@ -10,7 +10,7 @@ What is right. A bomb that meets a limit ends by it, named; if the jails are so 
 comes first, that is called late. A loop meets its limit of processor time only if it gets that much before its deadline
 (twenty jails on two processors get a tenth of one each), and what meets no limit ends by its deadline.
 
-Source: issue 4, "Must hold"; sandbox.md section 4; docs/decisions/031.
+Source: docs/design/sandbox.md section 4; docs/decisions/031.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ while one more writes a little and rests: that one must never be ended. Each way
 number of processes. Printed: what was left on disk (of nameless files nothing is), and how the calls ended. Status 1
 when a call ended by anything but `diskMb` or its deadline. Not part of `make bench`: nothing else should run meanwhile.
 
-Source: sandbox.md section 4; docs/decisions/029.
+Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
 
 from __future__ import annotations

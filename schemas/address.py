@@ -3,7 +3,7 @@
 An address is what stands in `from` and `to`: an agent's name, the reserved `orchestrator`, `client/<n>` or
 `toolhost/<n>`. Agent names hold no slash, so the forms never meet. Which ones exist is not known here.
 
-Source: requirements NAME-01 to NAME-13, IPC-03; design section 10.
+Source: docs/design/tools.md section 2; docs/design/processes.md section 8; requirements NAME-01 to NAME-13, IPC-03.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def segment_key(segment: str) -> str | None:
 
 
 def instance_dir(state_dir: str, agent: str, instance_key: str) -> str:
-    """Where an instance keeps its files (design section 10)."""
+    """Where an instance keeps its files (docs/design/processes.md section 8)."""
     return f"{state_dir}/instances/{path_segment(agent)}/{path_segment(instance_key)}"
 
 

@@ -10,7 +10,7 @@ Rules.
 - Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
 - Checking costs a bounded time, whatever the schema and the arguments are (schema_cost.py, value_cost.py).
 
-Source: design sections 7 and 13; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
+Source: docs/design/tools.md section 3; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
 """
 
 from __future__ import annotations

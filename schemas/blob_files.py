@@ -4,7 +4,7 @@ Everything in there may be hostile: names are hexadecimal digits and never paths
 links and without waiting (a FIFO, a device), must be regular, and of the size and the digest that were promised. Calls
 block for as long as the disk takes: no event loop makes them itself.
 
-Source: design section 10; PROTOCOL.md "Large payloads".
+Source: docs/design/wire.md section 7; PROTOCOL.md "Large payloads".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reading and writing large payloads beside an event loop: in threads, which are there only once they are needed.
 
-Source: delivery.md section 6; PROTOCOL.md "Large payloads".
+Source: docs/design/wire.md section 7; PROTOCOL.md "Large payloads".
 """
 
 from __future__ import annotations

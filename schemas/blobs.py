@@ -5,7 +5,7 @@ A payload that is too large for a frame lies as a file in the workspace's `blobs
 file and checks it against digest and size. A file has a name of its own, at random, and so one owner: equal payloads
 may have different ends.
 
-Source: design section 4 ("larger payloads are blobs by reference"), section 10; delivery.md section 6; PROTOCOL.md.
+Source: docs/design/wire.md section 7; PROTOCOL.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Order of checks: size (nothing is parsed), then msgspec (which skips the payload
 and type. Every way in which bytes can be bad becomes FrameError; msgspec itself also lets RecursionError (deep
 nesting) and UnicodeDecodeError through.
 
-Source: design section 4 ("Rules"); PROTOCOL.md "Decoding"; replayed from schemas/vectors/.
+Source: docs/design/wire.md section 2; PROTOCOL.md "What a receiver checks itself"; replayed from schemas/vectors/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 
-#: One frame inline. Larger payloads go by reference (design section 10).
+#: One frame inline. Larger payloads go by reference (docs/design/wire.md section 7).
 MAX_FRAME_BYTES: Final = 1 << 20
 #: The same frame after the broker has stamped it: sender, instance, workdir and chain are at most this much more.
 MAX_RELAYED_BYTES: Final = MAX_FRAME_BYTES + (64 << 10)
@@ -34,7 +34,7 @@ _encoder = msgspec.msgpack.Encoder()
 encode_value = _encoder.encode
 """A value (struct, dict, …) to msgpack bytes."""
 
-# What bad bytes can raise out of msgspec (pitfalls 12 and 14).
+# What bad bytes can raise out of msgspec (docs/design/wire.md section 2).
 DECODE_ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError, ValueError)
 
 

@@ -3,7 +3,7 @@
 Level-triggered: the broker sends the whole set of wanted principals at each control connect and changes after; the
 supervisor reconciles to the set. Nothing here is ever seen by an agent, a tool host or a client.
 
-Source: delivery.md sections 2, 3, 6 ("Spawning is level-triggered"), 8.
+Source: docs/design/processes.md section 4.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -3,7 +3,7 @@
 One shape for a peer, a log line and a person: a stable code, a message with the numbers, a suggestion, a page.
 `docs/errors.md` has an anchor for every code of `CODES`; a test keeps the two in step.
 
-Source: design section 7; requirements ERROR-06, ERROR-07, RESULT-05.
+Source: docs/design/tools.md section 5; requirements ERROR-06, ERROR-07, RESULT-05.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The files in `schemas/json/` are committed; `--check` says whether they still are what the structs give. No process of
 the kernel imports this module.
 
-Source: design section 4 ("exported JSON Schema (checked for drift by CI)"), section 11 (`gdn schema export DIR`).
+Source: docs/design/wire.md section 1.
 """
 
 from __future__ import annotations

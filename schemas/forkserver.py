@@ -7,7 +7,7 @@ request is answered with `seq` 0 and an error. When the supervisor's end is clos
 A request may bring one descriptor (SCM_RIGHTS): the agent writes a newline to it when the broker has welcomed it.
 Descriptors named by `--keep-fd` stay open in every agent.
 
-Source: design section 2 ("fork server"); delivery.md section 8.
+Source: docs/design/processes.md section 3.
 """
 
 from __future__ import annotations

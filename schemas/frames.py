@@ -7,7 +7,7 @@ Rules.
 - The struct here is mutable on purpose: the broker overwrites what a sender may not say about itself (`from`,
   `instanceKey`, `source`, `chain`, `auth`, `workdir`) before it encodes the header anew.
 
-Source: design section 4; PROTOCOL.md; requirements IPC-01 to IPC-08.
+Source: docs/design/wire.md section 1; PROTOCOL.md; requirements IPC-01 to IPC-08.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -3,7 +3,7 @@
 The kernel asks while it checks a bundle, so that the answer has a position; the tool host asks again for the real paths
 of each launch, and adds what only it knows (the interpreter, our own code, the state root, the runtime directory).
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

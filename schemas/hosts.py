@@ -11,7 +11,7 @@ and idempotent, and nothing that `meet` gives is refused by one of the two (test
 Host names have one spelling here: lower case, no final dot, IPv4 in four decimal numbers, IPv6 as RFC 5952 writes it.
 Spellings that libraries read in different ways (0x7f.1, 2130706433, 127.1, 0177.0.0.1) are no names at all.
 
-Source: sandbox.md sections 1 and 6.
+Source: docs/design/sandbox.md sections 1 and 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The kernel computes them from a validated bundle (kernel/plan.py); agents and tool hosts receive only their own.
 Nothing here is read from a user's file: those structs are in resources.py.
 
-Source: design sections 2, 7, 8; sandbox.md section 1.
+Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
@@ -151,7 +151,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
 
 
 class Limits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """Upper bounds: `cpuSeconds`, `wallSeconds` and `outputMb` for one call, the others for a jail (sandbox.md 1)."""
+    """Upper bounds: `cpuSeconds`, `wallSeconds` and `outputMb` for one call, the others for a jail."""
 
     memory_mb: Annotated[int, Meta(description="Memory of all its processes (MiB).")] = 512
     processes: Annotated[int, Meta(description="Processes and threads at once.")] = 64

@@ -13,7 +13,7 @@ A payload travels as `input` of the AgentEvent. A result that is a text is the a
 `input`, as it is, and `response`, as JSON text, so that a plain client reads it too. A result that is exactly
 {"error": {code, message, …}} is a failure, and failures of others arrive in that shape.
 
-Source: requirements IPC-01 to IPC-08; delivery.md section 1.
+Source: docs/design/wire.md section 9; requirements IPC-01 to IPC-08.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules.
 - An event that is handed over again while it is held is not shown again: only its epoch is new.
 - Whatever is still held at `close` is released, for another process or a later one.
 
-Source: requirement IPC-08; delivery.md sections 1 and 3.
+Source: docs/design/wire.md section 9; requirement IPC-08.
 """
 
 from __future__ import annotations

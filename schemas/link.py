@@ -3,7 +3,7 @@
 How it waits. libzmq's descriptor is edge-triggered, and every send or receive may swallow its edge. So a turn writes
 what is queued, asks whether there is something to read, reads until there is not (or its share of a turn is used and it
 schedules another), and schedules one more turn whenever it has written after it asked. Against `zmq.asyncio`
-this was measured at twice the rate of tool calls (design section 4).
+this was measured at twice the rate of tool calls (docs/decisions/006).
 
 Large payloads go through files (blobs.py), written and read in threads. What waits for a file to be written waits in
 the peer. While one is read, nothing more is received: frames keep their order, and one payload at a time is in memory.

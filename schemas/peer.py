@@ -14,7 +14,8 @@ Rules.
 - A payload that is too large for a frame goes into a file first: its entry is `unwritten`, and so everything later for
   the same target waits for it. Without a folder for such files, frames may have the full size, and no more.
 
-Source: delivery.md sections 1, 2, 4, 6; PROTOCOL.md "Connections".
+Source: docs/design/wire.md section 5; docs/design/delivery.md section 5; PROTOCOL.md "Hello" and "Sending until
+answered".
 """
 
 from __future__ import annotations

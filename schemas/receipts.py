@@ -4,7 +4,7 @@ It stands beside `status` in a `tool.result` and is for operators: agents keep i
 show it to no model. Values are grouped by what they are about: `jail` (all of its life so far, all of its calls) or
 `call` (this one alone).
 
-Source: sandbox.md section 7.
+Source: docs/design/sandbox.md section 7.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ otherwise be a setting that silently does nothing. The descriptions are part of 
 type can say (a name's form, a reference that must exist, two fields that exclude each other) is checked by
 kernel/bundle/.
 
-Source: design section 8; sandbox.md section 1; requirements SCHEMA-01 to SCHEMA-12, EXT-01 to EXT-03, COMPAT-01,
-COMPAT-02, BASE-03.
+Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1; requirements SCHEMA-01 to SCHEMA-12, EXT-01
+to EXT-03, COMPAT-01, COMPAT-02, BASE-03.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

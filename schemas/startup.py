@@ -1,7 +1,6 @@
 """What every process of the system does when it starts and is ready: name, parent, token, readiness.
 
-Source: delivery.md section 8 (parent-death signal, spawn only from the main thread), design section 2 (every process
-reports ready itself on a descriptor; tokens of children pass by descriptor).
+Source: docs/design/processes.md section 1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A token is `base64url(claims msgpack).base64url(HMAC-SHA256)`. The broker verifi
 stay good across a restart of the broker; a new kernel makes a new secret, so they end with the kernel. `launch`
 numbers the starts of one principal: once the supervisor has reported a launch as ended, its token is refused.
 
-Source: delivery.md section 2.
+Source: docs/design/wire.md section 3.
 """
 
 from __future__ import annotations

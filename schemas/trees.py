@@ -1,6 +1,6 @@
 """Removing a tree of files that a jail has written: it may be deeper than any recursion, and closed to its owner.
 
-Source: sandbox.md section 5.
+Source: docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Each frame is a 4-byte little-endian length and that many bytes of msgpack: a ma
 contract for other languages. Frames from a worker are hostile: the host checks length and depth before it decodes,
 forwards `output` as it came, and ends the jail at the first frame that breaks a rule.
 
-Source: design section 6; sandbox.md section 5.
+Source: docs/design/sandbox.md section 5.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -95,6 +95,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "manifests": python("-m", "scripts.prepare_manifests", "--check"),
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "mutations": python("-m", "scripts.mutations", "--check"),
+    "citations": python("-m", "scripts.citations"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),

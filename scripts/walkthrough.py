@@ -7,8 +7,6 @@ What is in a fenced block decides what it is:
 - `sh`: only shown, for commands that need what not everybody has.
 - any other block right behind a line that ends with "`PATH`:": a file with that content.
 Everything else is only shown. In shown output `…` stands for anything.
-
-Source: issue "works on three clean setups: README followed word by word".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Frames that a decoder must refuse, and the means to put any frame together byte by byte.
 
-Source: design section 4 ("`vectors/` (bytes, decoded form, and the error for bad ones) that every client replays").
+Source: docs/design/wire.md section 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Good frames are built from the structs; bad and unusual ones are put together byte by byte, because no encoder of ours
 would write them.
 
-Source: design section 4 ("`vectors/` (bytes, decoded form, and the error for bad ones) that every client replays").
+Source: docs/design/wire.md section 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The recorded parity cases: setting one up, and comparing what came with what was recorded.
 
-Compared are status, code, message, output and files; an error's name and suggestion are ours (design section 12a).
+Compared are status, code, message, output and files; an error's name and suggestion are ours.
 `cases.jsonl` is the recording, `edge_cases.jsonl` are more of the kind, mostly edges, answered by the same reference;
 `parity_deviations.yaml` says which cases we knowingly answer differently, and why.
 """
@@ -21,7 +21,7 @@ CASES = HERE / "parity" / "cases.jsonl"
 EDGE_CASES = HERE / "parity" / "edge_cases.jsonl"
 #: Case id -> why we answer differently.
 DEVIATIONS: dict[str, str] = yaml.safe_load((HERE / "parity_deviations.yaml").read_text(encoding="utf-8"))
-#: Of the cases that no tag makes a candidate, at most this share may deviate (design section 12a).
+#: Of the cases that no tag makes a candidate, at most this share may deviate (docs/design/tools.md section 9).
 MAX_DEVIATIONS = 0.05
 _CANDIDATES = {"quirk", "doc-deviation", "security"}
 #: A handler's error without a code of its own gets this one (ERROR-02); the recording has none then.

@@ -242,7 +242,7 @@ def test_parts_of_a_longer_message_are_nobody_elses_words(broker: Broker) -> Non
 
 
 def test_one_class_cannot_starve_another(broker: Broker) -> None:
-    """delivery.md section 6: a flood on one socket delays the others by its quota, not by its length."""
+    """docs/design/wire.md section 6: a flood on one socket delays the others by its quota, not by its length."""
     flooder = broker.hello("agent", agent="coder", instance_key="k")
     control = broker.hello("control")
     noise = encode(Frame("log", id="n"))

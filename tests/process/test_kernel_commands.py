@@ -1,4 +1,4 @@
-"""The commands of design section 11 on a running kernel: real broker, agents, tool host and jails."""
+"""The commands on a running kernel: real broker, agents, tool host and jails."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_a_request_in_words() -> None:
 
 
 def test_what_asks_for_nothing_gets_these_defaults() -> None:
-    """As sandbox.md section 1 writes them, for the manifest and for the tool host."""
+    """As docs/grants.md writes them, for the manifest and for the tool host."""
     wanted = {
         "isolation": "instance", "network": "none", "filesystem": {"read": [], "write": []}, "env": [],
         "permissions": [], "python": {"venv": None}, "minTier": "full",
