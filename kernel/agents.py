@@ -3,7 +3,7 @@
 An agent is asked of the fork server and comes to us as an adopted child. With each request goes the writing end of a
 pipe on which the agent says that it was welcomed. Its token is made here, for this launch only.
 
-Source: delivery.md section 8.
+Source: docs/design/processes.md section 3.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Two machines here and one in roster.py, each fed with events and answering with 
 
 Phases of a service: stopped -> starting -> ready -> (waiting ->) starting …, and stopping -> stopped.
 
-Source: delivery.md sections 3, 6, 8.
+Source: docs/design/processes.md sections 2 and 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A log that becomes too large is either renamed at a start or copied and emptied 
 cases its old content is `<role>.log.1`. A reader that follows goes on there, so that it loses nothing. What was there
 before is in `<role>.log.2`, as far as it was kept.
 
-Source: design section 11.
+Source: docs/design/commands.md section 8.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Three kinds of lines stand in them: `2026-01-31 09:30:00,123 LEVEL text` in loca
 object with `time` in seconds (tool host, for itself and for its tools), and anything else, which belongs to the line
 before it: tracebacks, and what a library prints. All of it is untrusted: tools write through the tool host.
 
-Source: design sections 10 and 11.
+Source: docs/design/commands.md section 8.
 """
 
 from __future__ import annotations

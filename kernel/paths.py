@@ -7,7 +7,7 @@ directory is named after both. Only names are made here, after a look at what is
 checks the runtime directory, kernel/state_root.py the state root; the kernel's record (kernel/lock.py) says which
 runtime directory it is.
 
-Source: design sections 10 and 11; requirement STATE-07.
+Source: docs/design/processes.md section 8; requirement STATE-07.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The registry of every agent is all exports of the bundle's tools and of the bund
 `spec.tools` names, every export of each Tool in the order written. The operator agent behind `gdn call` is added: its
 catalog is the whole registry.
 
-Source: design sections 7, 8 and 11; requirements CATALOG-01, CATALOG-02, CATALOG-04, CATALOG-08, NAME-01, NAME-06,
-ITEM-04, ERROR-04, BASE-01.
+Source: docs/design/bundle.md section 8; docs/design/tools.md section 1; requirements CATALOG-01, CATALOG-02,
+CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `Reaper` is the only place that waits for processes: by pidfd for those we know, and by looking at our children for
 those we do not (orphans come to a subreaper). Unknown zombies are collected, unknown living ones are killed.
 
-Source: delivery.md section 8; design section 2.
+Source: docs/design/processes.md section 2.
 """
 
 from __future__ import annotations

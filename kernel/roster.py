@@ -9,7 +9,7 @@
 Phases of a launch: asked (at the fork server) -> starting (its pid is known) -> ready; from any of them leaving (it
 was told to go) or dying (it was killed), and then it is gone.
 
-Source: delivery.md sections 3, 6, 8.
+Source: docs/design/processes.md sections 2, 3 and 4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec import Struct
 from kernel.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
 from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
 
-#: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED (delivery.md section 3).
+#: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.
 MAX_START_FAILURES: Final = 5
 #: Ends in a row, none of them ordered, after which a principal or a service is shown as being in a crash loop.
 LOOPS_AT: Final = 3

@@ -1,6 +1,6 @@
 """Broker, tool host, fork server, holder of OAuth tokens as processes: performs what their state machines decide.
 
-Source: delivery.md sections 3, 8; design section 2.
+Source: docs/design/processes.md section 2.
 """
 
 from __future__ import annotations

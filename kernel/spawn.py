@@ -7,7 +7,7 @@
 - A program says itself, on its ready descriptor, that it is ready (one newline) or why it never will be (one line of
   JSON, {"error": {…}}).
 
-Source: delivery.md section 8; design section 2.
+Source: docs/design/processes.md section 1.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ it is gone. If it is killed itself, everything below it is killed by its parent-
 A restart in place ends every process below it and then replaces this program by a new one, under the same pid
 (restarting/handover.py).
 
-Source: delivery.md section 8; design section 2.
+Source: docs/design/processes.md section 2.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ Rules.
 - So does what it began with. Only a tool host's own events name that themselves: the call whose pending work has ended
   is over by then.
 
-Source: delivery.md section 2 ("The tool host may act for an agent only by naming a callId that is open on its
-connection"); sandbox.md section 1.
+Source: docs/design/wire.md section 4; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

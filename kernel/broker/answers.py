@@ -1,6 +1,6 @@
 """The answers that the broker gives in an agent's place: expired, dead, could not be started. Pure.
 
-Source: delivery.md sections 3 and 6.
+Source: docs/design/delivery.md section 5.
 """
 
 from __future__ import annotations

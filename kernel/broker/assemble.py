@@ -1,6 +1,6 @@
 """Puts a broker together from its plan and its journal.
 
-Source: docs/design/delivery.md, "Recovery".
+Source: docs/design/delivery.md section 8.
 """
 
 from __future__ import annotations

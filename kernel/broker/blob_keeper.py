@@ -1,6 +1,6 @@
 """The broker's thread that deletes files of large payloads, so that its loop never waits for a disk.
 
-Source: delivery.md section 6; design section 10.
+Source: docs/design/wire.md section 7.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Events and answers only: calls and results are deleted by the one who reads them
 answer and delivery that refers to it; what nobody holds any more is to be deleted (`removable`). An answer that a
 receiver has not acknowledged is held on its own, since its event may be forgotten first.
 
-Source: delivery.md sections 3, 4 and 6; design section 10.
+Source: docs/design/wire.md section 7.
 """
 
 from __future__ import annotations

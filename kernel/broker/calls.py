@@ -3,7 +3,7 @@
 A call is here from the agent's `tool.call` until its result, or until its event ends. The tool host keeps the result
 itself until the agent has stored it, so nothing of the outcome is kept here.
 
-Source: delivery.md section 5.
+Source: docs/design/delivery.md section 6.
 """
 
 from __future__ import annotations

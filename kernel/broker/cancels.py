@@ -11,7 +11,7 @@ Rules.
 - A broker that has just begun does not know yet what exists and who holds what: it asks to be asked again. A holder
   that comes back even later, with an event that was ended here meanwhile, is told to end it, too.
 
-Source: PROTOCOL.md "Cancelling"; docs/decisions/033; delivery.md sections 3 and 6.
+Source: docs/design/delivery.md section 2; PROTOCOL.md "Cancelling"; docs/decisions/033.
 """
 
 from __future__ import annotations

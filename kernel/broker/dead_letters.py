@@ -8,7 +8,7 @@ Rules.
 - Both take effect and are answered when the journal has them, and say the same when they are repeated. When the disk is
   full, a dead letter stays one.
 
-Source: docs/design/delivery.md, "Dead letters".
+Source: docs/design/delivery.md section 10.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Rules.
   never hears of them.
 - A second question about a deletion joins it. One that comes later hears of the end for as long as ids are kept.
 
-Source: docs/decisions/058; docs/design/delivery.md, "Deleted instances".
+Source: docs/decisions/058; docs/design/delivery.md section 9.
 """
 
 from __future__ import annotations

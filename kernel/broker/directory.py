@@ -10,7 +10,7 @@ Rules.
 - What is remembered of spawned instances is bounded for each asker and in all; what has no process goes first. It is
   written down before the asker is told, so that a new broker knows it.
 
-Source: delivery.md sections 2 and 4; requirements AGENTS-22 to AGENTS-30.
+Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requirements AGENTS-22 to AGENTS-30.
 """
 
 from __future__ import annotations

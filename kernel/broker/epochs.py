@@ -5,7 +5,7 @@ one. So the counter begins above everything that the journal has reserved and ab
 because files of older kernels hold epochs that were made from that clock. A file may hold a higher one still, when the
 clock was set back and the journal was lost: then an agent names it, and the counter goes above it.
 
-Source: docs/design/delivery.md, "Leases and epochs".
+Source: docs/design/delivery.md section 3.
 """
 
 from __future__ import annotations

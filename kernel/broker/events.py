@@ -9,7 +9,7 @@ Rules.
   a handler's requests go to its tool host at once.
 - A request that would wait for itself is refused: by the chain of those who wait, and by what they wait for now.
 
-Source: delivery.md sections 3, 4, 6.
+Source: docs/design/delivery.md sections 2, 5 and 7.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 - The request holds room for a usual answer from the beginning (mailbox.py). A larger one needs room within the shares
   when it comes, or an error takes its place: else one turn could ask for more than all may hold.
 
-Source: docs/design/delivery.md, "Answers"; requirement AGENTS-16.
+Source: docs/design/delivery.md section 5; requirement AGENTS-16.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ What is written when.
 - A dead letter stays as a record until a person drops it or sends it again.
 - Leases and open calls are not written: holders name them in `hello`.
 
-Source: docs/design/delivery.md, "The journal".
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations

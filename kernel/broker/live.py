@@ -8,7 +8,7 @@ Rules.
 - A client gets so many frames a second, whatever agents say; together with the size of a frame and the socket's HWM
   that bounds what one client can hold up in memory.
 
-Source: PROTOCOL.md "Live events"; design section 4.
+Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The broker's sockets: receive, let the router decide, send. Nothing is decided here.
 
-A plain wait-and-drain loop (design section 2); a wake-up serves up to a quota of frames from every socket. It waits on
-libzmq's descriptors itself: `zmq_poll` asks every socket twice per wake-up, some twenty system calls with four of
-them. The price is libzmq's rule: a descriptor speaks once, and any call on its socket may swallow the word. So a
-socket that was sent on is looked at before the loop sleeps.
+A plain wait-and-drain loop (docs/design/wire.md section 6); a wake-up serves up to a quota of frames from every socket.
+It waits on libzmq's descriptors itself: `zmq_poll` asks every socket twice per wake-up, some twenty system calls with
+four of them. The price is libzmq's rule: a descriptor speaks once, and any call on its socket may swallow the word. So
+a socket that was sent on is looked at before the loop sleeps.
 
 Rules.
 - Every socket gets at most QUOTA frames a round, control first, so that no class starves another.
@@ -44,7 +44,7 @@ from schemas.startup import admit_toolhost
 from schemas.tokens import SOCKETS
 from schemas.visible import visible_line
 
-#: Frames a socket may bring in one round (delivery.md section 6: with it a control ping waits 10 ms at worst).
+#: Frames a socket may bring in one round: with it a control ping waits 10 ms at worst.
 QUOTA: Final = 64
 #: Messages that leave together. With 64 calls in flight 1 is a fifth slower than this, 64 no faster (decisions/016).
 BURST: Final = 8

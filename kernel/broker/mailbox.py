@@ -1,4 +1,4 @@
-"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; routing.py drives it.
+"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; events.py drives it.
 
 States of an event: `staged` (not yet in the journal) -> `accepted` -> `leased` -> `done` | `failed`, or from any of
 the first three `expired` (deadline passed before it was handed over), `dead` (given up) or `cancelled`.
@@ -11,7 +11,7 @@ Rules.
   may run again in another process, and asks again then. Every other finished event is in the journal only.
 - Large payloads count with their size, wherever they lie; each is held by the events and answers that refer to it.
 
-Source: delivery.md section 3; design section 3.
+Source: docs/design/delivery.md sections 2, 3 and 4.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead", "cancelled"]
 FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dead", "cancelled"})
 
-#: Deliveries without progress after which an event is a dead letter (delivery.md section 3).
+#: Deliveries without progress after which an event is a dead letter (docs/design/delivery.md section 4).
 MAX_ATTEMPTS: Final = 5
 #: A holder that says nothing for this long is taken for hung; turns renew every 10 s (seconds).
 LEASE_S: Final = 30.0

@@ -7,7 +7,7 @@ Rules.
   is higher: the supervisor starts a launch only after it saw the one before end.
 - The token of a launch that has ended is refused.
 
-Source: delivery.md section 2.
+Source: docs/design/wire.md section 3.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules.
   counting soon: it needs no processor.
 - A lost holder: its exit has been observed, then the epoch grows, then its event is handed out again.
 
-Source: delivery.md sections 3, 6, 8; docs/decisions/047.
+Source: docs/design/processes.md sections 4 and 5; docs/design/delivery.md section 3; docs/decisions/047.
 """
 
 from __future__ import annotations

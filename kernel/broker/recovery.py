@@ -6,7 +6,7 @@ caller's decision (journal/store.py, `suspect`).
 After this nothing waits for a sender: every accepted event is queued with its content, in the order of acceptance. Who
 held an event when the broker ended says so in `hello`; until then it stands at the front of its queue.
 
-Source: docs/design/delivery.md, "Recovery".
+Source: docs/design/delivery.md section 8.
 """
 
 from __future__ import annotations

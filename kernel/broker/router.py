@@ -4,7 +4,7 @@ The loop hands every part it receives to `Router.receive` or, from unknown routi
 sends `bus.out`, journals `bus.staged`, and gives the staged decisions back to `settle` once they are durable. Only
 header fields are read.
 
-Source: delivery.md sections 1 and 2; design section 4 ("Rules").
+Source: docs/design/wire.md sections 1, 2 and 3.
 """
 
 from __future__ import annotations

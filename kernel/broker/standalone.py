@@ -3,7 +3,7 @@
 Nothing starts agents or tool hosts then: they are started by hand or by another process manager, with tokens from
 `python -m kernel.broker.token`. What is not started stays wanted, and its events wait.
 
-Source: design section 2 ("The supervisor is a convenience, not a condition").
+Source: docs/design/processes.md section 7.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
 - A repeated callId goes to the host that has it, which attaches or repeats the result; it never runs twice.
 - The outcome is unknown only if the host that had the call is gone; a call that no host ever got may run.
 
-Source: delivery.md section 5; sandbox.md section 1.
+Source: docs/design/delivery.md section 6; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

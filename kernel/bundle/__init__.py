@@ -3,5 +3,5 @@
 `positions` reads YAML, `shape` fits it to the structs of schemas.resources, `check` and `tools` hold the rules,
 `handlers` asks a jail what a tool's module exports, `bundle` puts the steps in order. Nothing here starts anything.
 
-Source: design section 8; requirements VALIDATE-01 to VALIDATE-04.
+Source: docs/design/bundle.md section 1; requirements VALIDATE-01 to VALIDATE-04.
 """

@@ -5,7 +5,7 @@ in the tool host's jails; those beside the agent's code run in the process of th
 the package follow the same rules as a user's, except for two published export names and `${NAME}`, which stays text in
 them. An entry is relative to the manifest's own folder.
 
-Source: design section 8; requirements BASE-01, BASE-02, NAME-12.
+Source: docs/design/bundle.md section 4; requirements BASE-01, BASE-02, NAME-12.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Everything is looked at, whatever else is wrong. A reference to something that may stand in what could not be read is
 not reported as missing: one mistake gets one error.
 
-Source: design section 8; issue "Bad input"; requirements NAME-04, NAME-09, BASE-03, COMPAT-01, COMPAT-02, SCHEMA-06.
+Source: docs/design/bundle.md section 3; requirements NAME-04, NAME-09, BASE-03, COMPAT-01, COMPAT-02, SCHEMA-06.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An object in the example need not show every key: what it does not show is not c
 can be left out. Lists and everything else must be equal; a number is equal to the same number of another type, never
 to a boolean.
 
-Source: design section 7 (`examples: [{input, output?}]`); docs/decisions/026.
+Source: docs/design/tools.md section 10; docs/decisions/026.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An extension is trusted code, but a kernel process never imports it: whether its
 the syntax tree. A module that gives itself that name by other means than a definition, an assignment or an import at
 its top level is not recognised.
 
-Source: design sections 8 and 9; requirements EXT-01, EXT-02, EXT-06, EXT-10, DYNAMIC-09.
+Source: docs/design/bundle.md sections 3 and 5; requirements EXT-01, EXT-02, EXT-06, EXT-10, DYNAMIC-09.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files of a bundle: reading its documents, and finding what they point at without leaving the bundle.
 
-Source: design section 8; issue "Bad input"; requirements SCHEMA-02, EXT-02, VALIDATE-01.
+Source: docs/design/bundle.md section 2; requirements SCHEMA-02, EXT-02, VALIDATE-01.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Requests are in the manifests. A tool of the bundle's own tree and of @goondan/b
 another package gets the defaults until its request has been accepted for exactly this code. The operator's policy
 widens. Agents narrow: Agent.spec.sandbox all of their tools, spec.tools[].sandbox one of them.
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What a jail has said about the same files is kept in the workspace's state and believed the next time.
 
-Source: design section 8; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
+Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A file is a bundle by itself. A directory is every YAML file in it; a file there that is not named goondan.yaml and
 holds no document of ours (a compose file, a CI workflow) is skipped with a warning.
 
-Source: design section 8 ("`goondan.yaml` (several documents) or a directory").
+Source: docs/design/bundle.md section 1.
 """
 
 from __future__ import annotations

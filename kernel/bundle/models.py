@@ -8,7 +8,7 @@ embedded.
 A key belongs to one origin: the vendor's, or that of the endpoint. Where the bundle names the endpoint, the user has to
 agree to it (kernel/trust); before that the model is held without its key.
 
-Source: design section 8; docs/decisions/019 and 046.
+Source: docs/design/bundle.md section 6; docs/decisions/019 and 046.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `inspect_bundle` never raises for anything in the bundle and says everything that is wrong with it (`gdn validate`);
 `load_plan` gives the plan or raises BundleError with the same problems (everything that starts a kernel).
 
-Source: design section 8 ("The whole bundle is validated before anything starts").
+Source: docs/design/bundle.md section 1.
 """
 
 from __future__ import annotations

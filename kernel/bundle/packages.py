@@ -3,7 +3,7 @@
 A package is somebody else's: nothing of it is replaced from our environment, and its tools get the defaults until the
 operator accepts what they request (kernel/grants). It lies outside of the bundle's tree, where no jail can write.
 
-Source: design section 8; sandbox.md section 1.
+Source: docs/design/bundle.md section 4; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

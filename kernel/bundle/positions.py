@@ -5,7 +5,7 @@ while reading, and a file with several faults gets an error for each. Scalars fo
 `on`, `12:30` and dates are strings. Only what JSON can say is accepted: no merge keys, no custom tags, no keys that
 are not strings, no infinities.
 
-Source: design section 8; docs/bundle.md is generated from the structs, not from here.
+Source: docs/design/bundle.md section 2; docs/bundle.md is generated from the structs, not from here.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ _NAMED: Final[dict[str, Plain]] = {
     "+.inf": math.inf, "+.Inf": math.inf, "+.INF": math.inf,
     "-.inf": -math.inf, "-.Inf": -math.inf, "-.INF": -math.inf,
 }  # fmt: skip
-#: What a JSON value may be as an integer (design section 4); larger ones become doubles.
+#: What a JSON value may be as an integer (docs/design/wire.md section 2); larger ones become doubles.
 _MIN_INT: Final = -(2**63)
 _MAX_INT: Final = 2**64 - 1
 #: Digits that a 64-bit integer can have; longer numbers are not worth converting exactly.

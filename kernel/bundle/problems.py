@@ -1,7 +1,6 @@
 """What is wrong with a bundle: one problem each, with its place, and the report that collects them.
 
-Source: design section 8 ("every error has file, line, column, path in the document, code, suggestion");
-requirements VALIDATE-04, ERROR-06, ERROR-07.
+Source: docs/design/bundle.md section 7; requirements VALIDATE-04, ERROR-06, ERROR-07.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `Kind/name`, {kind, name, package?} and {ref: either} all become one Ref. Which resources exist is not known here.
 
-Source: design section 8; requirement EXT-12; requirements_summary "Reference spellings".
+Source: docs/design/bundle.md section 4; requirement EXT-12.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ empty required value therefore means "already reported" to them. A plan is only 
 
 `${NAME}` is replaced here, in string values only. Messages repeat what stands in the file, never what it became.
 
-Source: design section 8; requirements SCHEMA-01 to SCHEMA-10, VALIDATE-04.
+Source: docs/design/bundle.md section 3; requirements SCHEMA-01 to SCHEMA-10, VALIDATE-04.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What grants are decided by, gathered from this machine: the policy, digests of packages, folders that must be kept.
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

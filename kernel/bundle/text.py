@@ -1,6 +1,6 @@
 """Problems as a person reads them: grouped by file, `file:line:col: CODE message`, the suggestion below.
 
-Source: design section 8.
+Source: docs/design/bundle.md section 7.
 """
 
 from __future__ import annotations

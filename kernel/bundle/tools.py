@@ -1,7 +1,7 @@
 """The rules of Tool documents: names, parameters, aliases, examples, the entry file, and what the sandbox is asked.
 
-Source: design section 7; sandbox.md section 1; requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09,
-NAME-10, NAME-12, VALIDATE-01, VALIDATE-03.
+Source: docs/design/bundle.md section 3; docs/design/tools.md sections 2 and 3; docs/design/sandbox.md section 1;
+requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09, NAME-10, NAME-12, VALIDATE-01, VALIDATE-03.
 """
 
 from __future__ import annotations

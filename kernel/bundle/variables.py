@@ -1,6 +1,6 @@
 """The environment variables that a bundle names, and where (pure). Their values are not looked at.
 
-Source: design section 8 (`${NAME}`, `valueFrom: {env}`); sandbox.md section 1 (`sandbox.env`).
+Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What holds for all of them: with `--json` exactly one JSON document on stdout, o
 results on stdout and everything else on stderr. Exit status 0, 1 for a failure, 2 for bad usage or a bad bundle, 130
 after an interrupt, 141 when nobody reads the output. No traceback ever reaches a person.
 
-Source: design section 11.
+Source: docs/design/commands.md sections 1 and 2.
 """
 
 from __future__ import annotations

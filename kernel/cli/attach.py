@@ -4,7 +4,7 @@ A command that talks to a swarm holds its kernel through `supervisor.sock` while
 that ends with it; `gdn call` without a running kernel starts one that is shared by every call that comes meanwhile
 and ends with the last of them.
 
-Source: design section 11; delivery.md section 8.
+Source: docs/design/commands.md section 4.
 """
 
 from __future__ import annotations

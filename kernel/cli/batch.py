@@ -3,7 +3,7 @@
 A line is a JSON object {"id", "tool", "args"?, "workdir"?, "instance"?}; `id` is any string or number and comes back
 as it was. Other fields are ignored, as everywhere on the wire.
 
-Source: design sections 4 ("Rules") and 11.
+Source: docs/design/commands.md section 5; docs/design/wire.md section 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The script calls `gdn` with _GDN_COMPLETE in its environment; words.py has the answers.
 
-Source: design section 11.
+Source: docs/design/commands.md section 3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A message is given up when agents ended on it five times without progress, or could not be started for it. Whoever
 waited for its answer was told; the message stays until a person has decided.
 
-Source: docs/design/delivery.md, "Dead letters".
+Source: docs/design/delivery.md section 10.
 """
 
 from __future__ import annotations

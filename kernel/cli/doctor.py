@@ -2,7 +2,7 @@
 
 Exit status 1 when there is a problem. With --json one document: {ok, problems, warnings, findings}.
 
-Source: design section 11.
+Source: docs/design/commands.md section 7.
 """
 
 from __future__ import annotations

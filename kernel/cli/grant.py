@@ -1,6 +1,6 @@
 """`gdn grant list|accept|revoke|files`: what the tools of a bundle ask for, what they get, and the operator's decision.
 
-Source: sandbox.md section 1; design section 11.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules.
 - Best effort: what cannot be read or written costs the history, not the session. So does a link, a pipe, and a file
   of somebody else: none of them is followed.
 
-Source: design section 10 (state on disk).
+Source: docs/design/processes.md section 8.
 """
 
 from __future__ import annotations

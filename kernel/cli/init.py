@@ -3,7 +3,7 @@
 Each template is a folder of kernel/templates, copied as it is: a whole bundle that runs without a key. Nothing that is
 there already is touched without --force: everything is looked at before the first file is written.
 
-Source: design section 11.
+Source: docs/design/commands.md section 6.
 """
 
 from __future__ import annotations

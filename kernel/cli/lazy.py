@@ -1,6 +1,6 @@
 """Groups of commands that know the names and one-line helps, and import a command only when it is used.
 
-Source: design section 11 (`gdn --help` starts quickly).
+Source: docs/design/commands.md section 1.
 """
 
 from __future__ import annotations

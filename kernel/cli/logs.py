@@ -1,6 +1,6 @@
 """`gdn logs`: what the processes of a kernel wrote, by time; with or without a running kernel.
 
-Source: design section 11.
+Source: docs/design/commands.md section 8.
 """
 
 from __future__ import annotations

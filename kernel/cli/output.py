@@ -1,6 +1,6 @@
 """What commands print: results, errors, JSON documents. Nothing else prints, so nothing else has to be harmless.
 
-Source: design section 11.
+Source: docs/design/commands.md section 2.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In the editor Enter sends; Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears,
 Ctrl-D on an empty line ends. It is drawn on stderr, so that stdout holds nothing but answers.
 
-Source: design section 11; docs/decisions/017.
+Source: docs/design/commands.md section 5; docs/decisions/017.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gdn schema export DIR`: the contract as JSON Schema files, for editors and other languages.
 
-Source: design section 11.
+Source: docs/design/wire.md section 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The status stands where the cursor is, so it is there only while no line of text is open. A terminal without cursor
 movement (TERM=dumb) gets text and no status; NO_COLOR takes the colours away.
 
-Source: design section 11 ("Interactive use gets colour, progress"); https://no-color.org.
+Source: docs/design/commands.md section 2; https://no-color.org.
 """
 
 from __future__ import annotations

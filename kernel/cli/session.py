@@ -1,6 +1,6 @@
 """A client's connection to a running kernel: events out, answers back, and one clear error when the kernel is lost.
 
-Source: delivery.md section 4; design section 11.
+Source: docs/design/commands.md section 4; docs/design/delivery.md section 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An argument that is too large for a command line, from standard input.
 
-Source: design section 11.
+Source: docs/design/commands.md section 5.
 """
 
 from __future__ import annotations

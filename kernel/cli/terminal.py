@@ -4,7 +4,7 @@ Names of folders, text of models, tools, instance keys and logs are anybody's, a
 Every line of a command goes through `shown_line`, which shows such characters by their number. A `Style` therefore
 writes no control sequence: it writes marks that nobody else can write, and `shown_line` turns them into colours.
 
-Source: design section 11 ("interactive use gets colour … pipes get plain text").
+Source: docs/design/commands.md section 3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gdn tool`: the tools of a bundle and of the bundled package, for those who write them.
 
-Source: design sections 7 and 11.
+Source: docs/design/commands.md section 6.
 """
 
 from __future__ import annotations

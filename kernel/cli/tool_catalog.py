@@ -1,6 +1,6 @@
 """The tools that a bundle has, and finding one of them by the name that a person gives.
 
-Source: design sections 7 and 8; requirements NAME-01, NAME-13, BASE-01.
+Source: docs/design/tools.md sections 1 and 2; requirements NAME-01, NAME-13, BASE-01.
 """
 
 from __future__ import annotations

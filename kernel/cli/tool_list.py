@@ -3,7 +3,7 @@
 With --json: {bundle, tools: [{name, tool, source, description?, parameters?, idempotent}]}. What extensions register
 when they run is not known here.
 
-Source: design section 11; requirements CATALOG-01, NAME-01.
+Source: docs/design/commands.md section 6; requirements CATALOG-01, NAME-01.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ NAME is a Tool (`bash`, `Tool/bash`) or one of its functions (`bash__exec`). Wit
 file, line, entry, errorMessageLimit, sandbox, exports}, with every default filled in. `sandbox` is what the manifest
 requests; `granted` is there, too, when the tool gets something else (`gdn grant list` says why).
 
-Source: design sections 7 and 11; sandbox.md section 1.
+Source: docs/design/commands.md section 6; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

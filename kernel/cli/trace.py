@@ -1,7 +1,7 @@
 """`gdn trace [TURN]`: what a turn did and how long each part took, with the turns of other agents that it asked for. It
 needs no running kernel.
 
-Source: design section 11; schemas/traces.py; docs/design/traces.md.
+Source: docs/design/commands.md section 8; schemas/traces.py; docs/design/traces.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Exit status 0 for a bundle that can run, 2 for one that cannot. With --json, one document on stdout:
 {valid, errors, warnings, dropped?, bundle?, entryAgent?, agents, tools}.
 
-Source: design sections 8 and 11; requirement VALIDATE-04.
+Source: docs/design/bundle.md sections 1 and 7; requirement VALIDATE-04.
 """
 
 from __future__ import annotations

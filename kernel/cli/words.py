@@ -8,7 +8,7 @@ Rules.
 - A shell prints the description of a tool as it is, and it is anybody's text. So it goes out harmless.
 - Whatever goes wrong, nothing is offered and nothing is said.
 
-Source: design section 11 ("completion").
+Source: docs/design/commands.md section 3.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`--workdir`: the directory that an operator gives to tools instead of the instance's own.
 
 It can be written to by every tool that is called there. What is the system's, or runs outside of jails, the tool host
-refuses (toolhost/policy/plan.py); what is the kernel's own is refused here, before anything is started.
+refuses (toolhost/policy/refusals.py); what is the kernel's own is refused here, before anything is started.
 
-Source: design section 11; sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """`gdn doctor`: facts.py says what is looked at, look.py looks, findings.py judges.
 
-Source: design section 11.
+Source: docs/design/commands.md section 7.
 """

@@ -2,7 +2,7 @@
 
 Numbers are None, and texts empty, where the system does not say. A limit of -1 is none.
 
-Source: design section 11; sandbox.md sections 3, 4 and 7.
+Source: docs/design/commands.md section 7; docs/design/sandbox.md sections 3, 4 and 7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A problem keeps the kernel or its tools from working, a warning takes something away or will bite later. Each of both
 has a fix: a command to be typed as it is, or one sentence where no single command does it.
 
-Source: design section 11; sandbox.md sections 3, 4 and 7.
+Source: docs/design/commands.md section 7; docs/design/sandbox.md sections 3, 4 and 7.
 """
 
 from __future__ import annotations

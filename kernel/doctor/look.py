@@ -3,7 +3,7 @@
 It starts one program, the tool host's survey, which runs while the rest is looked at. Of an environment variable only
 the name is kept.
 
-Source: design section 11.
+Source: docs/design/commands.md section 7.
 """
 
 from __future__ import annotations

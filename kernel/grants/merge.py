@@ -7,7 +7,7 @@ whatever order it is done and however often (tests/unit/kernel/grants/test_merge
 Isolation has an order of its own: `call` is narrower than `instance`. A shared jail has less (no workdir, no variables)
 but is shared with everyone, so it is neither narrower nor wider than the others, and no agent changes to or from it.
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Unlike the digest of a revision it leaves nothing out: neither hidden nor compiled nor large files, because a module
 could import any of them.
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

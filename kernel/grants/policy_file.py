@@ -12,7 +12,7 @@
 Whoever can write it decides what tools may do, so it must belong to the operator and be closed to changes by others.
 What is accepted stands at the end, behind a line of its own, so that the part written by hand keeps its comments.
 
-Source: sandbox.md section 1.
+Source: docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The journal's files as names in a folder: made, taken apart, put aside.
 
-Source: docs/design/delivery.md, "The journal".
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations

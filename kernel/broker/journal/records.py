@@ -3,7 +3,7 @@
 A record is a msgpack array whose first element names its kind. New fields come last and have a default, so a file of an
 older kernel can be read. A record stands alone: it refers to other things by their ids only.
 
-Source: docs/design/delivery.md, "The journal".
+Source: docs/design/delivery.md section 1.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

@@ -9,7 +9,7 @@ running digest before it, the time, the writes. Entries are written from the beg
 that are in the tables already. So what counts is a chain: each entry begins with the number and the digest that the
 one before it ended with, and the first one with those of the tables.
 
-Source: docs/design/delivery.md, "The journal".
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations

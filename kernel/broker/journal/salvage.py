@@ -5,7 +5,7 @@ What is whole.
 - The rows on both sides of a hole. SQLite stops at a page that it cannot read, so a table is read from its end, too.
 - The pages that are left of a file that was cut off. SQLite refuses such a file, so a copy is filled up with zeros.
 
-Source: docs/design/delivery.md, "The journal", "Corruption".
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations

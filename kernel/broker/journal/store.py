@@ -20,7 +20,7 @@ Rules.
 - A write that fails for want of space raises DiskFull and leaves the file as it was. Any other failure raises
   JournalFailed: the caller must end, since after a failed fsync nobody knows what the disk holds.
 
-Source: docs/design/delivery.md, "The journal".
+Source: docs/design/delivery.md section 1.
 """
 
 from __future__ import annotations
