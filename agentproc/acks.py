@@ -1,4 +1,4 @@
-"""Tells the tool host which results are stored, so that it may forget them (delivery.md section 5)."""
+"""Tells the tool host which results are stored, so that it may forget them (docs/design/delivery.md section 6)."""
 
 from __future__ import annotations
 

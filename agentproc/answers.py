@@ -1,6 +1,6 @@
 """How a turn's end becomes the answer that is stored and sent, and how turns are named (pure).
 
-Source: delivery.md sections 3 and 4 (one `done` frame carries the answer; ids are derived); design section 4.
+Source: docs/design/delivery.md sections 2 and 5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Leaving. Idle for long enough: `bye` asks the broker, which alone decides. `shut
 on to its next step boundary, or for as long as was granted; everything unfinished is released, `shutdown_ack` says
 so, and the process exits 0. A link that the broker refused ends the process with 1.
 
-Source: design section 2; delivery.md sections 3, 6 and 8; requirement IPC-07.
+Source: docs/design/processes.md section 6; requirement IPC-07.
 """
 
 from __future__ import annotations

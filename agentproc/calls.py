@@ -3,7 +3,7 @@
 Every call ends in exactly one ToolResult, whatever happens; only a lost lease ends it otherwise, because then the
 event and its calls belong to another incarnation.
 
-Source: delivery.md section 5; requirements CALL-01 to CALL-07, ERROR-03; design section 14 ("tool call").
+Source: docs/design/delivery.md section 6; requirements CALL-01 to CALL-07, ERROR-03.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
 from schemas.results import cut_message
 from schemas.spans import call_span
 
-#: A tool call's time when nothing else bounds it: the wall clock limit of a jail (seconds, sandbox.md section 1).
+#: A tool call's time when nothing else bounds it: the wall clock limit of a jail (seconds).
 DEFAULT_CALL_S: Final = 120.0
 #: A call ends this much before its turn does, so that its own timeout is what the model or the operator sees
 #: (seconds); a turn with little time left gives half of it.

@@ -7,7 +7,7 @@ The invariant that every vendor enforces: an assistant message with N tool calls
 for each call, in call order, before anything else; and no result stands anywhere else. Turns keep it by construction;
 `presentable` restores it after events that removed or replaced messages.
 
-Source: design section 5; requirements CONTEXT-10, CALL-15; pitfalls 4.
+Source: docs/design/turns.md section 3; requirements CONTEXT-10, CALL-15.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in

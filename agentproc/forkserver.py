@@ -14,7 +14,7 @@ killed with it, and looks once more.
 Bursts. A fork takes a millisecond or two of a processor, and forks come one after the other. So requests that are there
 together share one middle process: nine forks for eight agents instead of sixteen.
 
-Source: design section 2; delivery.md section 8. Protocol: schemas/forkserver.py.
+Source: docs/design/processes.md section 3. Protocol: schemas/forkserver.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules.
 - Names, ids and codes only. Arguments and results may hold secrets, and stay in the conversation.
 - Nothing is sent for an event whose asker did not wish it.
 
-Source: PROTOCOL.md "Live events"; design section 4 (`runtime.event`).
+Source: docs/design/wire.md section 8; PROTOCOL.md "Live events".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Rules.
 - The answer is stored under the event's key before it is sent; a finished event is answered from there again.
 - Whatever goes wrong with the file, the model or our own code ends that turn with one error; the process serves on.
 
-Source: delivery.md sections 3 and 5; design sections 3 and 8.
+Source: docs/design/turns.md section 2; docs/design/delivery.md section 2.
 """
 
 from __future__ import annotations

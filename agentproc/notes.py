@@ -5,7 +5,7 @@ Rules.
 - A step begins when its model is asked. It ends when nothing of it is left to do: with the middleware around it.
 - An error is noted without the model's secrets and with a message of bounded length.
 
-Source: design sections 5 and 11; schemas/traces.py; docs/design/traces.md.
+Source: schemas/traces.py; docs/design/traces.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules.
 - The frame carries the whole digest as well: the broker refuses a known id with another content.
 - An agent does not ask itself: its own name needs another instance key.
 
-Source: docs/design/delivery.md; requirements AGENTS-01 to AGENTS-30, HANDOFF-01 to HANDOFF-08.
+Source: docs/design/delivery.md section 5; requirements AGENTS-01 to AGENTS-30, HANDOFF-01 to HANDOFF-08.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Rules.
 Durability. WAL with synchronous NORMAL survives the end of the process; `power` makes the commit of `finish` wait for
 the disk, which covers everything before it.
 
-Source: design sections 5 and 10; delivery.md sections 3, 5 and 7.
+Source: docs/design/turns.md section 4; docs/design/delivery.md sections 2 and 6.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The bundled tools `agents`, `handoff` and `self-restart` and the `ctx.agents` of middleware all go through here.
 
-Source: docs/design/delivery.md; requirements AGENTS-08, AGENTS-14, AGENTS-17, AGENTS-21.
+Source: docs/design/delivery.md section 5; requirements AGENTS-08, AGENTS-14, AGENTS-17, AGENTS-21.
 """
 
 from __future__ import annotations

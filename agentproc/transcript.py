@@ -4,7 +4,7 @@
 stored before `emit` returns; each such event has an origin (its extension's stage, and the how-manieth there), so that
 a resumed turn whose middleware runs again puts it in the same place instead of adding it twice.
 
-Source: design section 5; delivery.md section 7; requirements CALL-15, PIPELINE-02.
+Source: docs/design/turns.md section 3; requirements CALL-15, PIPELINE-02.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Rules.
 - A turn whose middleware has been entered is left through it, whatever ends the core; middleware that fails, or that
   returns before the core is done, ends the turn as failed.
 
-Source: design sections 3 and 8; delivery.md section 5; pitfalls 4; requirements CALL-04, CALL-15, ERROR-08.
+Source: docs/design/turns.md section 1; docs/design/delivery.md section 6; requirements CALL-04, CALL-15, ERROR-08.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Rules.
   now.
 - The turn machine decides; middleware stands around it as tasks (extensions/stages.py), whose doings are its inputs.
 
-Source: delivery.md sections 3 and 5; design sections 3, 8 and 9.
+Source: docs/design/turns.md section 2; docs/design/delivery.md sections 2 and 6.
 """
 
 from __future__ import annotations

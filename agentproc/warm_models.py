@@ -2,7 +2,7 @@
 
 Everything of a model call is real but the socket: the request, the parser, the stream, the vendor's reader.
 
-Source: design section 2 (what agents share); decision 020.
+Source: docs/design/processes.md section 3; decision 020.
 """
 
 from __future__ import annotations

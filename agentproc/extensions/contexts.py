@@ -3,9 +3,9 @@
 A context is one object a layer; what may be changed in it (`args`, `tool_catalog`, `metadata`) is shared by all layers
 of its chain, and everything else is read-only: assigning to it raises AttributeError.
 
-Names are the specification's in snake_case (design section 12). Times are RFC 3339 in UTC.
+Names are the specification's in snake_case. Times are RFC 3339 in UTC.
 
-Source: design sections 9 and 12; requirements CALL-10 to CALL-13, CALL-16, PIPELINE-02, CATALOG-05, CATALOG-07,
+Source: docs/design/turns.md section 8; requirements CALL-10 to CALL-13, CALL-16, PIPELINE-02, CATALOG-05, CATALOG-07,
 CONTEXT-10.
 """
 

@@ -9,7 +9,8 @@ Rules.
   `idempotent: true` is run again (local_calls.py). A handler that is no coroutine
   function runs in a thread, because it may block.
 
-Source: design sections 7, 9 and 12; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09, HANDLER-02.
+Source: docs/design/tools.md section 8; requirements DYNAMIC-01 to DYNAMIC-08, ITEM-05, CATALOG-06, CATALOG-09,
+HANDLER-02.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A bundle can be a workdir of tools. What is there already is read-only for them,
 library that would be found before a source, or a compiled form in `__pycache__` could be put beside it. So modules of
 extensions are always compiled from their sources, and those that have a digest must still have it.
 
-Source: design section 9; docs/decisions/034.
+Source: docs/design/turns.md section 8; docs/decisions/034.
 """
 
 from __future__ import annotations

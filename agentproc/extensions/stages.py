@@ -4,7 +4,7 @@ The machine says when a chain is to be entered (`EnterTurn`, `EnterStep`, each t
 (`LeaveTurn`, `LeaveStep`, the call's result); here the chain is run around a core that waits for that. A chain that
 fails, or returns before its core is done, is an input as well. So the rules of a turn stay in turn.py.
 
-Source: design section 9; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14.
+Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14.
 """
 
 from __future__ import annotations

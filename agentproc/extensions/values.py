@@ -1,6 +1,6 @@
 """What an extension's code gives or raises, made fit for the wire (pure).
 
-Source: requirements ERROR-03, RESULT-05, HANDLER-07, CALL-13, CALL-14; design section 9.
+Source: docs/design/turns.md section 8; requirements ERROR-03, RESULT-05, HANDLER-07, CALL-13, CALL-14.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Request: roles alternate, the results of all calls of an answer stand in one user message right behind it, and no text
 is blank. Answer: content blocks, each begun, filled by deltas and ended; unknown events and blocks are skipped.
 
-Source: design section 8; Anthropic's API reference, "Messages" and "Streaming".
+Source: docs/design/turns.md section 6; Anthropic's API reference, "Messages" and "Streaming".
 """
 
 from __future__ import annotations

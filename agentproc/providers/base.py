@@ -1,6 +1,6 @@
 """What the turn loop needs of a model: one question, one answer. A provider knows neither the bus nor the store.
 
-Source: design section 8; requirements NAME-03 (tool names go to the vendor and come back unchanged).
+Source: docs/design/turns.md section 6; requirements NAME-03 (tool names go to the vendor and come back unchanged).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _json: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def storable(value: Any) -> Any:
-    """A JSON value with integers that the wire cannot carry as doubles (design section 4, "Rules"). Raises
+    """A JSON value with integers that the wire cannot carry as doubles (docs/design/wire.md section 2). Raises
     OverflowError.
     """
     if isinstance(value, int):

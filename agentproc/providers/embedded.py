@@ -6,7 +6,7 @@ through the same turn, catalog, validation and sandbox as any model. It never pr
 Commands, one a line (JSON may span lines); several calls in one input run in parallel:
     /TOOL {json}      /TOOL key=value …      /tools      /help      @AGENT text
 
-Source: design section 8 ("embedded").
+Source: docs/design/turns.md section 7.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ that a model made up; empty texts. One bad message would make every later reques
 each call comes with exactly one result, ids are unique within the request, names of the catalog stay as they are
 (NAME-03) and only other ones are rewritten.
 
-Source: design section 5; pitfalls 4; requirements ERROR-08, NAME-03.
+Source: docs/design/turns.md section 5; requirements ERROR-08, NAME-03.
 """
 
 from __future__ import annotations

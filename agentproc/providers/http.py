@@ -7,7 +7,7 @@ Rules.
 - No key in anything that is logged or raised, also when the server repeats it in any form (schemas/redaction.py). What
   it says is looked at before it is cut: half a key would not be found.
 
-Source: design sections 8 and 10.
+Source: docs/design/turns.md section 6.
 """
 
 from __future__ import annotations

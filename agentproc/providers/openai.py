@@ -4,7 +4,7 @@ the sending.
 Servers differ in what they leave out, so little is demanded: indexes, ids, a `[DONE]`, usage may all be missing.
 Unknown fields are skipped, but those inside a tool call are sent back with it (some vendors sign their calls).
 
-Source: design section 8; OpenAI's API reference, "Chat completions" and "Streaming".
+Source: docs/design/turns.md section 6; OpenAI's API reference, "Chat completions" and "Streaming".
 """
 
 from __future__ import annotations

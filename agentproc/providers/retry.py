@@ -1,6 +1,6 @@
 """When to ask a model again, and after how long. Pure: the clock and the dice are arguments.
 
-Source: design section 8 ("retry on 429/5xx/529 honouring Retry-After").
+Source: docs/design/turns.md section 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A model's server may send anything at all. Every way in which its answer can be bad is a `Fault`, which says in the
 vendor's words what was wrong and whether asking again may help.
 
-Source: design section 8.
+Source: docs/design/turns.md section 6.
 """
 
 from __future__ import annotations
