@@ -1,6 +1,6 @@
 """How calls end: each in exactly one result, kept until the agent has stored it.
 
-Source: delivery.md section 5.
+Source: docs/design/delivery.md section 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A question whose answer is waited for lives as long as its call: when the call e
 is dropped here, the handler is told, and an answer that still comes is acknowledged by the link and goes nowhere. The
 log says which those were; the broker cancels them.
 
-Source: delivery.md section 4; sandbox.md section 5.
+Source: docs/design/delivery.md section 5; docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations

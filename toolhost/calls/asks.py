@@ -9,7 +9,8 @@ Rules.
 - Each call may have so many questions open, ask so many in all, and say so much; one more is refused, not queued.
 - What comes out of a jail is hostile: names are bounded, values walked before anything opens them.
 
-Source: delivery.md sections 2 and 4; sandbox.md section 5; requirements CONTEXT-09, AGENTS-12 to AGENTS-30.
+Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; docs/design/sandbox.md section 5; requirements
+CONTEXT-09, AGENTS-12 to AGENTS-30.
 """
 
 from __future__ import annotations

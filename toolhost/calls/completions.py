@@ -4,7 +4,7 @@ The host says what happens to work (`begin`, `end`); here polls are answered and
 and calls back when the broker has it; `remember` keeps what was promised and not told yet, so that the next tool host
 can say of each that its outcome is unknown.
 
-Source: requirements RESULT-03, RESULT-04; design section 7; PROTOCOL.md "Pending results".
+Source: docs/design/tools.md section 6; requirements RESULT-03, RESULT-04; PROTOCOL.md "Pending results".
 """
 
 from __future__ import annotations

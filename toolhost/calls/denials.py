@@ -4,7 +4,7 @@ A handler sees a refused connection, a name that does not exist or a socket that
 name and message; its code becomes E_SANDBOX_DENIED and the message begins with what was refused, so that a model does
 not take the wall for a fault of the network.
 
-Source: sandbox.md section 6; requirement RESULT-05.
+Source: docs/design/sandbox.md section 6; requirement RESULT-05.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An agent that narrows the sandbox of a tool (Agent.spec.sandbox, spec.tools[].sandbox) has entries of its own, and with
 them jails of its own: its generation is another one, so even a shared jail is not shared with agents that have more.
 
-Source: sandbox.md section 1; requirements HANDLER-06, SCHEMA-07.
+Source: docs/design/sandbox.md section 1; requirements HANDLER-06, SCHEMA-07.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An agent makes the calls of one message at a time, so of each instance only the last few messages are kept.
 
-Source: design section 7; schemas/WORKER.md "message".
+Source: docs/design/tools.md section 7; schemas/WORKER.md "message".
 """
 
 from __future__ import annotations

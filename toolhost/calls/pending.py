@@ -13,7 +13,7 @@ Rules.
 - What it came to is told to whoever polls for it; if nobody does at that moment, the agent is sent an event. It stays
   here for KEPT_S, for those who ask later.
 
-Source: requirements RESULT-03, RESULT-04; design section 7.
+Source: docs/design/tools.md section 6; requirements RESULT-03, RESULT-04.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Read once, when a tool host starts: whatever stands in it was lost with the one 
 begins or ends; it survives the end of the process, not of the machine's power. A file that cannot be read or written
 costs the promise, never a call.
 
-Source: requirement RESULT-04; design section 10.
+Source: docs/design/tools.md section 6; requirement RESULT-04.
 """
 
 from __future__ import annotations

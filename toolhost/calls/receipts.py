@@ -4,7 +4,7 @@ The part about the jail is encoded again only when something in it has changed; 
 When processor time and memory are looked at is decided here, too: after a call that took long, and else once a second
 at most, so that it costs quick calls nothing.
 
-Source: sandbox.md section 7.
+Source: docs/design/sandbox.md section 7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An output is forwarded as the worker encoded it; an error is cut to its tool's limit and completed with what ERROR-02,
 ERROR-06 and ERROR-07 ask for.
 
-Source: requirements RESULT-01 to RESULT-05, ERROR-01 to ERROR-07, HANDLER-07; design section 12a.
+Source: docs/design/tools.md sections 5 and 9; requirements RESULT-01 to RESULT-05, ERROR-01 to ERROR-07, HANDLER-07.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Rules.
   stays known by its id alone.
 - A callId belongs to the agent instance that used it first; from another one it is refused.
 
-Source: delivery.md section 5.
+Source: docs/design/delivery.md section 6.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ How far a rule goes (`Reach`):
   address (`localhost`, names in its hosts file, names that no public registry hands out). Everything that a packet can
   be sent to.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each step is taken where the system knows it. Root becomes nobody. Landlock leaves the files that name resolution
 needs, to read, and nothing to write or run; it keeps the proxy away from abstract sockets and from signals to others.
 
-Source: sandbox.md sections 3 and 6; docs/decisions/024.
+Source: docs/design/sandbox.md sections 3 and 6; docs/decisions/024.
 """
 
 from __future__ import annotations

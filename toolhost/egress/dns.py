@@ -4,7 +4,7 @@ A granted name has an address in the jail; every other name does not exist there
 proxy learns what a tool wanted, so that the refusal can name it. Programs of the jail normally find granted names in
 their /etc/hosts and never ask.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A request whose end two servers could see in different places is refused: with it a second request, to another host,
 would travel unseen. Each connection carries one request.
 
-Source: sandbox.md section 6; RFC 9112 sections 3, 6, 7; RFC 9110 section 7.6.1.
+Source: docs/design/sandbox.md section 6; RFC 9112 sections 3, 6, 7; RFC 9110 section 7.6.1.
 """
 
 from __future__ import annotations

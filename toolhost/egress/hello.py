@@ -1,6 +1,6 @@
 """The server name in a TLS ClientHello: pure, and as strict as a server that is about to be imitated would be.
 
-Source: sandbox.md section 6; RFC 8446 section 4.1.2, RFC 6066 section 3.
+Source: docs/design/sandbox.md section 6; RFC 8446 section 4.1.2, RFC 6066 section 3.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ namespace refused. On a machine without IPv6 those for it are not made; everythi
 Every address is made local to the namespace, so that a connection to any of them ends here, where it can be seen,
 instead of having no route.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the tool host and the egress proxy say to each other: JSON datagrams over a socket pair, descriptors beside.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

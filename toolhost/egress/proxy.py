@@ -8,7 +8,7 @@ Rules.
 - A refusal is told to the tool host before the jail sees it, so that it is known when the call's result comes.
 - Everything is bounded: connections of a jail, bytes and time of a connection, what a jail can make us report.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

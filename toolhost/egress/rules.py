@@ -4,7 +4,7 @@ Every exact name stands in the jail's /etc/hosts with an address of 127.42.0.0/1
 themselves, the proxy listens inside the jail's network namespace, so that any TCP client works. Patterns and `public`
 go through an HTTP proxy, as only a request says which name it is for.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Connections of the proxy to the network: resolve, judge every address, connect to the very address that was judged.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A tool's entry module exposes `handlers`, a dict from export name to `def handle
 (or tuples) and dicts with string keys. `Pending(handle)` says that the work goes on elsewhere; an exception is the
 call's error, and its `code`, `suggestion` and `help_url` attributes travel with it.
 
-Source: requirements HANDLER-01 to HANDLER-07, CONTEXT-01 to CONTEXT-10, RESULT-03; design section 12.
+Source: docs/tools.md; requirements HANDLER-01 to HANDLER-07, CONTEXT-01 to CONTEXT-10, RESULT-03.
 """
 
 from __future__ import annotations

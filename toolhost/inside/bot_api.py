@@ -9,7 +9,8 @@ Rules.
 - Errors are worded `[service] method failed: …` (the service said no) or `[service] method request failed: …` (there
   was no answer). Neither has a code of its own, so that the host can say E_SANDBOX_DENIED when it was the sandbox.
 
-Source: requirements TELEGRAM-02 to -04, -18 to -21, SLACK-02 to -04, -20 to -23; recorded parity; design section 12a.
+Source: docs/design/tools.md section 9; requirements TELEGRAM-02 to -04, -18 to -21, SLACK-02 to -04, -20 to -23;
+recorded parity.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ process: a jail without it is none.
 Limits come here and not before bubblewrap, because a limit of processes that is set inside a user namespace counts only
 the processes there.
 
-Source: sandbox.md section 3, items 5 and 6; toolhost/policy computes what is in the plan.
+Source: docs/design/sandbox.md sections 3.5 and 3.6; toolhost/policy computes what is in the plan.
 """
 
 from __future__ import annotations

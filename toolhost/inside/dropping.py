@@ -4,7 +4,7 @@ bubblewrap was root on the host, and so is this process, with three capabilities
 the jail's user for good and splits in two: itself, the first process of the namespace, which only waits, and the
 process that goes on. No code of a tool is near yet.
 
-Source: sandbox.md section 3, item 2; toolhost/policy/enclosure.py.
+Source: docs/design/sandbox.md section 3.2; toolhost/policy/enclosure.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Rules.
 
 Everything is imported with the first request (http.client takes 20 to 50 ms), so that a cold jail does not pay for it.
 
-Source: requirements TELEGRAM-04, SLACK-04; sandbox.md section 6; docs/decisions/027.
+Source: docs/design/sandbox.md section 6; requirements TELEGRAM-04, SLACK-04; docs/decisions/027.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Why a bare clone: a child must be the first of a process namespace, and only one
 told, which is fine for a process with one thread whose child forks again, as the interpreter knows it, before anything
 else.
 
-Source: sandbox.md section 5; schemas/WORKER.md section 9.
+Source: docs/design/sandbox.md section 5; schemas/WORKER.md section 9.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ which only waits, and the worker, which returns from `enter`. What is left when 
 
 A wall that cannot be put up ends the process, and with it the call.
 
-Source: sandbox.md section 5; toolhost/policy/nested.py computes the plan.
+Source: docs/design/sandbox.md section 5; toolhost/policy/nested.py computes the plan.
 """
 
 from __future__ import annotations

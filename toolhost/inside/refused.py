@@ -3,7 +3,7 @@
 A jail without network may make no sockets: the system says "Operation not permitted", and a library wraps that once or
 twice. Imported when a handler has failed, so it costs nothing before.
 
-Source: sandbox.md section 6.
+Source: docs/design/sandbox.md section 6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     error = denied(path)          # a ToolError with the code E_SANDBOX_DENIED, or None
     if error is not None: raise error
 
-Source: design section 12a (paths outside every mount).
+Source: docs/design/tools.md section 9.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A jail can write to private memory beside its workdir; a file there would be gone with it, so that is refused too.
 
-Source: requirements TELEGRAM-18, SLACK-20; design section 12a.
+Source: docs/design/tools.md section 9; requirements TELEGRAM-18, SLACK-20.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """System calls by their numbers, for what Python has no function for; without the package ctypes, which takes 5 ms.
 
-Source: sandbox.md section 5 ("Cold jail to first result").
+Source: docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A library would cost a cold jail 24 ms and 5 MiB; this costs under one. It knows
 nil, booleans, 64-bit integers, doubles, strings, arrays and maps with string keys. `pack` is at the same time the
 check that a handler returned JSON (HANDLER-07).
 
-Source: schemas/WORKER.md; design section 4 ("Rules").
+Source: docs/design/wire.md section 2; schemas/WORKER.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Rules.
 - Nothing here is a wall: tool code runs in this process and can change all of it. The walls are around the jail, and
   the host believes no frame from here.
 
-Source: design sections 6 and 7; requirements HANDLER-01 to HANDLER-07, CONTEXT-*.
+Source: docs/design/sandbox.md section 5; requirements HANDLER-01 to HANDLER-07, CONTEXT-*.
 """
 
 from __future__ import annotations

@@ -7,5 +7,5 @@ bus, reads no file of a bundle, and imports nothing but the standard library.
 `request.py` is what the two say to each other, `program.py` the loop, `staging.py` the mounts, `calls.py` the system
 calls that Python does not have. The tool host's end is `toolhost/jails/launch.py`.
 
-Source: sandbox.md section 3, items 1 and 2; docs/decisions/022.
+Source: docs/design/sandbox.md sections 3.1 and 3.2; docs/decisions/022.
 """

@@ -3,7 +3,7 @@
 For hosts, or file systems, on which owners cannot be shown as others. Nothing is changed where they are, no link is
 followed, and what begins with a dot comes along empty: in a jail it is covered anyway.
 
-Source: sandbox.md section 3, item 2; docs/decisions/038.
+Source: docs/design/sandbox.md section 3.2; docs/decisions/038.
 """
 
 from __future__ import annotations

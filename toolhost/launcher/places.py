@@ -1,6 +1,6 @@
 """Paths and descriptors that root's processes use for somebody who may not be trusted: no link leads anywhere else.
 
-Source: sandbox.md section 5; docs/decisions/039.
+Source: docs/design/sandbox.md section 5; docs/decisions/039.
 """
 
 from __future__ import annotations

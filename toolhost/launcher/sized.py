@@ -9,7 +9,7 @@ Rules.
 - Whoever mounts holds the lock of `folder`; a file has one loop device and one mount, whoever asks, however often.
 - An image that is there is used or the jail is refused: an empty folder in its place would look like lost work.
 
-Source: sandbox.md section 4; docs/decisions/040.
+Source: docs/design/sandbox.md section 4; docs/decisions/040.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The image is as large as the disk that it lies on and holds next to nothing: a h
 is set before each of them starts, by the blocks that ext4 keeps back from everybody (`reserved_clusters`). So nothing
 has to grow or to shrink, and the bound holds after files were removed, too.
 
-Source: sandbox.md section 4; docs/decisions/040; the kernel's sysfs-fs-ext4 document.
+Source: docs/design/sandbox.md section 4; docs/decisions/040; the kernel's sysfs-fs-ext4 document.
 """
 
 from __future__ import annotations

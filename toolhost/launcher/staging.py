@@ -5,7 +5,7 @@ as a detached mount while we are still in the host's namespace, its owner mapped
 mount), and put under one folder of the new namespace, from where bubblewrap takes it. On disk nothing changes hands,
 but for a workdir that we made for an instance on a file system without such mounts: it becomes that of its user.
 
-Source: sandbox.md section 3, item 2; the kernel's idmappings.rst.
+Source: docs/design/sandbox.md section 3.2; the kernel's idmappings.rst.
 """
 
 from __future__ import annotations

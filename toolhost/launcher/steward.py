@@ -11,7 +11,7 @@ Rules.
   the tool host's child, and so is every jail, as if the tool host had started it.
 - It ends with the tool host, and takes the control groups that this has left along.
 
-Source: sandbox.md section 3, item 1; docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ They are told to root's processes before the tool host gives anything up, and ho
 somebody has taken over can ask for anything; what it may have is still a jail, as a user that no one else is, and
 no folder in it to write to that is the system's, the home directory's, our code's or our state's.
 
-Source: sandbox.md section 3, item 1; docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 `rules.py` says what is allowed, in names; `numbers.py` knows the names' numbers on each machine; `program.py` turns
 the one with the other into the bytes that `bwrap --seccomp FD` takes.
 
-Source: sandbox.md section 3, item 4; docs/decisions/021.
+Source: docs/design/sandbox.md section 3.4; docs/decisions/021.
 """

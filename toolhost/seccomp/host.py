@@ -6,7 +6,7 @@ root's processes, with `open_by_handle_at` the second a way to any file of the d
 to give it another name. None of them is there, nor a program to start, a namespace to enter, a mount to make, a module,
 a key, a BPF program or an io_uring, whose calls no filter sees.
 
-Source: sandbox.md section 3, item 1; docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ this: no program can be started, no process be signalled or looked into, nothing
 code be made of memory, and no socket but of IP and those that it was given. It asks for names by files and DNS: the
 daemons of the host that also answer such questions are behind local sockets, like much else.
 
-Source: sandbox.md section 6; docs/decisions/024.
+Source: docs/design/sandbox.md section 6; docs/decisions/024.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules.
   stands above them must not matter here either.
 - Nobody gets set-user-id or set-group-id bits onto a file: on disk, files of a jail belong to the operator.
 
-Source: sandbox.md section 3, item 4.
+Source: docs/design/sandbox.md section 3.4.
 """
 
 from __future__ import annotations

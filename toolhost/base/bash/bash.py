@@ -6,7 +6,7 @@ SIGTERM to the process group at once and SIGKILL after KILL_AFTER_S. Either way 
 Processes are started with posix_spawn, which neither forks this threaded process nor imports `subprocess` (15 ms of a
 cold call).
 
-Source: requirements BASH-01 to BASH-09; design section 12a; recorded parity `bash__*`.
+Source: docs/design/tools.md section 9; requirements BASH-01 to BASH-09; recorded parity `bash__*`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:
     from goondan_tool.reasons import name_of, reason_of
 
 DEFAULT_TIMEOUT_MS = 30_000
-#: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (design section 12a).
+#: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (docs/design/tools.md section 9).
 KILL_AFTER_S = 0.5
 #: Each stream is returned up to this size (bytes); the rest is read and counted.
 STREAM_BYTES = 1 << 20

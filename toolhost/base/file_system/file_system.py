@@ -3,7 +3,7 @@
 The jail is the wall; this module only says clearly what it ran into. Nothing here waits for a file: whatever is no
 regular file (a FIFO, a device) is opened without blocking and refused.
 
-Source: requirements FS-01 to FS-15; design section 12a; recorded parity `file-system__*`.
+Source: docs/design/tools.md section 9; requirements FS-01 to FS-15; recorded parity `file-system__*`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Which addresses it may reach is the sandbox's affair (`network: public`): each a
 every redirect, is judged by the egress proxy. Here only http and https are let through, on each redirect again. The
 body is read no further than `maxBytes`, also when it is packed.
 
-Source: requirements HTTP-01 to HTTP-10; design section 12a; recorded parity `http-fetch__*`.
+Source: docs/design/tools.md section 9; requirements HTTP-01 to HTTP-10; recorded parity `http-fetch__*`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 JSON is read strictly (RFC 8259), and numbers are doubles, as recorded: what is no integer up to 2^53 loses digits
 beyond the 16th, and what is too large for a double reads as null.
 
-Source: requirements JSON-01 to JSON-12; design section 12a; recorded parity `json-query__*`.
+Source: docs/design/tools.md section 9; requirements JSON-01 to JSON-12; recorded parity `json-query__*`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The token goes to the API and, for a download, to hosts of Slack or the host of the given apiBaseUrl, and nowhere else:
 any other address, also one that a redirect leads to, is an error before a request is made.
 
-Source: requirements SLACK-01 to SLACK-23; design section 12a; recorded parity `slack__*`.
+Source: docs/design/tools.md section 9; requirements SLACK-01 to SLACK-23; recorded parity `slack__*`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The token is part of every address, so no address is ever shown: `downloadUrl` has `bot***` in its place. A redirect is
 followed nowhere, because it could only lead the token away.
 
-Source: requirements TELEGRAM-01 to TELEGRAM-21; design section 12a; recorded parity `telegram__*`.
+Source: docs/design/tools.md section 9; requirements TELEGRAM-01 to TELEGRAM-21; recorded parity `telegram__*`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bundled tool `text-transform`: small changes to a text. Positions and lengths count Unicode code points.
 
-Source: requirements TEXT-01 to TEXT-12; design section 12a; recorded parity `text-transform__*`.
+Source: docs/design/tools.md section 9; requirements TEXT-01 to TEXT-12; recorded parity `text-transform__*`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def slice_(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
 
 
 def split(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
-    """`text-transform__split`: at a delimiter; what exceeds maxParts is dropped (design section 12a)."""
+    """`text-transform__split`: at a delimiter; what exceeds maxParts is dropped (docs/design/tools.md section 9)."""
     text = non_empty(input, "text")
     delimiter = string(input, "delimiter", "\n")
     most = int(number(input, "maxParts", -1)) % PARTS_MODULUS

@@ -1,6 +1,6 @@
 """The bundled tool `wait`: nothing happens for a while.
 
-Source: recorded parity `wait__*`; design section 12a.
+Source: docs/design/tools.md section 9; recorded parity `wait__*`.
 """
 
 from __future__ import annotations
