@@ -80,3 +80,16 @@ def test_both_languages_show_the_same_transcripts() -> None:
         len(re.findall(r"^## ", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)) for page in (english, korean)
     ]
     assert headings[0] == headings[1]
+
+
+def terms(page: str) -> list[str]:
+    """The terms of a glossary, in English, in their order."""
+    rows = re.findall(r"^\| (?!term|용어|-)(.+?) \|", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [term for row in rows for term in re.sub(r" \(.*\)$", "", row).split(", ")]
+
+
+def test_the_glossary_is_short_and_the_same_in_both_languages() -> None:
+    english, korean = terms("docs/glossary.md"), terms("docs/glossary.ko.md")
+    assert english == korean
+    assert 40 < len(english) <= 60, len(english)
+    assert len(set(english)) == len(english), "one word, one thing"
