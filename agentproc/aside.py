@@ -12,7 +12,7 @@ from typing import Protocol
 from agentproc.conversation import Message, MessageSource, UserData
 from agentproc.providers.base import ModelAnswer, ModelRequest, Provider
 from schemas.errors import fail
-from schemas.launch import AgentSpec
+from schemas.launch import AgentSpec, ModelSpec
 
 
 class AskOnce(Protocol):
@@ -34,12 +34,12 @@ class Aside:
         self._turn_of = asyncio.Lock()
         self._asking: asyncio.Task[ModelAnswer] | None = None
 
-    async def ask(self, provider: Provider, text: str, system: str | None, step: int) -> str:
+    async def ask(self, provider: Provider, model: ModelSpec, text: str, system: str | None, step: int) -> str:
         """What the model answers in this step (from 1). Raises GoondanError."""
         async with self._turn_of:
             request = ModelRequest(
                 agent=self._spec.name,
-                model=self._spec.model,
+                model=model,
                 messages=[Message("aside", UserData(text), self._clock(), MessageSource("extension"))],
                 tools=[],
                 step=step,

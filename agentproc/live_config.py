@@ -30,7 +30,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
-from schemas.launch import AgentSpec, ExtensionSpec
+from schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
 from schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
 
 #: Where the conversation's file has what the last step began with.
@@ -77,6 +77,17 @@ class InForce:
     def system(self) -> str | None:
         """The system prompt."""
         return self._applied.system if self.changes else self._spec.system
+
+    @cached_property
+    def model(self) -> ModelSpec:
+        """The model that is asked."""
+        own = self._spec.model
+        return msgspec.structs.replace(own, model=self._applied.model.model) if self.changes else own
+
+    @property
+    def max_steps(self) -> int:
+        """Steps that a turn may take."""
+        return self._applied.max_steps if self.changes else self._spec.max_steps_per_turn
 
     @cached_property
     def extensions(self) -> list[ExtensionSpec]:

@@ -268,7 +268,8 @@ class Turn:
         self._entered = False  # the turn middleware has called next() and has not returned
         self._resumed: Resume | None = None
         self._end_as_is: End | None = None  # how the turn ends unless middleware says otherwise
-        self._max_steps = max_steps
+        #: Steps that it may take; it may become another number between two inputs.
+        self.max_steps = max_steps
         self._next = 0
         self._pausing = False
         self._told = False  # something came that the next model call is to read
@@ -355,8 +356,8 @@ class Turn:
         if self._operator:
             output = self._last_result
             return [self._over(End(status="completed", steps=0, finish_reason="stop", output=output))]
-        if self.steps >= self._max_steps:
-            message = f"the turn took {self.steps} steps, limit {self._max_steps}, and was not finished"
+        if self.steps >= self.max_steps:
+            message = f"the turn took {self.steps} steps, limit {self.max_steps}, and was not finished"
             error = error_payload("E_MAX_STEPS", message)
             return self._end(End(status="failed", steps=self.steps, finish_reason="max_steps", error=error))
         if self._pausing:
@@ -412,7 +413,7 @@ class Turn:
         """The core of the step is done; `end` is how the turn ends if no other step follows."""
         results, self._results = list(self._results.values()), {}
         if self._told and end is not None and end.status == "completed":
-            should_continue = should_continue or (self.steps < self._max_steps and not self._pausing)
+            should_continue = should_continue or (self.steps < self.max_steps and not self._pausing)
         if self._wraps_steps and not self._operator:
             self.phase = "leaving"
             self._end_as_is = end

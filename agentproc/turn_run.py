@@ -118,7 +118,7 @@ class TurnRun:
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
             name,
-            max_steps=runner.spec.max_steps_per_turn,
+            max_steps=runner.live_config.current.max_steps,
             wraps_turn=wrapped and runner.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
         )
@@ -150,7 +150,7 @@ class TurnRun:
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
-                ask_aside=lambda *question: self._aside.ask(runner.provider, *question),
+                ask_aside=lambda *question: self._aside.ask(runner.provider, self._config.in_force.model, *question),
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._parked = False
@@ -206,6 +206,7 @@ class TurnRun:
                 return None
             inputs, self._inputs = self._inputs, []
             at = self._runner.clock()
+            self.turn.max_steps = self._runner.live_config.current.max_steps
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
     def push(self, event: Input) -> None:
@@ -525,7 +526,7 @@ class TurnRun:
             return
         request = ModelRequest(
             agent=runner.spec.name,
-            model=runner.spec.model,
+            model=self._config.in_force.model,
             messages=self._presented.of(messages),
             tools=self._catalog.shown,
             step=action.step,

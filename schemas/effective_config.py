@@ -59,6 +59,13 @@ class Prompt(Struct, frozen=True, omit_defaults=True):
     system: str | None = None
 
 
+class ModelName(Struct, frozen=True):
+    """Which model of which provider is asked. As a change it means nothing to an agent with another provider."""
+
+    provider: str
+    model: str
+
+
 class Change(Struct, frozen=True, omit_defaults=True):
     """What one patch does to a configuration. None: nothing to that part."""
 
@@ -66,17 +73,24 @@ class Change(Struct, frozen=True, omit_defaults=True):
     extensions: ListChange | None = None
     edits: list[Edit] = []
     prompt: Prompt | None = None
+    model: ModelName | None = None
+    #: Steps that a turn may take.
+    max_steps: int | None = None
 
 
 class Applied(Struct, frozen=True):
-    """A configuration after changes: names of tools and extensions in their order, the `config` of each extension, and
-    the system prompt.
-    """
+    """A configuration after changes."""
 
+    #: Names of tools and extensions, in their order.
     tools: list[str]
     extensions: list[str]
+    #: The `config` of each extension, by its name.
     configs: dict[str, dict[str, Any]]
+    #: The system prompt.
     system: str | None
+    model: ModelName
+    #: Steps that a turn may take.
+    max_steps: int
 
 
 def effective_config(spec: AgentSpec) -> dict[str, Any]:
@@ -93,6 +107,8 @@ def declared(spec: AgentSpec) -> Applied:
         [item.name for item in spec.extensions],
         {item.name: item.config for item in spec.extensions},
         spec.system,
+        ModelName(spec.model.provider, spec.model.model),
+        spec.max_steps_per_turn,
     )
 
 
@@ -107,13 +123,13 @@ def shown(spec: AgentSpec, applied: Applied) -> dict[str, Any]:
     return {
         "swarm": (spec.swarm.get("metadata") or {}).get("name", ""),
         "agent": spec.name,
-        "model": {"provider": spec.model.provider, "model": spec.model.model},
+        "model": {"provider": applied.model.provider, "model": applied.model.model},
         "prompt": {"system": applied.system},
         "tools": [{"kind": "Tool", "name": name} for name in applied.tools],
         "extensions": [
             {"kind": "Extension", "name": name, "config": applied.configs[name]} for name in applied.extensions
         ],
-        "policy": {"maxStepsPerTurn": spec.max_steps_per_turn},
+        "policy": {"maxStepsPerTurn": applied.max_steps},
     }
 
 
@@ -123,6 +139,7 @@ def apply_changes(base: Applied, changes: Iterable[Change]) -> Applied:
     Extensions that `base` does not have cannot come by a change.
     """
     tools, extensions, system = base.tools, base.extensions, base.system
+    model, max_steps = base.model, base.max_steps
     configs = dict(base.configs)
     for change in changes:
         if change.tools is not None:
@@ -134,7 +151,11 @@ def apply_changes(base: Applied, changes: Iterable[Change]) -> Applied:
                 configs[edit.extension] = _edited(configs[edit.extension], edit)
         if change.prompt is not None:
             system = change.prompt.system
-    return Applied(tools, extensions, configs, system)
+        if change.model is not None and change.model.provider == model.provider:
+            model = change.model
+        if change.max_steps is not None:
+            max_steps = change.max_steps
+    return Applied(tools, extensions, configs, system, model, max_steps)
 
 
 def change_list(names: Sequence[str], change: ListChange) -> list[str]:
@@ -162,6 +183,8 @@ def change_of(before: Applied, after: Applied) -> Change:
         extensions=_list_change(before.extensions, after.extensions),
         edits=edits,
         prompt=None if before.system == after.system else Prompt(after.system),
+        model=None if before.model == after.model else after.model,
+        max_steps=None if before.max_steps == after.max_steps else after.max_steps,
     )
 
 
@@ -175,6 +198,10 @@ def touches(change: Change) -> set[Touched]:
                 touched.add((kind, ORDER))
     if change.prompt is not None:
         touched.add(("prompt", "system"))
+    if change.model is not None:
+        touched.add(("model", "model"))
+    if change.max_steps is not None:
+        touched.add(("policy", "maxStepsPerTurn"))
     return touched
 
 

@@ -224,6 +224,10 @@ def _sets(later: Patch, touched: Touched) -> bool:
     part, *names = touched
     if part == "prompt":
         return later.change.prompt is not None
+    if part == "model":
+        return later.change.model is not None
+    if part == "policy":
+        return later.change.max_steps is not None
     if len(names) == 1:
         changed = later.change.tools if part == "tools" else later.change.extensions
         return changed is not None and names[0] in changed.removed

@@ -8,6 +8,8 @@
 | `/extensions`: order          | yes                                    | yes                 |
 | `/extensions/N/config`        | yes, but of what guards                | yes                 |
 | `/extensions`: out, in again  | no                                     | those of the agent  |
+| `/model/model`                | no                                     | of the same provider|
+| `/policy/maxStepsPerTurn`     | no                                     | yes                 |
 | everything else               | no                                     | no: in the bundle   |
 
 Everything that is refused by the table is E_CHANGESET_DENIED; what is no sound configuration is a code of its own.
@@ -27,6 +29,7 @@ from schemas.codec import check_json
 from schemas.effective_config import (
     Applied,
     Change,
+    ModelName,
     Touched,
     change_of,
     declared,
@@ -39,8 +42,9 @@ from schemas.errors import GoondanError, fail
 from schemas.launch import AgentSpec, ExtensionSpec
 from schemas.live_config import MAX_OPERATIONS, Operation
 
-#: What can be patched at all.
+#: What extensions may patch, and what operators may patch as well.
 _OPEN: Final = ("extensions", "prompt", "tools")
+_OPERATORS: Final = ("model", "policy")
 #: Lists: an operation that names one of them as a whole touches all of it.
 _LISTS: Final = ("extensions", "tools")
 #: Bundled extensions that bound what an agent may do: their configuration is policy.
@@ -54,6 +58,10 @@ _DYNAMIC_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,130}\Z")
 _VARIABLE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 #: Tools and extensions of one configuration.
 MAX_NAMES: Final = 1024
+#: Steps of one turn, as in Swarm.spec.policy.maxStepsPerTurn.
+MAX_STEPS: Final = 1000
+#: The name of a model: no vendor's has a space or more characters.
+_MODEL: Final = re.compile(r"[!-~]{1,200}\Z")
 
 
 class Proposer(Struct, frozen=True):
@@ -85,7 +93,7 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
     whole: set[Touched] = set()
     for operation in operations:
         path = pointer(operation.path)
-        if not path or path[0] not in _OPEN or (path[0] == "extensions" and len(path) > 2 and path[2] != "config"):
+        if not _is_open(path, proposer):
             raise _denied(operation.path or "the whole configuration", proposer)
         try:
             check_json(None if operation.value is UNSET else operation.value, operation.path[:100])
@@ -96,9 +104,17 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
     document = apply_operations(shown(spec, before), operations)
     after = _read(spec, before, document, proposer)
     change = change_of(before, after)
+    _check_model(spec, change, proposer)
     _check_tools(spec, change, proposer)
     _check_extensions(spec, change, proposer)
     return Judged(change, frozenset(touches(change) | whole))
+
+
+def _is_open(path: Sequence[str], proposer: Proposer) -> bool:
+    """Whether this part of a configuration can be patched by who wants it."""
+    if not path or path[0] not in (*_OPEN, *(_OPERATORS if proposer.operator else ())):
+        return False
+    return path[0] != "extensions" or len(path) <= 2 or path[2] == "config"
 
 
 def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> Applied:
@@ -107,7 +123,32 @@ def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propose
     system = prompt.get("system") if isinstance(prompt, dict) else None
     if not isinstance(prompt, dict) or prompt.keys() - {"system"} or not isinstance(system, str | None):
         raise fail("E_CONFIG_INVALID_VALUE", "/prompt is {system}, and system a text or null")
-    return Applied(_tools(spec, before, document, proposer), *_extensions(spec, before, document), system)
+    names, configs = _extensions(spec, before, document)
+    tools = _tools(spec, before, document, proposer)
+    return Applied(tools, names, configs, system, _model(before, document, proposer), _max_steps(document, proposer))
+
+
+def _model(before: Applied, document: Mapping[str, Any], proposer: Proposer) -> ModelName:
+    given = document.get("model")
+    if not isinstance(given, dict) or given.keys() - {"provider", "model"}:
+        raise _denied("what a Model document says, but for the model's name", proposer)
+    provider, model = given.get("provider"), given.get("model")
+    if provider != before.model.provider:
+        raise _denied("the provider of a model, which has a key and a server of its own", proposer)
+    if model != before.model.model and (not isinstance(model, str) or not _MODEL.match(model)):
+        message = "/model/model is the name of a model: 1 to 200 printable ASCII characters without a space"
+        raise fail("E_CONFIG_INVALID_VALUE", message)
+    return ModelName(provider, model)
+
+
+def _max_steps(document: Mapping[str, Any], proposer: Proposer) -> int:
+    policy = document.get("policy")
+    if not isinstance(policy, dict) or policy.keys() - {"maxStepsPerTurn"}:
+        raise _denied("what a policy says, but for maxStepsPerTurn", proposer)
+    steps = policy.get("maxStepsPerTurn")
+    if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+        raise fail("E_CONFIG_INVALID_VALUE", f"/policy/maxStepsPerTurn is a whole number from 1 to {MAX_STEPS}")
+    return steps
 
 
 def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> list[str]:
@@ -143,6 +184,15 @@ def _extensions(
             raise fail("E_CONFIG_INVALID_VALUE", f"the config of Extension/{name} is no object")
         configs[name] = config
     return names, configs
+
+
+def _check_model(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+    if change.model is None:
+        return
+    if spec.model.pricing is not None:
+        raise _denied("the model of a Model document that has a price (`pricing`)", proposer)
+    if spec.model.provider == "embedded":
+        raise fail("E_CONFIG_INVALID_VALUE", "the provider `embedded` has one model only")
 
 
 def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
@@ -202,7 +252,7 @@ def _secret(where: str) -> GoondanError:
 
 def _denied(what: str, proposer: Proposer) -> GoondanError:
     if proposer.operator:
-        hint = "Change the bundle's files; docs/live-config.md says what a patch may change."
+        hint = "Edit the bundle's files, then run `gdn restart`; docs/live-config.md says what a patch may change."
     else:
         hint = "An operator changes it in the bundle; docs/live-config.md says what an extension may patch."
     return fail("E_CHANGESET_DENIED", f"no patch may change {what[:200]}", suggestion=hint)

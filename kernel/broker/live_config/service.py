@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
 from kernel.broker.journal.records import ConfigPatched
+from kernel.broker.live_config.fitting import check_fit
 from kernel.broker.live_config.patches import Patch, Patches
 from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from kernel.broker.live_config.rules import Proposer, judge, within_bound
@@ -253,6 +254,8 @@ class LiveConfigs:
             hint = "A patch is kept as it is; name a variable in the bundle's document instead."
             raise fail("E_CONFIG_INVALID_VALUE", "a patch may not hold the key of a model", suggestion=hint)
         self._patches.check_conflict(agent, key, proposal.revision, judged.touched)
+        current = self._changes(agent, patch.key)
+        check_fit(base.spec, base.declared, current, [*current, judged.change])
         forgotten = self._patches.make_room(agent, patch.key, judged.change)
         known = {tool_of(item) for item in base.spec.registry}
         added = [] if judged.change.tools is None else judged.change.tools.added
@@ -286,6 +289,7 @@ class LiveConfigs:
             self._tell(connection, frame.id, patch)
             return
         if patch.state == "accepted" and not patch.reverting:
+            self._check_without(patch)
             patch.reverting = self._patches.next_number()
             item = self._bus.ledger.config_patched(record_of(patch, reverted=patch.reverting))
             self._bus.staged.append(Staged("config", item, wish=patch.id))
@@ -293,6 +297,15 @@ class LiveConfigs:
             message = "the patch is on its way into the journal"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         self._join(connection, frame, patch)
+
+    def _check_without(self, patch: Patch) -> None:
+        """Raise GoondanError when what other patches leave of the config of an extension would not fit its schema."""
+        if patch.agent not in self._bus.plan.agents:
+            return
+        base = self._base(patch.agent)
+        others = [other for other in self._patches.in_force(patch.agent, patch.key) if other is not patch]
+        left = [self._fitting(other) for other in others]
+        check_fit(base.spec, base.declared, self._changes(patch.agent, patch.key), left)
 
     def _told_again(self, connection: Connection, frame: Frame, asked: Patch) -> bool:
         """Whether this proposal was made before, and is answered or waits now."""
@@ -380,6 +393,9 @@ class LiveConfigs:
             return [f"the bundle has no agent {patch.agent}"]
         added = [] if patch.change.tools is None else patch.change.tools.added
         idle = [why for name in added if (why := self._why_not(patch, name))]
+        model = patch.change.model
+        if model is not None and model.provider != spec.model.provider:
+            idle.append(f"the agent's model is one of {spec.model.provider}, not of {model.provider}")
         has = {extension.name for extension in spec.extensions}
         named = dict.fromkeys(edit.extension for edit in patch.change.edits)
         return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]

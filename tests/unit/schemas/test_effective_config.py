@@ -14,6 +14,7 @@ from schemas.effective_config import (
     Change,
     Edit,
     ListChange,
+    ModelName,
     apply_changes,
     change_list,
     change_of,
@@ -41,12 +42,15 @@ def configurations(draw: Any) -> Applied:
     names = ["one", "two", "three"]
     configs = {name: draw(CONFIGS) for name in names}
     extensions = draw(st.permutations(names))[: draw(st.integers(0, 3))]
-    return Applied(draw(lists(NAMES)), extensions, configs, draw(st.none() | st.sampled_from("st")))
+    system = draw(st.none() | st.sampled_from("st"))
+    model = ModelName("openai", draw(st.sampled_from(["small", "large"])))
+    return Applied(draw(lists(NAMES)), extensions, configs, system, model, draw(st.integers(1, 3)))
 
 
 def visible(applied: Applied) -> Any:
     """What an agent sees: the config of an extension that is in its list."""
-    return applied.tools, applied.extensions, {n: applied.configs[n] for n in applied.extensions}, applied.system
+    configs = {name: applied.configs[name] for name in applied.extensions}
+    return applied.tools, applied.extensions, configs, applied.system, applied.model, applied.max_steps
 
 
 @settings(max_examples=80)
@@ -83,9 +87,12 @@ def test_what_does_not_meet_can_be_made_in_either_order_and_loses_nothing(
                 assert at(changed.configs, edit) == at(meant.configs, edit)
             if change.prompt is not None:
                 assert changed.system == change.prompt.system
+            assert change.model in (None, changed.model)
+            assert change.max_steps in (None, changed.max_steps)
     assert set(made.tools) == set(turned.tools)
     assert set(made.extensions) == set(turned.extensions)
-    assert (made.configs, made.system) == (turned.configs, turned.system)
+    for part in ("configs", "system", "model", "max_steps"):
+        assert getattr(made, part) == getattr(turned, part)
 
 
 def at(configs: dict[str, dict[str, Any]], edit: Edit) -> Any:
@@ -122,8 +129,9 @@ def test_lists(names: str, change: ListChange, made: str) -> None:
 
 
 def test_true_is_not_one() -> None:
-    before = Applied([], ["one"], {"one": {"k": 1, "l": [1]}}, None)
-    after = Applied([], ["one"], {"one": {"k": True, "l": [True]}}, None)
+    model = ModelName("openai", "m")
+    before = Applied([], ["one"], {"one": {"k": 1, "l": [1]}}, None, model, 1)
+    after = Applied([], ["one"], {"one": {"k": True, "l": [True]}}, None, model, 1)
     assert {tuple(edit.path) for edit in change_of(before, after).edits} == {("k",), ("l",)}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentproc.loop import TurnRunner
 from schemas.codec import from_raw, to_raw
-from schemas.effective_config import Change, Edit, ListChange, Prompt, digest_of
+from schemas.effective_config import Change, Edit, ListChange, ModelName, Prompt, digest_of
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame
 from schemas.launch import CatalogItem, ToolSource
@@ -83,6 +83,23 @@ async def test_a_patch_reaches_the_catalog_and_the_prompt_of_the_next_step(make:
     assert shown(model) == [["notes__add"], ["notes__add", "bash__exec"], ["notes__add", "bash__exec"]]
     assert [request.system for request in model.requests] == ["Be kind.", "Be brief.", "Be brief."]
     assert [frame.tool for frame in link.calls] == ["notes__add", "bash__exec"]
+
+
+async def test_the_next_step_asks_the_model_and_keeps_the_limit_that_an_operator_has_set(make: Make) -> None:
+    model = FakeModel(wants(("c1", "notes__add", {})), wants(("c2", "notes__add", {})), says("done"))
+    link = FakeLink(handler=lambda tool, args: None)
+    runner = make(link, model, **only_notes(), max_steps_per_turn=1)
+    provider = runner.spec.model.provider
+    running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    await settle()
+    say(runner, 1, Change(model=ModelName(provider, "large"), max_steps=3), Change(model=ModelName("other", "x")))
+    for _ in range(2):
+        link.finish(link.open_calls()[0], ok(1))
+        await settle()
+    await running
+    assert [request.model.model for request in model.requests] == [runner.spec.model.model, "large", "large"]
+    assert {request.model.provider for request in model.requests} == {provider}
+    assert the_answer(link).status == "completed", "the bundle's limit is one step"
 
 
 async def test_a_step_keeps_what_it_began_with(make: Make) -> None:
