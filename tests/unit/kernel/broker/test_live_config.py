@@ -12,11 +12,10 @@ from kernel.broker.bus import Bus
 from kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
 from kernel.broker.live_config.service import MAX_PROPOSALS
 from kernel.broker.presence import CLIENTS, Connection
-from schemas.budgets import Pricing
 from schemas.codec import encode, from_raw, to_raw
 from schemas.effective_config import apply_changes, declared, digest_of, shown
 from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
-from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ModelSpec, ToolSource
+from schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ToolSource
 from schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_acting import out, run, tell
@@ -509,156 +508,6 @@ def test_an_operator_takes_out_extensions_and_puts_them_back_but_brings_no_code(
     assert [item["name"] for item in live.config()["extensions"]] == ["gate", "one", "two", "remote"]
     refused = live.admin(**ask, id="o3", patches=[replace("/extensions/3/config/transport", "x")])
     assert refused["error"]["code"] == "E_CHANGESET_DENIED"
-
-
-def with_model(live: Live, **changes: Any) -> None:
-    """The bundle gives `coder` this model."""
-    spec = msgspec.structs.replace(live.spec, model=ModelSpec(**{"provider": "anthropic", "model": "haiku", **changes}))
-    live.world.plan = msgspec.structs.replace(live.world.plan, agents={**live.world.plan.agents, "coder": spec})
-    live.restart()
-
-
-def test_an_operator_changes_the_model_and_the_steps_of_a_turn_from_the_next_step_on() -> None:
-    live = Live("k", "other")
-    with_model(live)
-    ask = {"op": "config.propose", "agent": "coder", "instanceKey": "k"}
-    patches = [replace("/model/model", "opus"), replace("/policy/maxStepsPerTurn", 99)]
-    assert live.admin(**ask, id="o1", patches=patches)["status"] == "accepted"
-    config = live.admin(op="config.show", agent="coder", instanceKey="k")["config"]
-    assert (config["model"], config["policy"]) == (
-        {"provider": "anthropic", "model": "opus"},
-        {"maxStepsPerTurn": 99},
-    )
-    assert live.config("k")["model"]["model"] == "opus"
-    assert live.config("other")["model"]["model"] == "haiku"
-    live.restart()
-    assert live.config("k")["policy"] == {"maxStepsPerTurn": 99}
-    assert live.code(replace("/model/model", "sonnet")) == "E_CHANGESET_DENIED", "an extension may not"
-    # What was set again goes first when there is no more room.
-    for number in range(MAX_PATCHES + 5):
-        told = live.admin(**ask, id=f"m{number}", patches=[replace("/model/model", f"m{number}")])
-        assert told["status"] == "accepted"
-
-
-def test_a_model_of_another_provider_is_not_asked_for_what_was_set_before() -> None:
-    live = Live()
-    with_model(live)
-    live.admin(op="config.propose", id="o1", agent="coder", patches=[replace("/model/model", "opus")])
-    assert live.config()["model"]["model"] == "opus"
-    with_model(live, provider="openai", model="gpt")
-    assert live.config()["model"] == {"provider": "openai", "model": "gpt"}
-    (patch,) = live.admin(op="config.list")["patches"]
-    assert patch["idle"] == ["the agent's model is one of openai, not of anthropic"]
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        replace("/model/provider", "openai"),
-        add("/model/endpoint", "http://127.0.0.1:1"),
-        add("/model/apiKey", "k"),
-        replace("/model", {"provider": "openai", "model": "gpt"}),
-        add("/policy/maxLiveAgents", 9),
-        add("/sandbox", {"network": "public"}),
-        add("/permissions/-", "agents"),
-        replace("/agent", "reviewer"),
-        replace("/swarm", "x"),
-        replace("/extensions/0/entry", "evil.py"),
-        replace("/extensions/3/config/transport", {"command": ["sh"]}),
-    ],
-    ids=lambda operation: str(operation["path"]),
-)
-def test_what_no_kernel_changes_while_it_runs_names_the_way(operation: dict[str, Any]) -> None:
-    live = Live()
-    with_model(live)
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[operation])
-    assert (told["status"], told["error"]["code"]) == ("rejected", "E_CHANGESET_DENIED")
-    assert "gdn restart" in told["error"]["suggestion"]
-
-
-@pytest.mark.parametrize(
-    ("operation", "code"),
-    [
-        (replace("/model/model", ""), "E_CONFIG_INVALID_VALUE"),
-        (replace("/model/model", "two words"), "E_CONFIG_INVALID_VALUE"),
-        (replace("/model/model", 7), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", 0), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", True), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", 1001), "E_CONFIG_INVALID_VALUE"),
-        (remove("/model"), "E_CHANGESET_DENIED"),
-        (remove("/policy/maxStepsPerTurn"), "E_CONFIG_INVALID_VALUE"),
-    ],
-)
-def test_an_operators_value_is_checked_as_well(operation: dict[str, Any], code: str) -> None:
-    live = Live()
-    with_model(live)
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[operation])
-    assert told["error"]["code"] == code
-
-
-def test_a_model_with_a_price_is_changed_together_with_it() -> None:
-    live = Live()
-    with_model(live, pricing=Pricing(input_per_million=1.0, output_per_million=2.0))
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[replace("/model/model", "opus")])
-    assert told["error"]["code"] == "E_CHANGESET_DENIED"
-    assert "price" in told["error"]["message"]
-
-
-# --- the form of a config ---------------------------------------------------------------------------------------------
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"level": {"type": "integer"}, "mode": {"enum": ["a", "b"]}, "nested": {}, "secret": {}},
-    "additionalProperties": False,
-    "if": {"properties": {"mode": {"const": "b"}}, "required": ["mode"]},
-    "then": {"properties": {"level": {"minimum": 5}}},
-}
-
-
-def with_schema(live: Live) -> None:
-    """The extension `one` declares what its config looks like."""
-    one = msgspec.structs.replace(EXTENSIONS[0], config_schema=SCHEMA)
-    spec = msgspec.structs.replace(live.spec, extensions=[one, *EXTENSIONS[1:]])
-    live.world.plan = msgspec.structs.replace(live.world.plan, agents={**live.world.plan.agents, "coder": spec})
-    live.restart()
-
-
-@pytest.mark.parametrize("operator", [False, True])
-def test_a_config_that_does_not_fit_its_schema_is_refused_before_it_is_in_force(operator: bool) -> None:
-    live = Live()
-    with_schema(live)
-    wrong = [replace("/extensions/0/config/level", "high-secret-value")]
-    if operator:
-        told = live.admin(op="config.propose", id="o1", agent="coder", patches=wrong)
-        error = msgspec.convert(told["error"], ErrorPayload)
-    else:
-        outcome = live.propose(*wrong)
-        assert outcome.error is not None
-        error = outcome.error
-    assert error.code == "E_CONFIG_INVALID_VALUE"
-    assert "Extension/one" in error.message
-    assert "config.level" in error.message
-    assert "high-secret-value" not in error.message
-    assert live.revision() == 0
-    assert live.code(add("/extensions/0/config/unknown", 1)) == "E_CONFIG_INVALID_VALUE"
-    assert live.propose(replace("/extensions/0/config/level", 2)).status == "accepted"
-    assert live.propose(replace("/extensions/1/config", {"anything": 1})).status == "accepted", "it declares none"
-
-
-def test_patches_that_fit_alone_and_not_together_are_refused_also_by_a_revert() -> None:
-    live = Live()
-    with_schema(live)
-    assert live.propose(replace("/extensions/0/config/level", 7), id="level").status == "accepted"
-    # Made from the configuration without the other: they touch different things, and together they would not fit.
-    assert live.propose(add("/extensions/0/config/mode", "b"), id="mode").status == "accepted"
-    refused = live.admin(op="config.revert", patchId="level")
-    assert refused.code == "E_CONFIG_INVALID_VALUE"
-    assert live.config()["extensions"][0]["config"]["level"] == 7
-    assert live.admin(op="config.revert", patchId="mode")["status"] == "accepted"
-    assert live.admin(op="config.revert", patchId="level")["status"] == "accepted"
-    old = live.revision()
-    assert live.propose(add("/extensions/0/config/mode", "b"), id="again").error is not None, "the level is 1"
-    assert live.propose(replace("/extensions/0/config/level", 9), revision=old).status == "accepted"
 
 
 def test_a_revert_is_a_decision_of_its_own() -> None:
