@@ -133,9 +133,15 @@ def test_an_operator_lists_proposes_and_reverts(kernel: Sandbox) -> None:
     text = kernel.gdn("config", "list", "--instance", "o").out
     assert "by operator" in text
     assert "because: for now" in text
-    refused = kernel.gdn("config", "propose", "main", '[{"op": "replace", "path": "/model/model", "value": "x"}]')
+    steps = json.dumps([{"op": "replace", "path": "/policy/maxStepsPerTurn", "value": 3}])
+    assert kernel.gdn("config", "propose", "main", steps, "--instance", "o").status == 0
+    shown = kernel.gdn("config", "show", "main", "--instance", "o", "--json").json
+    assert shown["config"]["policy"] == {"maxStepsPerTurn": 3}
+    provider = json.dumps([{"op": "replace", "path": "/model/provider", "value": "openai"}])
+    refused = kernel.gdn("config", "propose", "main", provider)
     assert refused.status == 1
     assert "E_CHANGESET_DENIED" in refused.err
+    assert "gdn restart" in refused.err
     assert kernel.gdn("config", "propose", "main", "no json").status == 2
     assert kernel.gdn("config", "revert", "nothing").status == 1
     reverted = kernel.gdn("config", "revert", ended.json["patchId"])
