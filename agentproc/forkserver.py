@@ -3,6 +3,10 @@
 It imports what an agent needs once and forks: an agent shares the pages of its code with all others. So it must stay
 fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
 
+It is ready after the first step of what makes agents quick and small (warmup.py). The others follow when the whole
+kernel is ready and the first agents had their time. What is asked meanwhile is answered between two steps; those
+agents share less.
+
 One agent is always forked ahead and waits for its request, so that a request costs no fork: two forks and the end of
 the process between them were half of the time to an agent's welcome. It has no name and no token before its request,
 and ends when the fork server does.
@@ -31,7 +35,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
 
@@ -40,9 +44,15 @@ import msgspec
 from agentproc.app import main as run_agent
 from agentproc.app import new_loop
 from agentproc.warmup import rehearse_start, warm_up
-from schemas.forkserver import MAX_PACKET, ForkReply, decode_request, encode_packet
+from schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 from schemas.secrecy import close_memory, forbid_core_dumps
-from schemas.startup import close_to_others, die_with_parent, report_ready, set_process_name
+from schemas.startup import (
+    close_to_others,
+    die_with_parent,
+    keep_memory_steady,
+    report_ready,
+    set_process_name,
+)
 from schemas.visible import visible_line
 
 #: How long a new agent waits to become the supervisor's child (seconds): it takes microseconds, or never happens.
@@ -51,6 +61,13 @@ ADOPTION_S: Final = 2.0
 BURST: Final = 8
 #: Exit status of an agent that could not even begin (sysexits: internal software error).
 EXIT_FAILED: Final = 70
+#: When the kernel is ready, the warm-up waits until nothing has been asked for so long (seconds): the first agents are
+#: waited for, and want the processor.
+WARM_AFTER_S: Final = 0.1
+#: The warm-up begins after so long (seconds) when nobody says that the kernel is ready: it was started by hand.
+KERNEL_STARTS_S: Final = 1.0
+#: After so many requests that came before, it goes on nevertheless: all later agents are smaller for it.
+MAX_COLD: Final = 4
 
 
 class Spare(NamedTuple):
@@ -67,38 +84,67 @@ class ForkServer:
         self._server = server
         self._keep = keep
         self._spares: deque[Spare] = deque()
+        self._kernel_ready = False
 
-    def serve(self) -> int:
-        """Answer requests until the other end is closed; the exit status."""
+    def serve(self, warming: Iterator[None]) -> int:
+        """Answer requests until the other end is closed; the exit status. Takes the steps of `warming` meanwhile."""
         self._prepare(1)
-        while True:
-            requests, over = self._receive()
-            for done, (packet, descriptors) in enumerate(requests):
-                try:
-                    if done:
-                        self._prepare(len(requests) - done)
-                    reply = self.answer(packet, descriptors)
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-                try:
-                    self._server.send(encode_packet(reply))
-                except (BrokenPipeError, ConnectionResetError):
-                    over = True
-            if over:
-                return 0
+        goes_on = self._warm(warming)
+        while goes_on:
             self._prepare(1)
+            goes_on = self._answer_waiting()
+        return 0
+
+    def _warm(self, warming: Iterator[None]) -> bool:
+        """Take the steps when there is time for them; False when the other end is closed."""
+        for _ in range(MAX_COLD):
+            if not self._is_asked(WARM_AFTER_S if self._kernel_ready else KERNEL_STARTS_S):
+                break
+            if not self._answer_waiting():
+                return False
+            self._prepare(1)
+        try:
+            for _ in warming:
+                if self._is_asked(0.0) and not self._answer_waiting():
+                    return False
+        except Exception:  # agents are larger without, and work
+            traceback.print_exc()
+        self.close()  # who waits now shares less than the next one will
+        return True
+
+    def _is_asked(self, within_s: float) -> bool:
+        return bool(select.select([self._server], [], [], within_s)[0])
+
+    def _answer_waiting(self) -> bool:
+        """Wait for a request, answer it and those behind it; False when the other end is closed."""
+        requests, over = self._receive()
+        for done, (packet, descriptors) in enumerate(requests):
+            try:
+                if done:
+                    self._prepare(len(requests) - done)
+                reply = self.answer(packet, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            try:
+                self._server.send(encode_packet(reply))
+            except (BrokenPipeError, ConnectionResetError):
+                over = True
+        return not over
 
     def _receive(self) -> tuple[list[tuple[bytes, list[int]]], bool]:
-        """The next request and those behind it, BURST at most; and whether the other end is closed."""
+        """The next request and those behind it, BURST at most, none for WARM; and whether the other end is closed."""
         requests: list[tuple[bytes, list[int]]] = []
-        while not requests or (len(requests) < BURST and select.select([self._server], [], [], 0)[0]):
+        while not requests or (len(requests) < BURST and self._is_asked(0.0)):
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._server, MAX_PACKET + 1, 1, socket.MSG_CMSG_CLOEXEC)
             except ConnectionResetError:
                 return requests, True
             if not packet:
                 return requests, True
+            if packet == WARM:
+                self._kernel_ready = True
+                return requests, False
             requests.append((packet, descriptors))
         return requests, False
 
@@ -117,8 +163,8 @@ class ForkServer:
 
     def close(self) -> None:
         """Let the waiting agents go."""
-        for spare in self._spares:
-            spare.channel.close()
+        while self._spares:
+            self._spares.popleft().channel.close()
 
     def _prepare(self, wanted: int) -> None:
         """Have an agent waiting, or where there is none, one for each that is wanted and one more; if that fails now,
@@ -268,8 +314,16 @@ def _close_inherited(keep: Collection[int]) -> None:
                 os.close(int(name))
 
 
+def _warming(providers: Collection[str]) -> Iterator[None]:
+    """The warm-up, and then no garbage."""
+    yield from warm_up(providers)
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line, warm up, serve; the exit status."""
+    """Parse the command line, serve; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m agentproc.forkserver", description="Starts agent processes.")
     parser.add_argument("--socket-fd", type=int, required=True, help="AF_UNIX SOCK_SEQPACKET socket to the supervisor")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when requests can be sent")
@@ -279,19 +333,20 @@ def main(argv: list[str] | None = None) -> int:
     forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
     close_to_others()
+    keep_memory_steady()  # an agent's two ZeroMQ threads would have a heap of their own each
     die_with_parent(options.parent_pid)
     set_process_name("gdn-forksrv")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
-        warm_up(options.provider)
-        gc.collect()
         gc.disable()  # a collection would touch, and so unshare, every page that holds objects
+        warming = _warming(options.provider)
+        next(warming)
         gc.freeze()
         fork_server = ForkServer(server, options.keep_fd)
         report_ready(options.ready_fd)
         try:
-            return fork_server.serve()
+            return fork_server.serve(warming)
         finally:
             fork_server.close()
 

@@ -1,10 +1,11 @@
-"""What makes a forked agent quick and small: things done once, before anybody waits for them.
+"""What makes a forked agent quick and small: things done once, while nobody waits for them.
 
 In the fork server (`warm_up`): imports; a few turns that lead nowhere, because CPython 3.11 writes into code objects
 until it has specialised them and libraries build caches at their first use; mapping the libraries' files, because a
 page that only one process maps counts as its own. Measured together: private memory of an idle agent from 4.8 to
 3.9 MiB, after its first turn from 6.6 to 5.1, with a real model from 9.5 to 6.4. Nothing is left of it but memory: the
-loop is asyncio's own and closed, the folder is removed, no socket was opened, no thread was started.
+loop is asyncio's own and closed, the folder is removed, no socket was opened, no thread was started. That is so after
+each of its steps, so that an agent can be forked between two of them.
 
 In an agent that waits for its request (`rehearse_start`): a link that leads nowhere, which halves the time of the real
 one.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
-import tempfile
-from collections.abc import Collection
+import signal
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import Raw
@@ -32,12 +34,13 @@ from schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, 
 from schemas.launch import AgentSpec, CatalogItem, ModelSpec
 from schemas.link import Done
 from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
-from schemas.startup import keep_memory_steady
 
 #: Turns played: code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
 #: Turns played with each real model; a turn asks it twice, and all else is warm by then.
 MODEL_ROUNDS: Final = 6
+#: Turns of one step: an agent that is asked for meanwhile waits for its end.
+STEP_ROUNDS: Final = 3
 
 _MADV_DONTNEED: Final = 4
 _MADV_POPULATE_READ: Final = 22
@@ -50,27 +53,34 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 
-def warm_up(providers: Collection[str] = ()) -> None:
-    """Make the fork server worth forking from. It has one thread, no loop and no open file of its own afterwards.
+def warm_up(providers: Collection[str] = ()) -> Iterator[None]:
+    """Make the fork server worth forking from, in steps of 10 to 20 ms. After each of them it has one thread, no loop
+    and no open file of its own. After the first one an agent is quick, and smaller with each further one.
 
     `providers` are those of the agents to come beside `embedded`; unknown names are skipped.
     """
     import uvloop  # noqa: F401
 
-    keep_memory_steady()  # an agent's two ZeroMQ threads would have a heap of their own each
     # Decoders are built at their first use; a payload that does not fit builds them just as well.
     for kind in (Credit, ErrorPayload, Shutdown):
         with suppress(FrameError):
             from_raw(NO_PAYLOAD, kind)
     for _ in range(ROUNDS):
         configure_log("warm-up")
-    with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
-        loop = asyncio.SelectorEventLoop()
-        try:
-            loop.run_until_complete(_play_turns(folder, providers))
-        finally:
-            loop.close()
+    _play(1, ModelSpec(provider="embedded"))
+    yield
+    for _ in range(ROUNDS // STEP_ROUNDS):
+        _play(STEP_ROUNDS, ModelSpec(provider="embedded"))
+        yield
+    for name in ("anthropic", "openai"):
+        if name in providers:
+            from agentproc import warm_models
+
+            for _ in range(MODEL_ROUNDS // STEP_ROUNDS):
+                _play(STEP_ROUNDS, warm_models.model(name), partial(warm_models.provider, name, _TOOL.name))
+                yield
     _map_libraries()
+    yield
 
 
 def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
@@ -110,19 +120,29 @@ def _map_libraries() -> None:
 
 # --- turns that lead nowhere ------------------------------------------------------------------------------------------
 
+#: What ends the fork server without a word.
+_STOP: Final = (signal.SIGTERM,)
 _TOOL: Final = CatalogItem(name="warm__up", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 
 
-async def _play_turns(folder: str, providers: Collection[str]) -> None:
-    await _play(folder, ROUNDS, ModelSpec(provider="embedded"))
-    for name in ("anthropic", "openai"):
-        if name in providers:
-            from agentproc import warm_models
+def _play(rounds: int, model: ModelSpec, make_provider: Callable[[], Provider] | None = None) -> None:
+    """So many turns in a folder and a loop of their own. A stop waits until the folder is gone."""
+    import tempfile
 
-            await _play(folder, MODEL_ROUNDS, warm_models.model(name), warm_models.provider(name, _TOOL.name))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    try:
+        with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
+            loop = asyncio.SelectorEventLoop()
+            try:
+                provider = None if make_provider is None else make_provider()
+                loop.run_until_complete(_play_turns(folder, rounds, model, provider))
+            finally:
+                loop.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
 
 
-async def _play(folder: str, rounds: int, model: ModelSpec, provider: Provider | None = None) -> None:
+async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Provider | None) -> None:
     spec = AgentSpec(
         name="warm-up",
         model=model,

@@ -14,6 +14,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from kernel.reaping import Child, Exit, Readiness, Reaper
@@ -21,7 +22,7 @@ from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, Terminate
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.codec import DECODE_ERRORS
 from schemas.control import Exited, Principal, SpawnFailed
-from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
+from schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
 
 #: Replies read in one wake-up, so that other descriptors get their turn.
 REPLIES_PER_WAKEUP: Final = 64
@@ -62,13 +63,23 @@ class Agents:
         self._socket: socket.socket | None = None
         self._unsent: deque[tuple[bytes, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._kernel_ready = False
 
     # --- the fork server
+
+    def kernel_ready(self) -> None:
+        """Nobody waits for the start of the kernel any more: fork servers may do what they have put off."""
+        self._kernel_ready = True
+        if self._socket is not None:
+            with suppress(OSError):  # it died, or many requests are under way: then it begins by itself
+                self._socket.send(WARM)
 
     def fork_server_up(self, channel: socket.socket) -> None:
         """A fork server listens at the other end of `channel`."""
         self._socket = channel
         self._loop.add_reader(channel, self._replies)
+        if self._kernel_ready:
+            self.kernel_ready()
         self.perform(self.roster.fork_server(up=True, now=self._loop.time()))
 
     def fork_server_down(self) -> None:

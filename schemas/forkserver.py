@@ -4,6 +4,8 @@ The socket is AF_UNIX SOCK_SEQPACKET; the supervisor keeps one end, `python -m a
 the other. Any number of requests may be under way; each gets exactly one reply with its `seq`. A packet that is no
 request is answered with `seq` 0 and an error. When the supervisor's end is closed the fork server exits.
 
+WARM is the one packet that has no reply: the kernel is ready, and what makes agents smaller can be done now.
+
 A request may bring one descriptor (SCM_RIGHTS): the agent writes a newline to it when the broker has welcomed it.
 Descriptors named by `--keep-fd` stay open in every agent.
 
@@ -18,6 +20,8 @@ from msgspec import Struct, msgpack
 
 #: A request holds two paths, a token and an instance key; anything larger is a mistake.
 MAX_PACKET: Final = 65536
+#: Nil in msgpack.
+WARM: Final = b"\xc0"
 
 
 class ForkRequest(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

@@ -19,11 +19,12 @@ import msgspec
 import pytest
 import zmq
 
+from agentproc import forkserver
 from agentproc.forkserver import ForkServer
 from kernel.lifecycle import STOP_ORDER
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.errors import error_payload
-from schemas.forkserver import ForkRequest, encode_packet
+from schemas.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
 from schemas.frames import (
     AgentEvent,
     Answer,
@@ -233,6 +234,47 @@ def test_a_second_thread_is_reason_enough_not_to_fork() -> None:
         other.join()
         ours.close()
         theirs.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_warm_up_waits_for_the_kernel_and_lets_requests_through(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forkserver, "KERNEL_STARTS_S", PATIENCE_S)
+    monkeypatch.setattr(forkserver, "WARM_AFTER_S", 0.0)
+    begun, asked, answered = threading.Event(), threading.Event(), threading.Event()
+
+    def warming() -> Iterator[None]:
+        begun.set()
+        asked.wait(PATIENCE_S)
+        if fails:
+            raise OSError("no space")
+        yield
+        assert answered.wait(PATIENCE_S)  # while the warm-up has steps left
+        yield
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE_S)
+    server = ForkServer(theirs)
+    ended: list[int] = []
+    serving = threading.Thread(target=lambda: ended.append(server.serve(warming())))
+    serving.start()  # with a second thread nothing is forked
+    try:
+        ours.send(b"\x80")
+        assert "no request" in str(decode_reply(ours.recv(MAX_PACKET)).error)
+        assert not begun.is_set()
+        ours.send(WARM)
+        assert begun.wait(PATIENCE_S)
+        ours.send(b"\x80")
+        asked.set()
+        assert "no request" in str(decode_reply(ours.recv(MAX_PACKET)).error)
+    finally:
+        answered.set()
+        ours.close()
+        serving.join(PATIENCE_S)
+        theirs.close()
+    assert ended == [0]
+    assert ("no space" in capfd.readouterr().err) == fails
 
 
 def test_an_agent_that_nobody_welcomes_says_why(broker: Broker, relatives: Family, short_tmp: Path) -> None:

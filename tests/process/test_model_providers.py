@@ -299,7 +299,7 @@ def test_agents_share_the_model_code_that_they_will_use(providers: list[str], lo
     code = (
         "import os, sys, agentproc.forkserver\n"
         "from agentproc.warmup import warm_up\n"
-        f"warm_up({providers})\n"
+        f"for _ in warm_up({providers}): pass\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'httptools', 'certifi'}))\n"
         "print(len(os.listdir('/proc/self/task')), [path for n in os.listdir('/proc/self/fd')"
         " if 'socket' in (path := os.path.realpath(f'/proc/self/fd/{n}'))])\n"
