@@ -30,7 +30,7 @@ from bench.programs import AGENT, plan_of, running
 from bench.turn import model_server
 from schemas.codec import decode, encode, to_raw
 from schemas.errors import error_payload
-from schemas.forkserver import ForkRequest, decode_reply, encode_packet
+from schemas.forkserver import WARM, ForkRequest, decode_reply, encode_packet
 from schemas.frames import AgentEvent, Frame, Welcome
 from schemas.launch import ModelSpec
 from schemas.startup import become_subreaper
@@ -41,6 +41,8 @@ AGENTS = 12
 BURST = 20
 #: An agent that has not answered by then never will (milliseconds).
 PATIENCE_MS = 10_000
+#: A fork server is warm by then (seconds).
+WARMING_S = 1.0
 
 #: Starts agent number n on an endpoint; its pid.
 Start = Callable[[int, str], int]
@@ -178,6 +180,8 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
         return reply.pid
 
     with ours, running("agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]):
+        ours.send(WARM)
+        time.sleep(WARMING_S)
         return measure(start, folder, model)
 
 
