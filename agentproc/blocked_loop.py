@@ -39,7 +39,7 @@ _FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 log = logging.getLogger("agentproc")
 
 
-class Place(NamedTuple):
+class StackFrame(NamedTuple):
     """One frame of a stack: `file` as the interpreter writes it, with escapes for what is no ASCII."""
 
     file: str
@@ -51,21 +51,21 @@ class Blocked(NamedTuple):
     """A loop that was blocked while it worked on an event. `stack` begins with the innermost frame."""
 
     event_id: str
-    stack: list[Place]
+    stack: list[StackFrame]
 
 
 def read_story(text: str) -> Blocked | None:
     """What a file says; None when the loop was not blocked, or the text is no such file."""
     header, _, story = text.partition("\n")
     thread, _, event_id = header.partition(" ")
-    stack: list[Place] | None = None
+    stack: list[StackFrame] | None = None
     for line in story.splitlines():
         if (found := _THREAD.match(line)) is not None:
             if stack is not None:
                 break
             stack = [] if found[1] == thread else None
         elif stack is not None and (frame := _FRAME.fullmatch(line)) is not None:
-            stack.append(Place(*frame.groups()))
+            stack.append(StackFrame(*frame.groups()))
     return Blocked(event_id, stack) if stack else None
 
 

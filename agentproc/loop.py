@@ -28,7 +28,7 @@ from agentproc.completions import Ended, read_answer, read_completion
 from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, Place, give_state
+from agentproc.extensions.loaded import Extensions, InstancePaths, give_state
 from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
@@ -58,7 +58,7 @@ from schemas.frames import (
 )
 from schemas.launch import AgentSpec
 from schemas.redaction import Redactor
-from schemas.trace_index import Entry, add
+from schemas.trace_index import IndexLine, add
 
 #: Why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -103,7 +103,7 @@ class TurnRunner:
         self.catalog = Catalog.of(spec, self.tools)
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
-        self.place = Place(spec.name, instance_key, files, spec.state_dir)
+        self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         self.tokens = AccessTokens(link, self.events, self.secrets)
         self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
@@ -145,7 +145,7 @@ class TurnRunner:
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Note where the turn of a trace is found. A turn goes on without."""
         try:
-            add(self.spec.state_dir, Entry(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+            add(self.spec.state_dir, IndexLine(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
         except (OSError, UnicodeEncodeError) as error:
             log.warning("the index of traces could not be written: %s", error)
 

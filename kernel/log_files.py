@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import BinaryIO, Final
 
 from kernel.log_names import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
-from kernel.logs import Entry, Reader, is_wanted
+from kernel.logs import LogLine, Reader, is_wanted
 
 #: Bytes read at once, and in one look at one log.
 BLOCK: Final = 1 << 16
@@ -63,7 +63,7 @@ class Log:
         self._file: BinaryIO | None = None
         self._partial = b""
 
-    def tail(self, count: int) -> list[Entry]:
+    def tail(self, count: int) -> list[LogLine]:
         """The last `count` entries, of the old content too if the present is shorter. Reading goes on at the end."""
         lines: list[bytes] = []
         if self._open() and self._file is not None:
@@ -74,7 +74,7 @@ class Log:
                     lines = last_lines(old, count - len(lines)) + lines
         return self._entries(lines)
 
-    def look(self) -> list[Entry]:
+    def look(self) -> list[LogLine]:
         """What was added since the last time. A last line without an end waits for it."""
         data = b""
         if self._file is not None:
@@ -128,7 +128,7 @@ class Log:
             data += block
         return data
 
-    def _entries(self, lines: list[bytes]) -> list[Entry]:
+    def _entries(self, lines: list[bytes]) -> list[LogLine]:
         if self._reader is None:
             written = 0.0
             with suppress(OSError):

@@ -27,7 +27,7 @@ _TIMED: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
 _LEVEL: Final = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?")
 
 
-class Entry(Struct, frozen=True):
+class LogLine(Struct, frozen=True):
     """One line. `time` is seconds since 1970; `level` is INFO for a line that names none."""
 
     time: float
@@ -61,7 +61,7 @@ class Reader:
         self._last = (fallback, "INFO")
         self._begun = False
 
-    def read(self, lines: Sequence[bytes]) -> list[Entry]:
+    def read(self, lines: Sequence[bytes]) -> list[LogLine]:
         """The entries of complete lines, without their line ends."""
         parsed = [parse(line) for line in lines]
         if not self._begun:
@@ -73,7 +73,7 @@ class Reader:
         for time, level, text in parsed:
             before, above = self._last
             self._last = (before if time is None else time, level or ("INFO" if time is not None else above))
-            entries.append(Entry(self._last[0], self._role, self._last[1], text))
+            entries.append(LogLine(self._last[0], self._role, self._last[1], text))
         return entries
 
 
@@ -117,7 +117,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_LINE else text[:MAX_LINE] + "…"
 
 
-def merge(logs: Iterable[Sequence[Entry]], count: int | None = None) -> list[Entry]:
+def merge(logs: Iterable[Sequence[LogLine]], count: int | None = None) -> list[LogLine]:
     """All entries by time, those of one log in their order; only the last `count` of them."""
     merged = sorted((entry for log in logs for entry in log), key=lambda entry: entry.time)
     return merged if count is None else merged[len(merged) - min(count, len(merged)) :]

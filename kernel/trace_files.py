@@ -40,7 +40,7 @@ _NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE turn
 _NOTES_FROM: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
 
 
-class Place(Struct, frozen=True):
+class ConversationFile(Struct, frozen=True):
     """One conversation file, and whose it is. `instance_key` None: too long to stand in a path."""
 
     path: str
@@ -59,12 +59,12 @@ class Which(Struct, frozen=True, kw_only=True):
     trace: str | None = None
 
 
-def place_of(state_dir: str, agent: str, instance_key: str) -> Place:
+def place_of(state_dir: str, agent: str, instance_key: str) -> ConversationFile:
     """The file of an instance, which need not be there."""
-    return Place(f"{instance_dir(state_dir, agent, instance_key)}/{CONVERSATION_FILE}", agent, instance_key)
+    return ConversationFile(f"{instance_dir(state_dir, agent, instance_key)}/{CONVERSATION_FILE}", agent, instance_key)
 
 
-def conversation_files(state_dir: str, agent: str | None, instance: str | None) -> Iterator[Place]:
+def conversation_files(state_dir: str, agent: str | None, instance: str | None) -> Iterator[ConversationFile]:
     """The conversation files of a workspace, in no order; of one agent, or one instance key, if given."""
     root = Path(state_dir, "instances")
     for agent_dir in _children(root) if agent is None else [root / path_segment(agent)]:
@@ -76,7 +76,9 @@ def conversation_files(state_dir: str, agent: str | None, instance: str | None) 
                 continue
             with suppress(OSError):  # a file that is closed has no log
                 written = max(written, os.stat(f"{path}-wal").st_mtime)
-            yield Place(str(path), segment_key(agent_dir.name) or agent_dir.name, segment_key(folder.name), written)
+            yield ConversationFile(
+                str(path), segment_key(agent_dir.name) or agent_dir.name, segment_key(folder.name), written
+            )
 
 
 def _children(folder: Path) -> Iterator[Path]:
@@ -86,7 +88,7 @@ def _children(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def read_turns(place: Place, which: Which, since: str | None) -> list[Trace]:
+def read_turns(place: ConversationFile, which: Which, since: str | None) -> list[Trace]:
     """Turns of one file. `since` is when the kernel that runs was started, None when none runs: a turn of which nothing
     was heard since then has ended with an earlier one. Raises GoondanError E_STATE.
     """
@@ -119,7 +121,7 @@ def _untouched(path: str) -> tuple[int, int] | None:
         return None
 
 
-def _query(place: Place, which: Which, since: str | None, options: str) -> list[Trace]:
+def _query(place: ConversationFile, which: Which, since: str | None, options: str) -> list[Trace]:
     uri = f"{Path(place.path).as_uri()}?{options}"
     with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -146,7 +148,7 @@ def _chosen(db: sqlite3.Connection, which: Which, *, traced: bool) -> list[int]:
     return [seq for (seq,) in rows]
 
 
-def _turn(db: sqlite3.Connection, place: Place, seq: int, since: str | None, *, traced: bool) -> Trace:
+def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str | None, *, traced: bool) -> Trace:
     row = db.execute(_TURN + (_TRACED if traced else _UNTRACED), (seq,)).fetchone()
     turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
     said = _answer(answer)

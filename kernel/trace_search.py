@@ -16,13 +16,13 @@ from typing import Final
 from kernel import lock
 from kernel.paths import is_utf8
 from kernel.trace import Trace
-from kernel.trace_files import Place, Which, conversation_files, place_of, read_turns
+from kernel.trace_files import ConversationFile, Which, conversation_files, place_of, read_turns
 from kernel.trace_tree import TraceTree, find, grow, tree_of
 from schemas import trace_index
 from schemas.errors import GoondanError, fail
 from schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
 from schemas.spans import is_trace_id
-from schemas.trace_index import Entry
+from schemas.trace_index import IndexLine
 
 #: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
 RECENT_FILES: Final = 64
@@ -113,7 +113,7 @@ class Search:
         places = self._places(agent, instance)
         return [] if places is None else self._read_places(places, Which(name=name))
 
-    def _read_entries(self, entries: Iterable[Entry]) -> list[Trace]:
+    def _read_entries(self, entries: Iterable[IndexLine]) -> list[Trace]:
         by_place: dict[tuple[str, str], list[str]] = {}
         for entry in entries:
             by_place.setdefault((entry.agent, entry.instance_key), []).append(entry.event_id)
@@ -124,7 +124,7 @@ class Search:
                 found += read_turns(place, Which(events=list(dict.fromkeys(events))), self._since)
         return found
 
-    def _read_places(self, places: Iterable[Place], which: Which) -> list[Trace]:
+    def _read_places(self, places: Iterable[ConversationFile], which: Which) -> list[Trace]:
         """The turns in these files. Raises GoondanError E_STATE when there are none and a file cannot be read."""
         found: list[Trace] = []
         problem: GoondanError | None = None
@@ -137,7 +137,7 @@ class Search:
             raise problem
         return found
 
-    def _places(self, agent: str | None, instance: str | None) -> list[Place] | None:
+    def _places(self, agent: str | None, instance: str | None) -> list[ConversationFile] | None:
         """The files that are looked through; None when there are too many."""
         files = conversation_files(self._state_dir, agent, instance)
         places = list(files if self._everywhere else islice(files, MAX_FILES + 1))

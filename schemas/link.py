@@ -38,13 +38,13 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import Blob, Frame, Lease, Welcome
 from schemas.peer import (
     Deliver,
-    Entry,
     Greet,
     Kind,
     Late,
+    LinkRefused,
+    OutboxEntry,
     Outcome,
     Peer,
-    Refused,
     Reply,
     Settled,
     Welcomed,
@@ -320,7 +320,7 @@ class Link:
 
     # --- large payloads
 
-    def _write_payload(self, entry: Entry) -> None:
+    def _write_payload(self, entry: OutboxEntry) -> None:
         frame = entry.unwritten
         if frame is None:
             return
@@ -461,7 +461,7 @@ class Link:
             if self._broker.speaks(int(part.get(zmq.SRCFD))):
                 self._handle(part.bytes)
         except GoondanError as error:
-            self._refuse(Refused(error.info))
+            self._refuse(LinkRefused(error.info))
 
     def _greet(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say hello, if the socket is still where only the broker can have put it."""
@@ -475,7 +475,7 @@ class Link:
                     self._peer.token = self._renew_token()
                 self._queue(self._peer.hello(self._leases(), self._calls(), loop.time()))
         except GoondanError as error:
-            self._refuse(Refused(error.info))
+            self._refuse(LinkRefused(error.info))
 
     def _handle(self, data: bytes) -> None:
         loop = self._loop
@@ -509,11 +509,11 @@ class Link:
         elif isinstance(outcome, Welcomed):
             self._proven = True
             self._welcome(outcome.welcome)
-        elif isinstance(outcome, Refused):
+        elif isinstance(outcome, LinkRefused):
             self._refuse(outcome)
 
     def _settle(self, settled: Settled) -> None:
-        entry: Entry = settled.entry
+        entry: OutboxEntry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
         if settled.error is not None and entry.blob is not None and not entry.accepted:
@@ -537,7 +537,7 @@ class Link:
             self._on_welcome(welcome)
         self._queue_waiting()
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: LinkRefused) -> None:
         error = GoondanError(refused.error)
         self._fail_all(self._peer.close())
         if self._welcomed is not None and not self._welcomed.done():
@@ -567,7 +567,7 @@ class Link:
             self._ticker.cancel()
         self._ticker = loop.call_later(TICK_S, self._tick)
 
-    def _fail_all(self, entries: list[Entry]) -> None:
+    def _fail_all(self, entries: list[OutboxEntry]) -> None:
         for entry in entries:
             error = fail("E_LINK_CLOSED", "the link was closed before the answer came")
             if entry.kind == "call":

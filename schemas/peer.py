@@ -3,7 +3,7 @@
 States: `absent` (no welcome yet, or the broker was lost) -> `greeting` (hello sent) -> `ready` -> `closed`.
 
 Rules.
-- What must arrive is an Entry in the outbox, under its frame id, until it is answered. After every welcome all
+- What must arrive is an OutboxEntry in the outbox, under its frame id, until it is answered. After every welcome all
   entries are sent again, oldest first, with the ids they had: the broker and the receivers drop repeats.
 - An entry is answered by: `ack`, `reply` or `error` with its id in `inReplyTo` (kind `post`); a `tool.result` with
   its callId (kind `call`); an `event` with its correlation id in `inReplyTo` (kind `ask`).
@@ -50,7 +50,7 @@ DEFAULT_HOLD_S: Final = 0.1
 _INITIAL_WINDOW: Final = 64
 
 
-class Entry:
+class OutboxEntry:
     """One frame that must be answered. `waiter` belongs to the shell (a future or a callback).
 
     `blob` is the reference that `data` carries in place of a payload; `unwritten` holds the frame, and `data` is empty,
@@ -133,13 +133,13 @@ class Welcomed(Struct, frozen=True):
     welcome: Welcome
 
 
-class Refused(Struct, frozen=True):
+class LinkRefused(Struct, frozen=True):
     """The broker will not have us; the link is over."""
 
     error: ErrorPayload
 
 
-Outcome = Settled | Deliver | Reply | Late | Greet | Welcomed | Refused
+Outcome = Settled | Deliver | Reply | Late | Greet | Welcomed | LinkRefused
 
 
 class Peer:
@@ -170,13 +170,13 @@ class Peer:
         self._pid = pid
         self._started_ms = started_ms
         self._counter = 0
-        self._outbox: dict[str, Entry] = {}
-        self._by_call: dict[str, Entry] = {}
-        self._by_correlation: dict[str, Entry] = {}
+        self._outbox: dict[str, OutboxEntry] = {}
+        self._by_call: dict[str, OutboxEntry] = {}
+        self._by_correlation: dict[str, OutboxEntry] = {}
         #: Correlation ids of requests that were not answered in time, oldest first.
         self._overdue: dict[str, None] = {}
-        self._waiting: deque[Entry] = deque()
-        self._unwritten: list[Entry] = []
+        self._waiting: deque[OutboxEntry] = deque()
+        self._unwritten: list[OutboxEntry] = []
         self._held: dict[str, float] = {}
         self._hello_id = ""
         self._hello_at: float | None = None
@@ -203,7 +203,7 @@ class Peer:
         if len(data) > INLINE_FRAME_BYTES and self.goes_by_reference(frame, len(data)):
             data = b""
         expires = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
-        entry = Entry(kind, frame, data, waiter, expires)
+        entry = OutboxEntry(kind, frame, data, waiter, expires)
         if not data:
             entry.unwritten = frame
             self._unwritten.append(entry)
@@ -242,12 +242,12 @@ class Peer:
         """The folder of large payloads, if this process may use one."""
         return self.welcome.blobs if self.welcome is not None and self._by_reference else None
 
-    def take_unwritten(self) -> list[Entry]:
+    def take_unwritten(self) -> list[OutboxEntry]:
         """Entries whose payloads are to be written now; each is given once. `written` or `forget` follows."""
         taken, self._unwritten = self._unwritten, []
         return taken
 
-    def written(self, entry: Entry, blob: Blob) -> bool:
+    def written(self, entry: OutboxEntry, blob: Blob) -> bool:
         """The payload of an entry has its file: `sendable` gives it now. False when nobody waits for it any more."""
         frame, entry.unwritten = entry.unwritten, None
         if frame is None or self._outbox.get(entry.id) is not entry:
@@ -256,7 +256,7 @@ class Peer:
         entry.data = encode_reference(frame, blob)
         return True
 
-    def sendable(self, now: float) -> Entry | None:
+    def sendable(self, now: float) -> OutboxEntry | None:
         """The next waiting entry that may be sent now, or None. It counts as sent."""
         if self.phase != "ready" or not self._waiting:
             return None
@@ -285,7 +285,7 @@ class Peer:
         """Whether `sendable` could give something, now or later."""
         return bool(self._waiting)
 
-    def forget(self, frame_id: str) -> Entry | None:
+    def forget(self, frame_id: str) -> OutboxEntry | None:
         """Take an entry out of the outbox without an answer."""
         entry = self._outbox.pop(frame_id, None)
         if entry is not None:
@@ -384,7 +384,7 @@ class Peer:
         greet = self.phase == "greeting" and self._hello_at is not None and now - self._hello_at >= HELLO_RETRY_S
         return settled, greet
 
-    def close(self) -> list[Entry]:
+    def close(self) -> list[OutboxEntry]:
         """End the link; the entries that will never be answered."""
         self.phase = "closed"
         entries = list(self._outbox.values())
@@ -456,13 +456,13 @@ class Peer:
                 self._token_refusals += 1
                 return None
             self.phase = "closed"
-            return Refused(error)
+            return LinkRefused(error)
         if frame.type != "welcome":
             return None
         welcome = from_raw(frame.payload, Welcome)
         if welcome.version != PROTOCOL_VERSION:
             self.phase = "closed"
-            return Refused(error_payload("E_VERSION", f"the broker speaks version {welcome.version}"))
+            return LinkRefused(error_payload("E_VERSION", f"the broker speaks version {welcome.version}"))
         self._busy_since = None
         self._token_refusals = 0
         self.welcome = welcome
@@ -473,7 +473,7 @@ class Peer:
         self.phase = "ready"
         return Welcomed(welcome)
 
-    def _admit(self, entry: Entry) -> bool:
+    def _admit(self, entry: OutboxEntry) -> bool:
         if entry.costs_credit:
             if self.in_use >= self.window:
                 return False
@@ -482,13 +482,13 @@ class Peer:
         entry.sent = True
         return True
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: OutboxEntry) -> None:
         """Give the entry's credit back, if it holds any."""
         if entry.holds_credit:
             entry.holds_credit = False
             self.in_use -= 1
 
-    def _hold(self, entry: Entry, until: float) -> None:
+    def _hold(self, entry: OutboxEntry, until: float) -> None:
         self._release(entry)
         entry.sent = False
         self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
@@ -500,13 +500,13 @@ class Peer:
         waiting = {entry.id for entry in self._waiting}
         self._waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
 
-    def _remember_overdue(self, entry: Entry) -> None:
+    def _remember_overdue(self, entry: OutboxEntry) -> None:
         if entry.kind == "ask" and entry.correlation is not None:
             self._overdue[entry.correlation] = None
             if len(self._overdue) > MAX_OVERDUE:
                 del self._overdue[next(iter(self._overdue))]
 
-    def _drop_index(self, entry: Entry) -> None:
+    def _drop_index(self, entry: OutboxEntry) -> None:
         if entry.call_id is not None:
             self._by_call.pop(entry.call_id, None)
         elif entry.correlation is not None:

@@ -38,7 +38,7 @@ _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NO
 _encoder: Final = msgspec.json.Encoder()
 
 
-class Entry(Struct, frozen=True, array_like=True):
+class IndexLine(Struct, frozen=True, array_like=True):
     """One turn. `at` is when it began, RFC 3339 in UTC with milliseconds."""
 
     at: str
@@ -49,10 +49,10 @@ class Entry(Struct, frozen=True, array_like=True):
     instance_key: str
 
 
-_decoder: Final = msgspec.json.Decoder(Entry)
+_decoder: Final = msgspec.json.Decoder(IndexLine)
 
 
-def add(state_dir: str, entry: Entry) -> None:
+def add(state_dir: str, entry: IndexLine) -> None:
     """Add a turn; its trace id must be one. Raises OSError."""
     folder = f"{state_dir}/{FOLDER}"
     path = f"{folder}/{entry.trace_id[0]}"
@@ -80,7 +80,7 @@ def _replace(fd: int, path: str) -> None:
         return
 
 
-def of_trace(state_dir: str, trace_id: str) -> list[Entry]:
+def of_trace(state_dir: str, trace_id: str) -> list[IndexLine]:
     """The turns of a trace, in the order in which they began."""
     if not is_trace_id(trace_id):
         return []
@@ -88,17 +88,17 @@ def of_trace(state_dir: str, trace_id: str) -> list[Entry]:
     return _sorted([entry for entry in found if entry.trace_id == trace_id])
 
 
-def named(state_dir: str, name: str) -> list[Entry]:
+def named(state_dir: str, name: str) -> list[IndexLine]:
     """The turns with this id, or of an event with this id."""
     found = [entry for digit in _DIGITS for entry in _search(state_dir, digit, name)]
     return _sorted([entry for entry in found if name in (entry.turn_id, entry.event_id)])
 
 
-def last(state_dir: str, number: int, agent: str | None = None, instance_key: str | None = None) -> list[Entry]:
+def last(state_dir: str, number: int, agent: str | None = None, instance_key: str | None = None) -> list[IndexLine]:
     """The turns that began last, the last one first; of one agent, or one instance key, if given. What is not among the
     last of a file is not looked for.
     """
-    found: list[Entry] = []
+    found: list[IndexLine] = []
     for digit in _DIGITS:
         for path in _files(state_dir, digit):
             with _opened(path) as data:
@@ -115,7 +115,7 @@ def last(state_dir: str, number: int, agent: str | None = None, instance_key: st
     return _sorted(wanted)[::-1][:number]
 
 
-def _sorted(entries: list[Entry]) -> list[Entry]:
+def _sorted(entries: list[IndexLine]) -> list[IndexLine]:
     """Each turn once, by its beginning: a turn that was cut off in it has a line for each time it began."""
     once = {(entry.agent, entry.instance_key, entry.turn_id): entry for entry in reversed(entries)}
     return sorted(once.values(), key=lambda entry: entry.at)
@@ -126,13 +126,13 @@ def _files(state_dir: str, digit: str) -> tuple[str, str]:
     return (f"{state_dir}/{FOLDER}/{digit}", f"{state_dir}/{FOLDER}/{digit}.1")
 
 
-def _search(state_dir: str, digit: str, name: str) -> list[Entry]:
+def _search(state_dir: str, digit: str, name: str) -> list[IndexLine]:
     """Lines with this text, of the files of one digit."""
     try:
         wanted = _encoder.encode(name)
     except UnicodeEncodeError:
         return []
-    found: list[Entry] = []
+    found: list[IndexLine] = []
     for path in _files(state_dir, digit):
         with _opened(path) as data:
             if data is None:
@@ -170,7 +170,7 @@ def _opened(path: str) -> Iterator[mmap.mmap | None]:
         yield data
 
 
-def _read(line: bytes) -> Entry | None:
+def _read(line: bytes) -> IndexLine | None:
     try:
         entry = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -47,7 +47,7 @@ REGISTER_S: Final = 30.0
 log = logging.getLogger("agentproc")
 
 
-class Place(Struct, frozen=True):
+class InstancePaths(Struct, frozen=True):
     """Where the extensions run. `instance_dir` has the instance's files, `state_dir` the workspace's; both absolute."""
 
     agent: str
@@ -70,7 +70,7 @@ class Extensions:
         pipeline: Pipeline,
         tools: DynamicTools,
         events: EventBus,
-        place: Place,
+        place: InstancePaths,
         live_config: LiveConfig,
         tokens: AccessTokens | None = None,
         *,

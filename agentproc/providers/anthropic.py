@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Entry, Said, Written, blocks_text, kept_by
+from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -137,7 +137,7 @@ class Turns:
         self._role: Literal["user", "assistant"] = "user"
         self._blocks: list[bytes] = []  # of the last
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HistoryEntry) -> None:
         """The next entry."""
         if not isinstance(entry, Said):
             if entry.system:

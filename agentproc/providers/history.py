@@ -45,7 +45,7 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 
 
-class Call(Struct, frozen=True):
+class AnsweredCall(Struct, frozen=True):
     """A tool call with its result as text. `args` is an object."""
 
     id: str
@@ -59,7 +59,7 @@ class Said(Struct, frozen=True):
     """The model's words, then its calls; both may be empty. `kept` is what `kept_by` gave."""
 
     text: str
-    calls: list[Call]
+    calls: list[AnsweredCall]
     kept: dict[str, Any]
 
 
@@ -70,7 +70,7 @@ class Told(Struct, frozen=True):
     system: bool = False
 
 
-Entry = Said | Told
+HistoryEntry = Said | Told
 
 
 def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
@@ -86,7 +86,7 @@ def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
     return kept
 
 
-def entries(messages: Sequence[Message], catalog: Collection[str], provider: str, model: str) -> list[Entry]:
+def entries(messages: Sequence[Message], catalog: Collection[str], provider: str, model: str) -> list[HistoryEntry]:
     """The conversation in order; an assistant message without text and calls is left out.
 
     `catalog` are the names of the tools that the request offers.
@@ -104,13 +104,13 @@ class Entries:
         self._used: set[str] = set()
         self._calls = 0
 
-    def extend(self, messages: Sequence[Message]) -> list[Entry]:
+    def extend(self, messages: Sequence[Message]) -> list[HistoryEntry]:
         """The entries of the next part, which keeps the conversation's invariant by itself."""
         results: list[ToolResultPart] = []
         for message in messages:
             if isinstance(message.data, ToolData):
                 results += message.data.content
-        found: list[Entry] = []
+        found: list[HistoryEntry] = []
         rest = iter(results)
         for message in messages:
             data = message.data
@@ -123,7 +123,7 @@ class Entries:
                     found.append(Said(text, calls, _kept(message, self._provider, self._model)))
         return found
 
-    def _call(self, part: ToolCallPart, result: ToolResult) -> Call:
+    def _call(self, part: ToolCallPart, result: ToolResult) -> AnsweredCall:
         self._calls += 1
         # The number counts calls, so a message keeps its ids however the conversation grows.
         own = f"call_{self._calls}"
@@ -133,13 +133,13 @@ class Entries:
             call_id, copy = own if copy == 1 else f"{own}_{copy}", copy + 1
         self._used.add(call_id)
         name = tool_name(part.tool_name, self._catalog)
-        return Call(call_id, name, part.args, result_text(result), result.status == "error")
+        return AnsweredCall(call_id, name, part.args, result_text(result), result.status == "error")
 
 
 class Writer(Protocol):
     """Writes a conversation down in a vendor's form, entry by entry."""
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HistoryEntry) -> None:
         """The next one."""
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from agentproc.providers.history import EMPTY, Entry, Said, Written, blocks_text, kept_by
+from agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
 from agentproc.providers.sse import SseEvent
 from agentproc.providers.vendor import (
     MAX_CALLS,
@@ -96,7 +96,7 @@ class Messages:
         self._messages: list[bytes] = []
         self._only_rules = True
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: HistoryEntry) -> None:
         """The next entry."""
         if not isinstance(entry, Said):
             self._add({"role": "system" if entry.system else "user", "content": entry.text})

@@ -52,7 +52,7 @@ _AGENT: Final = "agent/"
 Handler = Callable[["Connection", Frame, float], None]
 
 
-class Refused(Struct):
+class RefusedEvent(Struct):
     """The first event for a target that was refused. After `until` (the broker's clock) its sender has given it up."""
 
     event_id: str
@@ -104,7 +104,7 @@ class Connection:
         #: Clients: how much live news it may get now; None before the first.
         self.allowance: Allowance | None = None
         #: target -> what was refused for overload first: later ones for it wait until that one is back.
-        self.refused: dict[tuple[str, str], Refused] = {}
+        self.refused: dict[tuple[str, str], RefusedEvent] = {}
 
     @property
     def sender(self) -> str:
@@ -119,7 +119,7 @@ class Connection:
         """
         known = self.refused.get(target)
         if known is None or known.event_id == event_id or known.until <= now:
-            known = self.refused[target] = Refused(event_id, 0.0)
+            known = self.refused[target] = RefusedEvent(event_id, 0.0)
         if len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
         retry_ms = min(MAX_RETRY_MS, retry_ms * (1 + len(self.refused) // REFUSED_AT_ONCE))

@@ -19,7 +19,7 @@ from kernel.bundle.files import BundleFiles, read_file
 from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
 from kernel.bundle.prepared import prepared_nodes
-from kernel.bundle.problems import BundleError, Place, Report
+from kernel.bundle.problems import BundleError, Position, Report
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import CheckedTool, check_tool
 from schemas.resources import Tool
@@ -80,16 +80,16 @@ def read_manifest(path: str, budget: Budget, report: Report) -> list[Document]:
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except Unreadable as error:
-        report.error("E_CONFIG_NOT_FOUND", str(error), Place(path))
+        report.error("E_CONFIG_NOT_FOUND", str(error), Position(path))
         return []
     known = prepared_nodes(data)
     if known is not None:
         return [Document(path, known)]
     text = decode(data)
     if isinstance(text, Fault):
-        report.error(text.code, text.message, Place(path, text.line, text.column))
+        report.error(text.code, text.message, Position(path, text.line, text.column))
         return []
     composed = compose(text, budget)
     for fault in composed.faults:
-        report.error(fault.code, fault.message, Place(path, fault.line, fault.column, fault.path), fault.suggestion)
+        report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
     return [Document(path, node) for node in composed.documents if isinstance(node, Mapping)]

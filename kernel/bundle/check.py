@@ -23,7 +23,7 @@ from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_o
 from kernel.bundle.oauth_apps import check_oauth_app, resolve_oauth_app
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
-from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
+from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
@@ -376,7 +376,7 @@ class Checker:
             return self._base_extensions.find(ref.name) is not None
         return ref.kind == "Tool" and ref.name in self._base
 
-    def _refer_package(self, document: Document, ref: Ref, at: Path, place: Place) -> str | None:
+    def _refer_package(self, document: Document, ref: Ref, at: Path, place: Position) -> str | None:
         """The name of a tool of an installed package; None after reporting that there is none."""
         package = self._packages.find(ref.package or "")
         if isinstance(package, str):

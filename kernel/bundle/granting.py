@@ -48,7 +48,7 @@ class Opened(Struct, frozen=True):
     at: Path
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class GrantContext(Struct, frozen=True, kw_only=True):
     """What grants are decided by. `accepted` maps a tool's id to the digest that was accepted, `pins` a package's name
     to the digest of what is installed ('' when it cannot be pinned). `kept` are folders that no tool may write to or
     around, `hidden` folders that no tool may see; `home` is the operator's home directory. `sized_workdirs`: see
@@ -66,7 +66,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     opened: Sequence[Opened] = ()
 
 
-def status(tool: CheckedTool, terms: Terms) -> Status:
+def status(tool: CheckedTool, context: GrantContext) -> Status:
     """Where a tool's request stands."""
     if tool.bundled or tool.package == BASE_PACKAGE:
         return "bundled"
@@ -74,19 +74,19 @@ def status(tool: CheckedTool, terms: Terms) -> Status:
         return "own"
     if not requested(tool.sandbox):
         return "nothing"
-    digest = terms.accepted.get(tool.id)
+    digest = context.accepted.get(tool.id)
     if digest is None:
         return "pending"
-    return "accepted" if digest == terms.pins.get(tool.package) else "changed"
+    return "accepted" if digest == context.pins.get(tool.package) else "changed"
 
 
-def grant(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
+def grant(checked: Checked, context: GrantContext, files: Files, report: Report) -> None:
     """Fill in `granted` and `narrowed` of every tool, and report what is wrong."""
     for tool in checked.tools.values():
         # The bundled tools are read once and looked at anew with every bundle.
-        tool.granted, tool.narrowed = _granted(tool, terms, files, report), {}
-    _check_rules(checked, terms, files, report)
-    _check_opened(terms, report)
+        tool.granted, tool.narrowed = _granted(tool, context, files, report), {}
+    _check_rules(checked, context, files, report)
+    _check_opened(context, report)
     for agent in checked.agents.values():
         _narrow(agent, checked.tools, files, report)
 
@@ -94,8 +94,8 @@ def grant(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
 # --- what a tool gets -----------------------------------------------------------------------------------------------
 
 
-def _granted(tool: CheckedTool, terms: Terms, files: Files, report: Report) -> SandboxSpec:
-    stands = status(tool, terms)
+def _granted(tool: CheckedTool, context: GrantContext, files: Files, report: Report) -> SandboxSpec:
+    stands = status(tool, context)
     base = tool.sandbox
     if stands in ("pending", "changed"):
         base = without_grants(base)
@@ -105,11 +105,11 @@ def _granted(tool: CheckedTool, terms: Terms, files: Files, report: Report) -> S
         hint = f"Look at its code, then run `gdn grant accept {tool.id}`."
         report.warn("W_CONFIG_NOT_GRANTED", message, tool.document.place("spec", "sandbox"), hint)
     elif not tool.bundled:
-        for fault in dangers(base, terms, tool.root):
+        for fault in dangers(base, context, tool.root):
             place = tool.document.place("spec", "sandbox", *fault.field)
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
-    for rule in terms.rules:
-        if _is_for(rule, tool, terms):
+    for rule in context.rules:
+        if _is_for(rule, tool, context):
             base = widen(base, resolve_part(rule.sandbox, files))
     return base
 
@@ -122,62 +122,66 @@ class Danger(Struct, frozen=True):
     field: tuple[str | int, ...]
 
 
-def dangers(sandbox: SandboxSpec, terms: Terms, own: str = "") -> list[Danger]:
+def dangers(sandbox: SandboxSpec, context: GrantContext, own: str = "") -> list[Danger]:
     """Grants that no one may give, whoever asks. `own` is the folder of the tool, where it is one tool's sandbox."""
     found: list[Danger] = []
     for index, path in enumerate(sandbox.filesystem.read):
-        reason = unreadable(path) or _reveals(path, terms, own)
+        reason = unreadable(path) or _reveals(path, context, own)
         if reason is not None:
             found.append(Danger(path, reason, ("filesystem", "read", index)))
     venv = sandbox.python.venv
-    if venv is not None and (reason := _reveals(venv, terms, own)) is not None:
+    if venv is not None and (reason := _reveals(venv, context, own)) is not None:
         found.append(Danger(venv, reason, ("python", "venv")))
     for index, path in enumerate(sandbox.filesystem.write):
-        reason = unwritable(path, terms.kept, terms.home)
+        reason = unwritable(path, context.kept, context.home)
         if reason is not None:
             found.append(Danger(path, reason, ("filesystem", "write", index)))
     return found
 
 
-def _reveals(path: str, terms: Terms, own: str) -> str | None:
-    folder = uncovered(path, terms.hidden, own)
+def _reveals(path: str, context: GrantContext, own: str) -> str | None:
+    folder = uncovered(path, context.hidden, own)
     return None if folder is None else f"it lies in {folder}, where the kernel keeps its state or its sockets"
 
 
-def _is_for(rule: Rule, tool: CheckedTool, terms: Terms) -> bool:
-    if rule.bundle is not None and rule.bundle != terms.bundle:
+def _is_for(rule: Rule, tool: CheckedTool, context: GrantContext) -> bool:
+    if rule.bundle is not None and rule.bundle != context.bundle:
         return False
     return rule.tool in ((tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,))
 
 
-def _check_rules(checked: Checked, terms: Terms, files: Files, report: Report) -> None:
+def _check_rules(checked: Checked, context: GrantContext, files: Files, report: Report) -> None:
     """Report what a policy says that means nothing, or that not even the operator can give."""
     ids = [tool.id for tool in checked.tools.values()]
-    for rule in terms.rules:
+    for rule in context.rules:
         at: Path = (*rule.at, "sandbox")
         check_sandbox(rule.sandbox, rule.document, at, files, report)
         if rule.sandbox.isolation is not None:
             message = "a policy does not change the isolation of a tool"
             report.error("E_CONFIG_INVALID_VALUE", message, rule.document.key(*at, "isolation"), "Remove the field.")
-        for fault in dangers(widen(SandboxSpec(), resolve_part(rule.sandbox, files)), terms):
+        for fault in dangers(widen(SandboxSpec(), resolve_part(rule.sandbox, files)), context):
             place = rule.document.place(*at, *fault.field[:2])
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
-        aimed = rule.bundle is None or rule.bundle == terms.bundle
-        if rule.bundle is not None and aimed and not any(_is_for(rule, tool, terms) for tool in checked.tools.values()):
+        aimed = rule.bundle is None or rule.bundle == context.bundle
+        if (
+            rule.bundle is not None
+            and aimed
+            and not any(_is_for(rule, tool, context) for tool in checked.tools.values())
+        ):
             message = f"the bundle has no tool {shown(rule.tool)}"
             report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
 
 
-def _check_opened(terms: Terms, report: Report) -> None:
+def _check_opened(context: GrantContext, report: Report) -> None:
     """Report folders that a policy opens for spawned instances, and in which no tool may write."""
-    for opened in terms.opened:
+    for opened in context.opened:
         place = opened.document.place(*opened.at)
         if not is_path(opened.path):
             message = f"{shown(opened.path)} is no absolute path"
             report.error(
                 "E_CONFIG_INVALID_VALUE", message, place, "Write the folder's whole path, or one that begins with ~/."
             )
-        elif (reason := unwritable(opened.path, terms.kept, terms.home)) is not None:
+        elif (reason := unwritable(opened.path, context.kept, context.home)) is not None:
             report.error("E_CONFIG_DANGEROUS", f"{opened.path} cannot be opened: {reason}", place)
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kernel.bundle.files import read_file, tree_digest
-from kernel.bundle.inspector import MAX_ANSWER, Finding, Inspector
+from kernel.bundle.inspector import MAX_ANSWER, Inspector, ModuleReport
 from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.tools import CheckedTool
@@ -72,7 +72,7 @@ _UNREVIEWED: Final = "Look at the bundle, then trust it with `gdn trust`: its mo
 _NO_ANSWER: Final = "See whether `python -m toolhost.inspection` starts on this machine."
 
 
-def judge(tool: CheckedTool, finding: Finding, check: Check, report: Report) -> None:
+def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report) -> None:
     """Report what a finding means for a Tool's document."""
     entry_at: Path = ("spec", "entry")
     place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
@@ -116,13 +116,13 @@ def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
     return replace(spec, sandbox=SandboxSpec(), narrowed={})
 
 
-def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, Finding]:
+def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleReport]:
     """What is known about each tool, from the cache or from the inspection; by the tool's name. Never raises."""
     inspector = check.inspector
     specs = {tool.name: spec_for(tool, check) for tool in tools}
     keys = {tool.name: _key(tool) if specs[tool.name] == tool_spec(tool) else None for tool in tools}
     remembered = _recall(inspector.cache)
-    findings: dict[str, Finding] = {}
+    findings: dict[str, ModuleReport] = {}
     for name, key in keys.items():
         known = remembered.get(key) if key is not None else None
         if known is not None:
@@ -143,7 +143,7 @@ def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, Finding]:
     return findings
 
 
-def _is_settled(finding: Finding) -> bool:
+def _is_settled(finding: ModuleReport) -> bool:
     return finding.method == "jail" and (finding.error is None or finding.error.reason in ("import", "handlers"))
 
 
@@ -157,16 +157,16 @@ def _key(tool: CheckedTool) -> str | None:
     return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest() if whole else None
 
 
-def _recall(path: str | None) -> dict[str, Finding]:
+def _recall(path: str | None) -> dict[str, ModuleReport]:
     if path is None:
         return {}
     try:
-        return msgspec.json.decode(read_file(path, MAX_ANSWER), type=dict[str, Finding])
+        return msgspec.json.decode(read_file(path, MAX_ANSWER), type=dict[str, ModuleReport])
     except (Unreadable, msgspec.DecodeError):
         return {}
 
 
-def _remember(path: str | None, settled: dict[str, Finding]) -> None:
+def _remember(path: str | None, settled: dict[str, ModuleReport]) -> None:
     """Keep what was found out. A state directory that cannot be written to only makes the next check slower."""
     if path is None or not settled:
         return

@@ -37,7 +37,7 @@ class Refusal(Struct, frozen=True):
     message: str
 
 
-class Finding(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What the inspection says of one tool. `exports` None: it could not tell, or there is an error."""
 
     name: str
@@ -47,7 +47,7 @@ class Finding(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
 
 
 class _Answer(Struct, frozen=True):
-    tools: list[Finding]
+    tools: list[ModuleReport]
 
 
 class Inspector:
@@ -77,7 +77,7 @@ class Inspector:
             except OSError:
                 self._process = None  # ask() tries again, and the caller says when nothing was checked
 
-    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[Finding]:
+    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[ModuleReport]:
         """Have the modules of `tools` looked at; `documents` are the bundle's files, which no module sees.
 
         `values` are variables of the environment that modules get as far as their sandbox.env names them.

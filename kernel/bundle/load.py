@@ -16,7 +16,7 @@ from msgspec import Struct
 from kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
 from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
-from kernel.bundle.problems import Place, Report
+from kernel.bundle.problems import Position, Report
 from kernel.bundle.shape import Document
 from kernel.paths import BUNDLE_FILE
 from schemas.resources import API_V1, API_V1ALPHA1, KINDS
@@ -51,14 +51,14 @@ def load_documents(path: str, report: Report, instead: Overlay = NOTHING) -> Loa
     try:
         files = list(list_documents(path)) if folder else [path]
     except Unreadable as error:
-        report.error("E_CONFIG_NOT_FOUND", str(error), Place(path))
+        report.error("E_CONFIG_NOT_FOUND", str(error), Position(path))
         loaded.complete = False
         return loaded
     for file in files:
         _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, budget, report, instead)
     if not loaded.documents and not report.errors:
         message = "there is no document in it" if not folder else "there is no YAML file with a Goondan document in it"
-        report.error("E_CONFIG_NOT_FOUND", message, Place(path))
+        report.error("E_CONFIG_NOT_FOUND", message, Position(path))
     return loaded
 
 
@@ -68,10 +68,10 @@ def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: 
         data = read_instead(file, MAX_FILE_BYTES, instead)
     except Unreadable as error:
         if strict:
-            report.error("E_CONFIG_NOT_FOUND", f"the file cannot be read: {error}", Place(file))
+            report.error("E_CONFIG_NOT_FOUND", f"the file cannot be read: {error}", Position(file))
             loaded.complete = False
         else:
-            report.warn("W_CONFIG_SKIPPED", f"skipped: {error}", Place(file))
+            report.warn("W_CONFIG_SKIPPED", f"skipped: {error}", Position(file))
         return
     strict = strict or any(group.encode() in data for group in _GROUPS)
     text = decode(data)
@@ -79,18 +79,18 @@ def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: 
     allowed = budget if strict else Budget()
     composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowed)
     if not strict and (composed.faults or not any(_is_ours(node) for node in composed.documents)):
-        report.warn("W_CONFIG_SKIPPED", "skipped: there is no Goondan document in it", Place(file))
+        report.warn("W_CONFIG_SKIPPED", "skipped: there is no Goondan document in it", Position(file))
         return
     loaded.sources.append(Source(file, data))
     loaded.complete = loaded.complete and composed.complete
     for fault in composed.faults:
-        report.error(fault.code, fault.message, Place(file, fault.line, fault.column, fault.path), fault.suggestion)
+        report.error(fault.code, fault.message, Position(file, fault.line, fault.column, fault.path), fault.suggestion)
     for index, node in enumerate(composed.documents):
         if isinstance(node, Mapping):
             loaded.documents.append(Document(file, node, index, from_file=True))
         else:
             message = "a document is a mapping with apiVersion, kind, metadata and spec"
-            report.error("E_CONFIG_INVALID_VALUE", message, Place(file, node.line, node.column))
+            report.error("E_CONFIG_INVALID_VALUE", message, Position(file, node.line, node.column))
 
 
 def _is_ours(node: Node) -> bool:

@@ -19,13 +19,13 @@ from msgspec import Struct
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
 from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Package, Unreadable
-from kernel.bundle.problems import BundleError, Place, Problem, Report
+from kernel.bundle.problems import BundleError, Position, Problem, Report
 from kernel.paths import root_of
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
     from kernel.bundle.check import Checked
-    from kernel.bundle.granting import Terms
+    from kernel.bundle.granting import GrantContext
     from kernel.bundle.hiding import EnvironmentRedactor
     from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
@@ -44,7 +44,7 @@ REVISION_CHARS: Final = 32
 
 
 class Inspected(Struct):
-    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `terms`.
+    """A bundle that was looked at. `checked` is complete only without errors; grants were decided by `grant_context`.
 
     `written` are the files that a tool may have written, and that nobody has accepted. `judgement` says what the bundle
     asks for and whether the user has agreed to it: `judgement.trusted` is whether it was reviewed. `redact` takes
@@ -56,7 +56,7 @@ class Inspected(Struct):
     checked: Checked
     errors: list[Problem]
     warnings: list[Problem]
-    terms: Terms
+    grant_context: GrantContext
     packages: list[Package]
     judgement: Judgement
     redact: EnvironmentRedactor
@@ -96,12 +96,12 @@ def inspect_bundle(
         from kernel.bundle.base_extensions import BaseExtensions
         from kernel.bundle.check import Checker
         from kernel.bundle.files import BundleFiles
+        from kernel.bundle.grant_context import gather
         from kernel.bundle.granting import grant
         from kernel.bundle.hiding import EnvironmentRedactor
         from kernel.bundle.load import load_documents
         from kernel.bundle.models import without_key
         from kernel.bundle.packages import PackageFolders
-        from kernel.bundle.terms import gather
         from kernel.bundle.variables import wanted_variables
         from kernel.grants.policy_file import POLICY_FILE
         from kernel.trust.asking import Asking
@@ -125,8 +125,8 @@ def inspect_bundle(
         checked = checker.check()
         sources += [document for package in packages.found() for document in package.documents]
         policies = ([os.path.join(root, POLICY_FILE)] if root else ["/nonexistent"]) + ([policy] if policy else [])
-        terms = gather(path, checked, packages.found(), policies, root, report)
-        grant(checked, terms, files, report)
+        grant_context = gather(path, checked, packages.found(), policies, root, report)
+        grant(checked, grant_context, files, report)
         written = _written(loaded, checked, root, policy, report, instead or {})
         judgement = look(path, loaded, checked, root, variables, asking or Asking())
         if not judgement.trusted:
@@ -149,7 +149,7 @@ def inspect_bundle(
         checked,
         report.errors,
         report.warnings,
-        terms,
+        grant_context,
         packages.found(),
         judgement,
         redact,
@@ -183,7 +183,7 @@ def _written(
     found = find_written([path for path in paths if path not in instead], root, read=read)
     for file in found:
         message = f"a tool may have written this file: tools could write to {file.folder} when it was changed last"
-        report.error("E_CONFIG_WRITTEN", message, Place(file.path))
+        report.error("E_CONFIG_WRITTEN", message, Position(file.path))
     return found
 
 
@@ -256,7 +256,7 @@ def open_bundle(
         from kernel.trust.judge import untrusted
 
         raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
-    from kernel.bundle.terms import key_folders
+    from kernel.bundle.grant_context import key_folders
     from kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked
@@ -271,8 +271,8 @@ def open_bundle(
             *(document for package in inspected.packages for document in package.documents),
             *([policy] if policy is not None else []),
         ],
-        sized_workdirs=inspected.terms.sized_workdirs,
-        spawn_workdirs=[opened.path for opened in inspected.terms.opened],
+        sized_workdirs=inspected.grant_context.sized_workdirs,
+        spawn_workdirs=[opened.path for opened in inspected.grant_context.opened],
         digests=digests,
         hidden=key_folders(),
     )

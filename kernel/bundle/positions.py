@@ -51,7 +51,7 @@ class Sequence(Struct, frozen=True, array_like=True, tag="l"):
     column: int
 
 
-class Entry(Struct, frozen=True, array_like=True):
+class MapEntry(Struct, frozen=True, array_like=True):
     """One key of a mapping, with its own position, and its value."""
 
     key: str
@@ -63,7 +63,7 @@ class Entry(Struct, frozen=True, array_like=True):
 class Mapping(Struct, frozen=True, array_like=True, tag="m"):
     """An object. Keys are unique strings."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, MapEntry]
     line: int
     column: int
 
@@ -325,7 +325,7 @@ class _Builder:
             self._key(top, node)
         else:
             if not top.skip and top.key is not None:
-                top.items[top.key.value] = Entry(str(top.key.value), top.key.line, top.key.column, node)
+                top.items[top.key.value] = MapEntry(str(top.key.value), top.key.line, top.key.column, node)
             top.key, top.skip = None, False
 
     def _key(self, top: _Open, node: Node) -> None:

@@ -53,7 +53,7 @@ class Problem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     help_url: str | None = None
 
 
-class Place(Struct, frozen=True):
+class Position(Struct, frozen=True):
     """Where in which file, and where in the document."""
 
     file: str
@@ -73,11 +73,11 @@ class Report:
         self.dropped = 0
         self._seen: set[tuple[str, str, str, int, int, str]] = set()
 
-    def error(self, code: str, message: str, at: Place, suggestion: str | None = None) -> None:
+    def error(self, code: str, message: str, at: Position, suggestion: str | None = None) -> None:
         """Add an error. `suggestion` defaults to the code's own."""
         self._add(self.errors, code, message, at, suggestion or CODES[code], help_url(code))
 
-    def warn(self, code: str, message: str, at: Place, suggestion: str | None = None) -> None:
+    def warn(self, code: str, message: str, at: Position, suggestion: str | None = None) -> None:
         """Add a warning. `suggestion` defaults to the code's own."""
         self._add(self.warnings, code, message, at, suggestion or WARNINGS[code], None)
 
@@ -101,7 +101,9 @@ class Report:
                 for problem in problems
             ]
 
-    def _add(self, into: list[Problem], code: str, message: str, at: Place, suggestion: str, url: str | None) -> None:
+    def _add(
+        self, into: list[Problem], code: str, message: str, at: Position, suggestion: str, url: str | None
+    ) -> None:
         key = (code, message, at.file, at.line, at.column, at.resource)
         if key in self._seen:
             return

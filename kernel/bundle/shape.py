@@ -19,7 +19,7 @@ import msgspec.inspect as types
 from msgspec import Struct
 
 from kernel.bundle.positions import Mapping, Node, Scalar, Sequence, node_at
-from kernel.bundle.problems import Path, Place, Report, did_you_mean, shown
+from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 
 #: Characters that `${NAME}` may add to a bundle in all; an environment is no place for documents.
 MAX_EXPANDED_CHARS: Final = 1 << 20
@@ -70,18 +70,18 @@ class Document(Struct):
     resource: str = ""
     from_file: bool = False
 
-    def place(self, *path: str | int) -> Place:
+    def place(self, *path: str | int) -> Position:
         """Where `path` stands; the nearest place above it when it is not there."""
         _, (line, column) = node_at(self.node, path)
-        return Place(self.file, line, column, path, self.resource)
+        return Position(self.file, line, column, path, self.resource)
 
-    def key(self, *path: str | int) -> Place:
+    def key(self, *path: str | int) -> Position:
         """Where the last key of `path` stands, not its value."""
         node, _ = node_at(self.node, path[:-1])
         entry = node.entries.get(str(path[-1])) if isinstance(node, Mapping) else None
         if entry is None:
             return self.place(*path)
-        return Place(self.file, entry.line, entry.column, path, self.resource)
+        return Position(self.file, entry.line, entry.column, path, self.resource)
 
     def text(self, *path: str | int) -> str:
         """What stands in the file at `path`, shortened and in quotes; '' when it is no scalar."""
@@ -151,7 +151,7 @@ class Builder:
             if field.required and field.name not in values:
                 if name not in node.entries:
                     place = self._document.place(*path)
-                    where = Place(place.file, place.line, place.column, (*path, name), place.resource)
+                    where = Position(place.file, place.line, place.column, (*path, name), place.resource)
                     self._report.error("E_CONFIG_MISSING_FIELD", f"the field {shown(name)} is missing", where)
                 values[field.name] = stand_in(field.type)
         return want.cls(**values)

@@ -19,7 +19,7 @@ from kernel.changesets.entries import TreeEntry
 from kernel.changesets.paths import twins, within_prefix
 from kernel.changesets.proposed import Proposed, denied
 from kernel.changesets.repository import Repository
-from kernel.restarting.revision import Refused
+from kernel.restarting.revision import RevisionRefused
 from kernel.supervisor_options import Options
 from kernel.trust.asking import Asking
 from kernel.trust.judge import untrusted
@@ -87,7 +87,7 @@ def invalid(found: Inspected) -> GoondanError:
     return fail("E_CHANGESET_INVALID", "the bundle would not be valid: " + "; ".join(lines[:MAX_NAMED]) + more)
 
 
-def refusal(found: Refused) -> GoondanError:
+def refusal(found: RevisionRefused) -> GoondanError:
     """What it means for a changeset that the bundle with it may not run."""
     if found.error.code == "E_BUNDLE_UNTRUSTED":
         return denied(found.error.message)

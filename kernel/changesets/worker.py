@@ -25,7 +25,7 @@ from kernel.changesets.engine import Engine, not_committed
 from kernel.changesets.recovery import locked
 from kernel.restarting.reader import Task as Reading
 from kernel.restarting.reader import read
-from kernel.restarting.revision import Refused, Revision
+from kernel.restarting.revision import Revision, RevisionRefused
 from kernel.supervisor_options import Options
 from kernel.trust.powers import Power
 from schemas.changesets import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
@@ -111,7 +111,7 @@ class Worker:
     def _look(self, powers: list[Power]) -> None:
         """The bundle as it stands in the checkout. Raises GoondanError when it may not run."""
         found = read(Reading(self._options, powers))
-        if isinstance(found, Refused):
+        if isinstance(found, RevisionRefused):
             raise refusal(found)
         self._seen = found
 

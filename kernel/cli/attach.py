@@ -47,7 +47,7 @@ PATIENCE_POLL_S: Final = 0.02
 READY_S: Final = 40.0
 
 
-class Place(msgspec.Struct, frozen=True):
+class BundleTarget(msgspec.Struct, frozen=True):
     """A bundle and the state of its workspace, by whose record its kernel is found. `policy` is a file of grants that
     a kernel is started with, `trust` whether it is trusted for this time, `accept_loss` whether a damaged journal is
     given up, `watch` whether it follows changes of the bundle.
@@ -68,14 +68,14 @@ def locate(
     trust: bool = False,
     accept_loss: bool = False,
     watch: bool = False,
-) -> Place:
+) -> BundleTarget:
     """The bundle that a command means, and the state of its workspace.
 
     Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
     """
     path = paths.find_bundle(bundle)
     grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return Place(path, state_of(path), grants, trust, accept_loss, watch)
+    return BundleTarget(path, state_of(path), grants, trust, accept_loss, watch)
 
 
 class InvalidBundle(GoondanError):
@@ -98,7 +98,7 @@ class Started:
 
     def __init__(
         self,
-        place: Place,
+        place: BundleTarget,
         *,
         detach: bool = False,
         shared: bool = False,
@@ -235,7 +235,7 @@ def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: 
 class Kernel:
     """A running kernel, for as long as this command uses it. `pidfd` is readable when it is gone."""
 
-    def __init__(self, place: Place, pidfd: int) -> None:
+    def __init__(self, place: BundleTarget, pidfd: int) -> None:
         self.place = place
         self.pidfd = pidfd
 
@@ -260,7 +260,7 @@ class Kernel:
 class Supervised(Kernel):
     """A kernel whose supervisor knows that we use it. `started` is set when this command started it."""
 
-    def __init__(self, place: Place, client: SupervisorClient, reply: Reply, started: Started | None) -> None:
+    def __init__(self, place: BundleTarget, client: SupervisorClient, reply: Reply, started: Started | None) -> None:
         super().__init__(place, client.pidfd)
         self._client = client
         self._reply = reply
@@ -297,7 +297,7 @@ class Supervised(Kernel):
 class ByHand(Kernel):
     """A broker that was started by hand, without a supervisor; it lives and dies without us."""
 
-    def __init__(self, place: Place, pid: int, pidfd: int) -> None:
+    def __init__(self, place: BundleTarget, pid: int, pidfd: int) -> None:
         super().__init__(place, pidfd)
         self.pid = pid
 
@@ -324,7 +324,7 @@ class ByHand(Kernel):
         os.close(self.pidfd)
 
 
-def by_hand(place: Place) -> ByHand | None:
+def by_hand(place: BundleTarget) -> ByHand | None:
     """The broker of a bundle that runs without a supervisor; None without one.
 
     Raises GoondanError E_RUN_DIR, E_STATE.
@@ -345,7 +345,7 @@ def by_hand(place: Place) -> ByHand | None:
         return None
 
 
-def attach(place: Place) -> Kernel:
+def attach(place: BundleTarget) -> Kernel:
     """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR, E_STATE."""
     kernel = _hold(place, None)
     if kernel is None:
@@ -354,7 +354,7 @@ def attach(place: Place) -> Kernel:
     return kernel
 
 
-def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
+def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
     """Hold the running kernel of a bundle, or start one for as long as calls need it.
 
     Raises GoondanError: why it cannot start; E_USAGE when `allow_net` is given and a kernel runs already.
@@ -383,7 +383,7 @@ def attach_or_start(place: Place, allow_net: Sequence[str]) -> Kernel:
         return kernel
 
 
-def _ready_for_calls(place: Place, allow_net: Sequence[str], agreed: Sequence[Power]) -> Started:
+def _ready_for_calls(place: BundleTarget, allow_net: Sequence[str], agreed: Sequence[Power]) -> Started:
     started = Started(place, shared=True, allow_net=allow_net, agreed=agreed)
     try:
         preload()
@@ -396,7 +396,7 @@ def _ready_for_calls(place: Place, allow_net: Sequence[str], agreed: Sequence[Po
     return started
 
 
-def start(place: Place) -> Kernel:
+def start(place: BundleTarget) -> Kernel:
     """Start the kernel of `gdn run`, which ends with this command.
 
     Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or what else keeps it from starting.
@@ -404,7 +404,7 @@ def start(place: Place) -> Kernel:
     return started_when_trusted(place, lambda agreed: _start(place, agreed))
 
 
-def _start(place: Place, agreed: Sequence[Power]) -> Kernel:
+def _start(place: BundleTarget, agreed: Sequence[Power]) -> Kernel:
     started = Started(place, agreed=agreed)
     try:
         preload()
@@ -422,7 +422,7 @@ def _start(place: Place, agreed: Sequence[Power]) -> Kernel:
     return kernel
 
 
-def _hold(place: Place, started: Started | None) -> Kernel | None:
+def _hold(place: BundleTarget, started: Started | None) -> Kernel | None:
     """Hold what runs; None when nothing does. Waits while a kernel is starting or stopping."""
     until = time.monotonic() + PATIENCE_S
     while True:

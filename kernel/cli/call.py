@@ -131,7 +131,7 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
             cancelling = Cancelling(session, lambda: [event_id])
             with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
                 try:
-                    asking = perform(session, call, event_id, None if screen is None else screen.hear)
+                    asking = perform(session, call, event_id, None if screen is None else screen.handle)
                     found = await cancelling.wait(asyncio.ensure_future(asking))
                 except GoondanError as error:
                     if not (interrupts.number and was_cancelled(error.info)):

@@ -1,6 +1,6 @@
 """`gdn completion SHELL`: the script with which a shell completes commands, options, agents, tools and instances.
 
-The script calls `gdn` with _GDN_COMPLETE in its environment; words.py has the answers.
+The script calls `gdn` with _GDN_COMPLETE in its environment; completions.py has the answers.
 
 Source: docs/design/commands.md section 3.
 """

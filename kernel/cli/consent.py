@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Where(Protocol):
-    """A bundle that is started: see kernel.cli.attach.Place."""
+    """A bundle that is started: see kernel.cli.attach.BundleTarget."""
 
     @property
     def bundle(self) -> str:

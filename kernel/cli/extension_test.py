@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernel.bundle.opening import Inspected
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
     from kernel.cli.terminal import Style
     from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
 
@@ -95,7 +95,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     return INVALID if not report["valid"] else int(report["failed"] > 0)
 
 
-def look(place: Place) -> Inspected:
+def look(place: BundleTarget) -> Inspected:
     """The bundle, without a look into the modules of its tools."""
     from kernel.bundle.opening import inspect_bundle
 

@@ -58,16 +58,16 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     inspected, path = _inspect(bundle, None)
     found = _packaged(inspected, tool)
     row = _row(found, inspected)
-    faults = dangers(found.sandbox, inspected.terms)
+    faults = dangers(found.sandbox, inspected.grant_context)
     if faults:
         listed = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults)
         raise fail("E_CONFIG_DANGEROUS", f"{tool} asks for what no tool may have: {listed}")
-    digest = inspected.terms.pins.get(found.package)
+    digest = inspected.grant_context.pins.get(found.package)
     if not row["requested"]:
         raise fail("E_USAGE", f"{tool} asks for nothing", suggestion="It runs with the defaults; see `gdn grant list`.")
     if digest is None:
         raise fail("E_USAGE", f"the package {found.package} cannot be pinned", suggestion="Make it smaller.")
-    others = {name: pinned for name, pinned in inspected.terms.accepted.items() if name != tool}
+    others = {name: pinned for name, pinned in inspected.grant_context.accepted.items() if name != tool}
     accepted = [Accepted(name, pinned) for name, pinned in sorted({**others, tool: digest}.items())]
     write_accepted(path, accepted)
     if as_json:
@@ -89,7 +89,7 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     from schemas.errors import fail
 
     inspected, path = _inspect(bundle, None)
-    accepted = inspected.terms.accepted
+    accepted = inspected.grant_context.accepted
     if tool not in accepted:
         known = ", ".join(sorted(accepted)) or "none"
         raise fail("E_USAGE", f"nothing was accepted for {tool[:100]!r}", suggestion=f"Accepted are: {known}.")
@@ -177,14 +177,14 @@ def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
     got = requested(tool.granted or tool.sandbox)
     row: dict[str, Any] = {
         "tool": tool.id,
-        "status": status(tool, inspected.terms),
+        "status": status(tool, inspected.grant_context),
         "requested": asked,
         "granted": got,
         "widened": [thing for thing in got if thing not in asked],
         "agents": {name: requested(left) for name, left in sorted(tool.narrowed.items())},
     }
-    if tool.package in inspected.terms.pins:
-        row["digest"] = inspected.terms.pins[tool.package]
+    if tool.package in inspected.grant_context.pins:
+        row["digest"] = inspected.grant_context.pins[tool.package]
     return row
 
 

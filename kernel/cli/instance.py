@@ -15,7 +15,7 @@ from kernel.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
 
 #: How long a deletion may take (seconds): turn, process and jails have 5 to 15 s each, and a broker that ends in the
 #: middle is back within some.
@@ -136,7 +136,7 @@ def delete(agent: str, key: str, bundle: str | None, force: bool, yes: bool, as_
     return 0
 
 
-def _question(place: Place, agent: str, key: str, name: str) -> str:
+def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
     """What goes with it."""
     from kernel.instances import instances
 
@@ -156,7 +156,7 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines or ["there are no instances yet"]
 
 
-def _processes(place: Place) -> dict[tuple[str, str], dict[str, Any]]:
+def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
     """What `gdn ps` has about agents, by agent and key; nothing where no kernel runs."""
     from kernel.supervisor_client import SupervisorClient
 
@@ -179,7 +179,7 @@ def _processes(place: Place) -> dict[tuple[str, str], dict[str, Any]]:
     }
 
 
-def _events(place: Place, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
+def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, Any]], int]:
     """What the instance works on and what waits for it, as the broker says; nothing where no kernel runs."""
     from kernel.cli.operator_question import ask_broker
     from schemas.errors import GoondanError

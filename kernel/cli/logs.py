@@ -15,7 +15,7 @@ from kernel.cli import options
 
 if TYPE_CHECKING:
     from kernel.cli.terminal import Style
-    from kernel.logs import Entry
+    from kernel.logs import LogLine
 
 #: Lines shown without --lines.
 DEFAULT_LINES: Final = 100
@@ -74,7 +74,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     raise BrokenPipeError
 
 
-def render(entries: Iterable[Entry], style: Style) -> list[str]:
+def render(entries: Iterable[LogLine], style: Style) -> list[str]:
     """One line each: local time, role, level unless it is INFO, text. Nothing in them steers the terminal."""
     from zlib import crc32
 

@@ -13,14 +13,14 @@ Completion = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def completed(source: str) -> Completion:
-    """Offers what the function `source` of kernel.cli.words finds, which is imported only for it."""
+    """Offers what the function `source` of kernel.cli.completions finds, which is imported only for it."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         import importlib
 
         # By name, as the commands themselves: the pure modules that know these options read no files.
-        words: Any = importlib.import_module("kernel.cli.words")
-        items: list[Any] = words.offer(getattr(words, source), ctx, incomplete)
+        completions: Any = importlib.import_module("kernel.cli.completions")
+        items: list[Any] = completions.offer(getattr(completions, source), ctx, incomplete)
         return items
 
     return complete

@@ -263,7 +263,7 @@ class _Talk:
 
         def hear(event: RuntimeEvent) -> None:
             if not cancelling.came_first:
-                screen.hear(event)
+                screen.handle(event)
 
         asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
         questions = asyncio.ensure_future(self._asked.ask_each(prompt, screen))

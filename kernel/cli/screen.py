@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TextIO
 
-from kernel.cli.narration import Break, Mark, Narration, Say, Shown
 from kernel.cli.output import is_terminal, write_text
 from kernel.cli.plain import fit, flowing
+from kernel.cli.renderer import Break, Mark, Say, Shown, TurnRenderer
 from kernel.cli.session import Listener
 from kernel.cli.terminal import shown_line, style_of
 from schemas.frames import Answer, RuntimeEvent
@@ -42,7 +42,7 @@ async def shown(ask: Callable[[Listener | None], Awaitable[Answer]]) -> Answer:
         return answer
     screen = Screen()
     try:
-        answer = await ask(screen.hear)
+        answer = await ask(screen.handle)
         if answer.status == "completed":
             screen.end(answer.response or "")
         return answer
@@ -72,7 +72,7 @@ class Screen:
     """
 
     def __init__(self, *, text: bool = True) -> None:
-        self._narration = Narration()
+        self._renderer = TurnRenderer()
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._shows_text = text and is_terminal(sys.stdout)
@@ -85,20 +85,20 @@ class Screen:
         if self._shows_status:
             self._timer = self._loop.call_later(PATIENCE_S, self._tick)
 
-    def hear(self, event: RuntimeEvent) -> None:
+    def handle(self, event: RuntimeEvent) -> None:
         """Show an event. A terminal that is gone is found out by whoever prints the answer."""
         if self._heard is not None:
             self._heard.append(event)
             return
         with suppress(OSError, ValueError):
-            self._show(self._narration.hear(event))
+            self._show(self._renderer.handle(event))
 
     def end(self, response: str) -> None:
         """Show the rest of the answer, which stands whole on stdout then."""
         self.go_on()
         self._stop_status()
         if self._shows_text:
-            self._show(self._narration.end(response))
+            self._show(self._renderer.end(response))
             if not response:
                 write_text("")
         else:
@@ -115,7 +115,7 @@ class Screen:
         """Show what came meanwhile."""
         heard, self._heard = self._heard or [], None
         for event in heard:
-            self.hear(event)
+            self.handle(event)
 
     def close(self) -> None:
         """There is no answer: leave the cursor at the beginning of a line."""
@@ -145,7 +145,7 @@ class Screen:
             return
         with suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            line = fit(self._narration.status(self._loop.time() - self._began), columns - 1)
+            line = fit(self._renderer.status(self._loop.time() - self._began), columns - 1)
             if line != self._status:
                 _put(sys.stderr, _ERASE + shown_line(style_of(sys.stderr).dim(line)))
                 self._status = line

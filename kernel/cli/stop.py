@@ -10,7 +10,7 @@ import click
 from kernel.cli import options
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
 
 #: How long the supervisor may take to hear us (seconds); one that does not hangs, and is killed soon after.
 HEAR_S: Final = 2.0
@@ -57,7 +57,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-def _end(pidfd: int, place: Place, as_json: bool, until: float) -> int:
+def _end(pidfd: int, place: BundleTarget, as_json: bool, until: float) -> int:
     """End a supervisor whose runtime directory is gone: it holds the lock, and hears signals."""
     import os
     import signal

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kernel.bundle.opening import Inspected
     from kernel.bundle.problems import Problem
     from kernel.bundle.tools import CheckedTool
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
     from kernel.cli.session import Session
     from kernel.cli.terminal import Style
     from schemas.resources import Example, ToolExport
@@ -123,7 +123,7 @@ def is_path(target: str) -> bool:
     return "/" in target or target in (".", "..") or target.endswith((".yaml", ".yml"))
 
 
-def examine(place: Place, name: str | None) -> tuple[Inspected, list[Subject]]:
+def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subject]]:
     """Check the whole bundle, and the modules of bundled tools that are named; what is to be tested.
 
     `name` None: every Tool of the bundle's own. Raises GoondanError E_TOOL_NOT_FOUND.
@@ -197,7 +197,7 @@ def planned(subjects: list[Subject], network: bool) -> Iterator[Run]:
                 )
 
 
-def run_all(place: Place, plan: list[Run], allow_net: tuple[str, ...]) -> list[Outcome]:
+def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) -> list[Outcome]:
     """Run the examples that may be, one after the other, with the bundle's kernel or one that ends with this."""
     import asyncio
 

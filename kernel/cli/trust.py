@@ -44,7 +44,7 @@ def command(path: str | None, show: bool, list_: bool, revoke: bool, own: bool, 
 
 
 def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
     from kernel.cli.consent import ask, can_ask, look_again, remember
     from kernel.cli.output import write, write_json
     from kernel.cli.state import state_of
@@ -52,7 +52,7 @@ def _trust(path: str | None, as_json: bool, *, show: bool, own: bool) -> int:
     from kernel.trust.judge import untrusted
 
     bundle = find_bundle(path)
-    place = Place(bundle, state_of(bundle))
+    place = BundleTarget(bundle, state_of(bundle))
     inspected = look_again(place)
     judgement = inspected.judgement
     wanted = not show and (bool(judgement.powers) or own)

@@ -18,10 +18,10 @@ from schemas.grantable import within
 from schemas.hidden import workspace_of
 
 if TYPE_CHECKING:
-    from kernel.cli.attach import Place
+    from kernel.cli.attach import BundleTarget
 
 
-def absolute_workdir(text: str, place: Place) -> str:
+def absolute_workdir(text: str, place: BundleTarget) -> str:
     """The absolute path of an existing directory, as it was named.
 
     Raises GoondanError E_USAGE when it is none, E_SANDBOX_DENIED when it holds the kernel's state or sockets.
@@ -42,7 +42,7 @@ def absolute_workdir(text: str, place: Place) -> str:
     return path
 
 
-def _socket_folders(place: Place) -> list[str]:
+def _socket_folders(place: BundleTarget) -> list[str]:
     """The folders of runtime directories: the usual ones, and that of the kernel that runs."""
     from kernel import lock
 

@@ -27,7 +27,7 @@ from kernel import lock, paths, rundir, state_root
 from kernel.bundle.models import KEY_VARIABLE
 from kernel.bundle.problems import BundleError
 from kernel.bundle.variables import wanted_variables
-from kernel.cli.attach import Place, by_hand
+from kernel.cli.attach import BundleTarget, by_hand
 from kernel.doctor.facts import (
     UNLIMITED,
     Bundle,
@@ -347,7 +347,7 @@ def _running(bundle: str) -> Running:
             finally:
                 client.close()
             return Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
-        broker = by_hand(Place(bundle, state_dir))
+        broker = by_hand(BundleTarget(bundle, state_dir))
         if broker is not None:
             broker.finish()
             return Running(status="by hand", pid=broker.pid)
@@ -374,7 +374,7 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str]]:
         errors=inspected.errors,
         warnings=inspected.warnings,
         dropped=inspected.dropped,
-        sized_workdirs=inspected.terms.sized_workdirs,
+        sized_workdirs=inspected.grant_context.sized_workdirs,
     )
     return found, wanted_variables(inspected.loaded.documents)
 

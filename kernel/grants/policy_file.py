@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from kernel.bundle.files import read_file
 from kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
-from kernel.bundle.problems import Place, Report
+from kernel.bundle.problems import Position, Report
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.state_root import doubt, open_state_root
 from schemas.errors import fail
@@ -99,7 +99,7 @@ def read_policies(paths: list[str], report: Report) -> Read:
         if index == 0 and not os.path.lexists(path):
             continue
         if index == 0 and (why := doubt(os.path.dirname(path))) is not None:
-            report.error("E_CONFIG_NOT_FOUND", f"the policy is not read: {why}", Place(path), _ELSEWHERE_HINT)
+            report.error("E_CONFIG_NOT_FOUND", f"the policy is not read: {why}", Position(path), _ELSEWHERE_HINT)
             continue
         document = _document(path, report)
         if document is None:
@@ -120,20 +120,20 @@ def _document(path: str, report: Report) -> Document | None:
         text = decode(read_file(path, MAX_FILE_BYTES))
     except (OSError, Unreadable) as error:
         why = error.strerror or "" if isinstance(error, OSError) else str(error)
-        report.error("E_CONFIG_NOT_FOUND", f"the policy cannot be used: {why.lower()}", Place(path), _POLICY_HINT)
+        report.error("E_CONFIG_NOT_FOUND", f"the policy cannot be used: {why.lower()}", Position(path), _POLICY_HINT)
         return None
     if isinstance(text, Fault):
-        report.error(text.code, text.message, Place(path, text.line, text.column))
+        report.error(text.code, text.message, Position(path, text.line, text.column))
         return None
     composed = compose(text, Budget())
     for fault in composed.faults:
-        report.error(fault.code, fault.message, Place(path, fault.line, fault.column, fault.path), fault.suggestion)
+        report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
     if not composed.documents:
         return None
     node = composed.documents[0]
     if not isinstance(node, Mapping) or len(composed.documents) > 1:
         message = "a policy is one document: a mapping with `widen`, `accepted`, `disk` and `spawn`"
-        report.error("E_CONFIG_INVALID_VALUE", message, Place(path, node.line, node.column))
+        report.error("E_CONFIG_INVALID_VALUE", message, Position(path, node.line, node.column))
         return None
     return Document(path, node)
 

@@ -25,7 +25,7 @@ from kernel.oauth.grants import Grant, Login
 from kernel.oauth.http import Http
 from kernel.oauth.metadata import Endpoints
 from kernel.oauth.pending import LIFETIME_S, Pending, Register
-from kernel.oauth.protocol import Refused
+from kernel.oauth.protocol import ServerRefused
 from kernel.oauth.redirects import Redirects
 from kernel.oauth.vault import Vault
 from schemas.errors import GoondanError, fail
@@ -153,7 +153,7 @@ class Authority:
         self._held.save(grants.begun(grant, self._clock()))
         try:
             tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
-        except Refused as refused:
+        except ServerRefused as refused:
             if refused.error != "invalid_grant":
                 raise self._note(key, _refusal(app, refused)) from None
             log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
@@ -173,7 +173,7 @@ class Authority:
         try:
             endpoint = await self._endpoint(app, "token")
             tokens = await self._get_tokens(app, endpoint, protocol.credentials_form(scopes))
-        except Refused as refused:
+        except ServerRefused as refused:
             raise self._note(key, _refusal(app, refused)) from None
         except GoondanError as error:
             raise self._note(key, error) from None
@@ -187,7 +187,7 @@ class Authority:
     async def _get_tokens(
         self, app: OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
     ) -> protocol.Tokens:
-        """Raises Refused, GoondanError E_OAUTH_SERVER."""
+        """Raises ServerRefused, GoondanError E_OAUTH_SERVER."""
         methods = (await self._endpoints(app)).auth_methods
         form, headers = protocol.with_client(app, form, methods)
         answer = await self._http.post(endpoint, form, headers)
@@ -264,7 +264,7 @@ class Authority:
         try:
             answer = await self._http.post(endpoint, form, headers)
             told = protocol.read_device_code(answer.status, answer.body, [app.client_secret])
-        except Refused as refused:
+        except ServerRefused as refused:
             raise self._note((app.name, subject), _refusal(app, refused)) from None
         except GoondanError as error:
             raise self._note((app.name, subject), error) from None
@@ -292,7 +292,7 @@ class Authority:
             await asyncio.sleep(interval)
             try:
                 tokens = await self._get_tokens(app, endpoint, form, told.device_code)
-            except Refused as refused:
+            except ServerRefused as refused:
                 if refused.error == "slow_down":
                     interval = min(MAX_INTERVAL_S, interval + SLOWER_S)
                 elif refused.error != "authorization_pending":
@@ -317,7 +317,7 @@ class Authority:
                 raise fail("E_OAUTH_SERVER", f"the redirect is not from {app.issuer}")
             if "error" in parameters:
                 told = (protocol.shown(parameters.get(name, "")) for name in ("error", "error_description"))
-                raise _refusal(app, Refused(*told))
+                raise _refusal(app, ServerRefused(*told))
             code = parameters.get("code", "")
             if not code:
                 raise fail("E_OAUTH_SERVER", "the redirect brought no code")
@@ -325,7 +325,7 @@ class Authority:
             endpoint = await self._endpoint(app, "token")
             tokens = await self._get_tokens(app, endpoint, form, code, pending.verifier)
             await self._agreed(pending, tokens)
-        except Refused as refused:
+        except ServerRefused as refused:
             self._end(pending, _refusal(app, refused))
             return False, _WENT_WRONG
         except GoondanError as error:
@@ -550,7 +550,7 @@ def _quoted(text: str) -> str:
     return quote(text)
 
 
-def _refusal(app: OAuthAppSpec, refused: Refused) -> GoondanError:
+def _refusal(app: OAuthAppSpec, refused: ServerRefused) -> GoondanError:
     return fail("E_OAUTH_REFUSED", f"the server refuses {app.name}: {refused}")
 
 

@@ -62,7 +62,7 @@ class DeviceCode(msgspec.Struct, frozen=True):
         return f"DeviceCode(page={self.page!r})"
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """The server said no, by the protocol. `error` is its code, `description` its words, harmless to show."""
 
     def __init__(self, error: str, description: str) -> None:
@@ -182,7 +182,7 @@ def _scope(scopes: Iterable[str]) -> dict[str, str]:
 def read_tokens(status: int, body: bytes, secrets: Iterable[str | None]) -> Tokens:
     """What a token endpoint answered. `secrets` are hidden in what is told of an error.
 
-    Raises Refused, and GoondanError E_OAUTH_SERVER for what is no answer of the protocol.
+    Raises ServerRefused, and GoondanError E_OAUTH_SERVER for what is no answer of the protocol.
     """
     if status != 200:
         raise _refusal(status, body, secrets)
@@ -240,7 +240,7 @@ def _refusal(status: int, body: bytes, secrets: Iterable[str | None]) -> Excepti
         return _no_answer(f"the server answered with status {status}")
     if status >= 500:  # its trouble, and no word about what was sent
         return _no_answer(f"the server answered with status {status}: {shown(told.error, secrets)}")
-    return Refused(shown(told.error, secrets)[:64], shown(told.error_description or "", secrets))
+    return ServerRefused(shown(told.error, secrets)[:64], shown(told.error_description or "", secrets))
 
 
 def _no_answer(message: str) -> GoondanError:

@@ -11,7 +11,7 @@ import msgspec
 from kernel.log_bounds import open_log
 from kernel.reaping import Child, Exit, Reaper
 from kernel.restarting.reader import Task
-from kernel.restarting.revision import Refused, Revision, decode
+from kernel.restarting.revision import Revision, RevisionRefused, decode
 from kernel.spawn import command, memory_file, start_failure, start_program
 from kernel.supervisor_options import Options
 from kernel.trust.powers import Power
@@ -53,7 +53,7 @@ class Looks:
             found = decode(data)
         except DECODE_ERRORS:
             raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
-        if isinstance(found, Refused):
+        if isinstance(found, RevisionRefused):
             raise found.exception()
         return found
 

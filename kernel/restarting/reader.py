@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from kernel.restarting.revision import Found, Refused, Revision, encode
+from kernel.restarting.revision import Found, Revision, RevisionRefused, encode
 from kernel.supervisor_options import Options, load_bundle
 from kernel.trust.powers import Power
 from schemas.errors import GoondanError
@@ -33,7 +33,7 @@ def read(task: Task) -> Found:
         opened = load_bundle(task.options, task.running)
     except GoondanError as error:
         problems = msgspec.to_builtins(getattr(error, "problems", []))
-        return Refused(error=error.info, problems=problems, dropped=getattr(error, "dropped", 0))
+        return RevisionRefused(error=error.info, problems=problems, dropped=getattr(error, "dropped", 0))
     plan = opened.plan
     return Revision(
         revision=plan.revision,

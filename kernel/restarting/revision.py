@@ -24,7 +24,7 @@ class Revision(Struct, frozen=True, tag="revision", kw_only=True):
     trees: list[str] = []
 
 
-class Refused(Struct, frozen=True, tag="refused", kw_only=True):
+class RevisionRefused(Struct, frozen=True, tag="refused", kw_only=True):
     """A bundle that may not run: the error, and every problem as `gdn validate --json` has it."""
 
     error: ErrorPayload
@@ -36,7 +36,7 @@ class Refused(Struct, frozen=True, tag="refused", kw_only=True):
         return GoondanError(self.error)
 
 
-Found = Revision | Refused
+Found = Revision | RevisionRefused
 
 _decoder: msgspec.msgpack.Decoder[Found] = msgspec.msgpack.Decoder(Found)
 

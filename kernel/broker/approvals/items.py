@@ -77,7 +77,7 @@ class Item(Struct):
         return self.state in OPEN
 
 
-class Call(Struct, frozen=True):
+class CallContent(Struct, frozen=True):
     """The content of a call: its arguments for rules, the same as bytes, and the payload that goes on to a tool
     host."""
 
@@ -86,7 +86,7 @@ class Call(Struct, frozen=True):
     payload: ToolCallPayload | None
 
 
-def read_call(frame: Frame, aliases: dict[str, str]) -> Call:
+def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
     """What a `tool.call` says. Arguments that lie in a file, or are larger than a person is shown, are UNREADABLE.
 
     The bytes are made anew of what was read: so what is shown and what runs cannot differ by how it was encoded.
@@ -94,13 +94,13 @@ def read_call(frame: Frame, aliases: dict[str, str]) -> Call:
     Raises GoondanError E_FRAME_INVALID.
     """
     if frame.blob is not None:
-        return Call(UNREADABLE, b"", None)
+        return CallContent(UNREADABLE, b"", None)
     payload = from_raw(frame.payload, ToolCallPayload)
     if len(memoryview(payload.args)) > MAX_ARGS_BYTES:
-        return Call(UNREADABLE, b"", payload)
+        return CallContent(UNREADABLE, b"", payload)
     args, data = read_args(payload.args, aliases)
     payload.args = Raw(data)
-    return Call(args, data, payload)
+    return CallContent(args, data, payload)
 
 
 def read_args(raw: Raw, aliases: dict[str, str]) -> tuple[Any, bytes]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Raw
 
 from kernel.broker.approvals.clocks import Clocks
-from kernel.broker.approvals.items import Call, Decided, Item, digest_of, read_args, read_call
+from kernel.broker.approvals.items import CallContent, Decided, Item, digest_of, read_args, read_call
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
 from kernel.broker.journal import records
@@ -589,14 +589,14 @@ class Approvals:
         return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
 
 
-def _read_as(frame: Frame, call: Call) -> None:
+def _read_as(frame: Frame, call: CallContent) -> None:
     """Let the tool host see exactly what was looked at."""
     if call.payload is not None and call.args is not UNREADABLE:
         frame.payload = to_raw(call.payload)
 
 
 def _refusal(
-    item: Item | None, event: Event, tool: str, digest: str, call: Call, decision: Decision
+    item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: Decision
 ) -> ErrorPayload | None:
     """Why a call gets an error as its result, if it does."""
     if item is None:

@@ -39,7 +39,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-class Entry(NamedTuple):
+class RedoEntry(NamedTuple):
     """One batch."""
 
     #: The number of its first write, and the running digest before it.
@@ -63,7 +63,7 @@ class RedoFile:
         self._fd: int | None = None
         self._at = 0
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: RedoEntry) -> None:
         """Write an entry, whole or not at all. Raises DiskFull, JournalFailed."""
         body = _encoder.encode((entry.first, entry.digest, entry.at_ms, [_plain(write) for write in entry.writes]))
         data = _HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body
@@ -80,7 +80,7 @@ class RedoFile:
             raise JournalFailed(f"{self._path}: {error.strerror}") from None
         self._at += len(data)
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[RedoEntry]:
         """The chain from the beginning of the file. Raises OSError."""
         try:
             # Not to be kept waiting by a pipe that stands in the file's place.
@@ -97,7 +97,7 @@ class RedoFile:
                 data = file.read()
         finally:
             os.close(fd)
-        found: list[Entry] = []
+        found: list[RedoEntry] = []
         at = 0
         while (entry := _entry_at(data, at)) is not None:
             if found and entry[0].first != found[-1].last + 1:
@@ -124,7 +124,7 @@ class RedoFile:
                 os.close(fd)
 
 
-def following(entries: Sequence[Entry], last: int, digest: int) -> list[Entry]:
+def following(entries: Sequence[RedoEntry], last: int, digest: int) -> list[RedoEntry]:
     """Those of a chain that continue tables whose last write is number `last`, with this running digest (pure)."""
     left = [entry for entry in entries if entry.first > last]
     return left if left and (left[0].first, left[0].digest) == (last + 1, digest) else []
@@ -142,7 +142,7 @@ class Told(NamedTuple):
     dropped: bool
 
 
-def told(entries: Sequence[Entry], subject: str) -> Told:
+def told(entries: Sequence[RedoEntry], subject: str) -> Told:
     """What these say of a subject, in order (pure)."""
     records: list[bytes] = []
     alone = dropped = False
@@ -186,7 +186,7 @@ def _plain(write: Write) -> tuple[Any, ...]:
     return (1, *write) if isinstance(write, Retire) else (2, *write)
 
 
-def _entry_at(data: bytes, at: int) -> tuple[Entry, int] | None:
+def _entry_at(data: bytes, at: int) -> tuple[RedoEntry, int] | None:
     """The entry that begins there, and where it ends; None when none does."""
     if at + _HEAD.size > len(data):
         return None
@@ -196,7 +196,7 @@ def _entry_at(data: bytes, at: int) -> tuple[Entry, int] | None:
         return None
     try:
         first, digest, at_ms, writes = msgspec.msgpack.decode(body)
-        return Entry(first, digest, at_ms, [_write(*write) for write in writes]), at + _HEAD.size + size
+        return RedoEntry(first, digest, at_ms, [_write(*write) for write in writes]), at + _HEAD.size + size
     except (msgspec.DecodeError, TypeError, ValueError):
         return None
 

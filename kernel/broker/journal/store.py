@@ -35,7 +35,7 @@ from typing import Any, Final, Literal
 from kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
-from kernel.broker.journal.redo import REDO_SUFFIX, Entry, RedoFile, Told, advance, following, record_checksum, told
+from kernel.broker.journal.redo import REDO_SUFFIX, RedoEntry, RedoFile, Told, advance, following, record_checksum, told
 from kernel.broker.journal.witness import Witness
 from schemas.errors import GoondanError, fail
 
@@ -134,7 +134,7 @@ class JournalStore:
         self._mark = MarkFile(path + "-acked")
         self._redo = RedoFile(path + REDO_SUFFIX)
         #: What was promised and is not in the tables, and the subjects that it is about.
-        self._owed: list[Entry] = []
+        self._owed: list[RedoEntry] = []
         self._owed_subjects: set[str] = set()
         self._witness = None if witness is None else Witness(witness)
         #: What was lost on the way in, for the log; empty in every ordinary start.
@@ -242,7 +242,7 @@ class JournalStore:
         """
         self.fold()
         try:
-            self._write([Entry(self._last + 1, self._digest, now_ms, batch)])
+            self._write([RedoEntry(self._last + 1, self._digest, now_ms, batch)])
         except sqlite3.Error as error:
             raise self._failed(error) from None
         self._last, self._digest = self._meta.last, self._meta.digest
@@ -253,7 +253,7 @@ class JournalStore:
         """Write a batch so that it survives the end of every process; it comes into the tables with `fold`. Returns the
         number of its last write. Raises DiskFull (nothing was written) and JournalFailed.
         """
-        entry = Entry(self._last + 1, self._digest, now_ms, batch)
+        entry = RedoEntry(self._last + 1, self._digest, now_ms, batch)
         self._redo.append(entry)
         self._owed.append(entry)
         self._owed_subjects.update([write.subject for write in batch])
@@ -285,7 +285,7 @@ class JournalStore:
         except OSError as error:
             raise JournalFailed(f"{self.path}-acked: {error.strerror}") from None
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[RedoEntry]) -> None:
         """Write batches as one transaction, or none of them. Raises sqlite3.Error."""
         db, meta = self._db, self._meta.copy()
         try:
@@ -298,7 +298,7 @@ class JournalStore:
             raise
         self._meta = meta
 
-    def _write_rows(self, entries: Sequence[Entry], meta: _Meta) -> None:
+    def _write_rows(self, entries: Sequence[RedoEntry], meta: _Meta) -> None:
         """What is left when all of these are over: a record whose subject is retired further on is not written at all,
         which is most of them under load. Raises sqlite3.Error.
         """

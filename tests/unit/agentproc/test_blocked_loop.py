@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentproc import blocked_loop
-from agentproc.blocked_loop import BLOCKED_FILE, BLOCKED_S, Blocked, LoopWatch, Place, blocked_error, read_story
+from agentproc.blocked_loop import BLOCKED_FILE, BLOCKED_S, Blocked, LoopWatch, StackFrame, blocked_error, read_story
 from agentproc.loop import TurnRunner
 from kernel.broker.mailbox import LEASE_S
 from schemas.launch import ExtensionSpec
@@ -67,7 +67,7 @@ def test_the_innermost_frame_of_an_extension_is_blamed() -> None:
 
 
 def test_a_path_that_is_no_ascii_is_found() -> None:
-    blocked = Blocked("e1", [Place("/b/\\ud655\\uc7a5.py", "3", "f")])
+    blocked = Blocked("e1", [StackFrame("/b/\\ud655\\uc7a5.py", "3", "f")])
     assert "extension 확장" in blocked_error(blocked, [extension("확장", "/b/확장.py")]).message
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.cli import history
-from kernel.cli.narration import Break, Mark, Narration, Say, Shown
 from kernel.cli.plain import fit, flowing, one_line
 from kernel.cli.prompt import continues
+from kernel.cli.renderer import Break, Mark, Say, Shown, TurnRenderer
 from kernel.cli.screen import has_cursor
 from schemas.frames import RuntimeEvent
 
@@ -37,9 +37,9 @@ def on_screen(shown: list[Shown]) -> str:
 
 
 def narrate(*events: RuntimeEvent, response: str) -> str:
-    narration = Narration()
-    shown = [item for event in events for item in narration.hear(event)]
-    return on_screen([*shown, *narration.end(response)])
+    renderer = TurnRenderer()
+    shown = [item for event in events for item in renderer.handle(event)]
+    return on_screen([*shown, *renderer.end(response)])
 
 
 def test_text_as_it_comes_is_the_answer() -> None:
@@ -80,35 +80,35 @@ def test_another_answer_than_was_heard_is_shown_whole() -> None:
     st.booleans(),
 )
 def test_the_answer_stands_there_whatever_is_lost(pieces: list[tuple[str, bool, bool]], tail: bool) -> None:
-    narration, shown, whole, at = Narration(), [], "", 0
-    shown += narration.hear(RuntimeEvent(kind="step.started", step=1))
+    renderer, shown, whole, at = TurnRenderer(), [], "", 0
+    shown += renderer.handle(RuntimeEvent(kind="step.started", step=1))
     for piece, again, lost in pieces:
         whole, at = (piece, 0) if again else (whole + piece, at)
         if not lost:
-            shown += narration.hear(text(1, at, piece, again=again))
+            shown += renderer.handle(text(1, at, piece, again=again))
         at += len(piece)
     response = whole + ("rest" if tail else "")
     said = [item.text for item in shown if isinstance(item, Say)]
-    screen = on_screen([*shown, *narration.end(response)])
+    screen = on_screen([*shown, *renderer.end(response)])
     assert screen.endswith((response, response + "\n"))
     assert len("".join(said)) <= sum(len(piece) for piece, _, _ in pieces)
 
 
 def test_the_status_tells_step_tools_and_progress() -> None:
-    narration = Narration()
-    assert narration.status(0.7) == "working, 1 s"
-    narration.hear(RuntimeEvent(kind="step.started", step=2))
+    renderer = TurnRenderer()
+    assert renderer.status(0.7) == "working, 1 s"
+    renderer.handle(RuntimeEvent(kind="step.started", step=2))
     for call, name in (("a", "bash__exec\x1b[2J\nx"), ("b", "wait__seconds")):
-        narration.hear(RuntimeEvent(kind="tool.called", step=2, tool_call_id=call, tool_name=name))
-    assert narration.status(3) == r"working, step 2, bash__exec\x1b[2J x and 1 more, 3 s"
-    narration.hear(RuntimeEvent(kind="tool.completed", step=2, tool_call_id="a"))
-    narration.hear(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=1, total=4, message="a quarter\n"))
-    assert narration.status(3) == "working, step 2, wait__seconds, 25% a quarter , 3 s"
+        renderer.handle(RuntimeEvent(kind="tool.called", step=2, tool_call_id=call, tool_name=name))
+    assert renderer.status(3) == r"working, step 2, bash__exec\x1b[2J x and 1 more, 3 s"
+    renderer.handle(RuntimeEvent(kind="tool.completed", step=2, tool_call_id="a"))
+    renderer.handle(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=1, total=4, message="a quarter\n"))
+    assert renderer.status(3) == "working, step 2, wait__seconds, 25% a quarter , 3 s"
     for done, total in ((float("nan"), 1.0), (1.0, float("inf")), (1.0, 0.0), (-5.0, 1.0), (9.0, 1.0)):
-        narration.hear(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=done, total=total))
-        assert "nan" not in narration.status(3)
-    narration.hear(RuntimeEvent(kind="tool.failed", step=2, tool_call_id="b", code="E_TOOL"))
-    assert narration.status(3) == "working, step 2, 3 s"
+        renderer.handle(RuntimeEvent(kind="tool.progress", tool_call_id="b", done=done, total=total))
+        assert "nan" not in renderer.status(3)
+    renderer.handle(RuntimeEvent(kind="tool.failed", step=2, tool_call_id="b", code="E_TOOL"))
+    assert renderer.status(3) == "working, step 2, 3 s"
 
 
 # --- terminals

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from kernel import lock
-from kernel.cli.attach import Place
+from kernel.cli.attach import BundleTarget
 from kernel.cli.workdir import absolute_workdir
 from schemas.address import instance_workdir
 from schemas.errors import GoondanError
 
 
 @pytest.fixture
-def place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> BundleTarget:
     tmp_path = short_tmp  # the usual runtime directory is none where its sockets would have too long paths
     state = tmp_path / "state"
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(state))
@@ -26,20 +26,20 @@ def place(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     (tmp_path / "link").symlink_to("state/workspaces")
     (tmp_path / "stateful").mkdir()
     monkeypatch.chdir(tmp_path)
-    return Place("b", str(state / "workspaces" / "d"))
+    return BundleTarget("b", str(state / "workspaces" / "d"))
 
 
 @pytest.mark.parametrize(
     "folder", ["state", "state/workspaces/d", "link", "link/d/instances", "r/goondan", "r/goondan/d"]
 )
-def test_the_kernels_own_are_refused(place: Place, folder: str) -> None:
+def test_the_kernels_own_are_refused(place: BundleTarget, folder: str) -> None:
     with pytest.raises(GoondanError) as caught:
         absolute_workdir(folder, place)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert caught.value.info.suggestion
 
 
-def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: Place, short_tmp: Path) -> None:
+def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: BundleTarget, short_tmp: Path) -> None:
     for number, path in enumerate(("goondan-0-12ab/d", "by-hand")):
         (short_tmp / path).mkdir(parents=True)
         locks = lock.lock(place.state_dir)
@@ -54,18 +54,18 @@ def test_a_runtime_directory_that_is_another_one_than_usual_is_refused(place: Pl
 
 
 @pytest.mark.parametrize("folder", ["", "nowhere", "a\0b", "x" * 5000])
-def test_what_is_no_directory_is_a_mistake(place: Place, folder: str) -> None:
+def test_what_is_no_directory_is_a_mistake(place: BundleTarget, folder: str) -> None:
     with pytest.raises(GoondanError) as caught:
         absolute_workdir(folder, place)
     assert caught.value.info.code == "E_USAGE"
 
 
 @pytest.mark.parametrize("folder", [".", "stateful", "r"])
-def test_others_are_taken_as_they_are_named(place: Place, folder: str, short_tmp: Path) -> None:
+def test_others_are_taken_as_they_are_named(place: BundleTarget, folder: str, short_tmp: Path) -> None:
     assert absolute_workdir(folder, place) == str((short_tmp / folder).resolve())
 
 
-def test_an_instances_workspace_is_no_secret(place: Place) -> None:
+def test_an_instances_workspace_is_no_secret(place: BundleTarget) -> None:
     workspace = Path(instance_workdir(place.state_dir, "assistant", "u/1"))
     (workspace / "below").mkdir(parents=True)
     for folder in (workspace, workspace / "below"):
@@ -74,7 +74,7 @@ def test_an_instances_workspace_is_no_secret(place: Place) -> None:
         absolute_workdir(str(workspace.parent), place)
 
 
-def test_a_name_that_cannot_be_sent_is_a_mistake(place: Place, short_tmp: Path) -> None:
+def test_a_name_that_cannot_be_sent_is_a_mistake(place: BundleTarget, short_tmp: Path) -> None:
     strange = os.fsdecode(os.fsencode(short_tmp) + b"/\xff\xfe")
     os.mkdir(strange)
     with pytest.raises(GoondanError, match="cannot be sent") as caught:

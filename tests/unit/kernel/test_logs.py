@@ -16,10 +16,10 @@ from kernel.cli.logs import render
 from kernel.cli.terminal import Style
 from kernel.log_files import Log, last_lines
 from kernel.log_names import role_of
-from kernel.logs import MAX_LINE, Entry, Reader, is_wanted, merge, parse
+from kernel.logs import MAX_LINE, LogLine, Reader, is_wanted, merge, parse
 
 
-def texts(entries: list[Entry]) -> list[str]:
+def texts(entries: list[LogLine]) -> list[str]:
     return [entry.text for entry in entries]
 
 
@@ -64,8 +64,8 @@ def test_a_line_without_time_belongs_to_the_one_above_and_leading_ones_to_the_ne
 
 
 def test_logs_are_merged_by_time_and_each_keeps_its_order() -> None:
-    a = [Entry(1, "a", "INFO", "1"), Entry(3, "a", "INFO", "3"), Entry(3, "a", "INFO", "3b")]
-    b = [Entry(2, "b", "INFO", "2"), Entry(3, "b", "INFO", "3c")]
+    a = [LogLine(1, "a", "INFO", "1"), LogLine(3, "a", "INFO", "3"), LogLine(3, "a", "INFO", "3b")]
+    b = [LogLine(2, "b", "INFO", "2"), LogLine(3, "b", "INFO", "3c")]
     assert texts(merge([a, b])) == ["1", "2", "3", "3b", "3c"]
     assert texts(merge([a, b], 2)) == ["3b", "3c"]
     assert merge([a, b], 0) == []

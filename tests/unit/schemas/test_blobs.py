@@ -11,7 +11,7 @@ from schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, check_
 from schemas.codec import MAX_FRAME_BYTES, FrameError, decode, encode_value, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo, Welcome
-from schemas.peer import Deliver, Entry, Greet, Peer, Settled
+from schemas.peer import Deliver, Greet, OutboxEntry, Peer, Settled
 
 from .test_peer import HELLO_REQUIRED
 
@@ -95,7 +95,7 @@ def test_what_waits_for_its_file_keeps_its_place() -> None:
 
 
 def next_id(peer: Peer) -> str | None:
-    entry: Entry | None = peer.sendable(0.0)
+    entry: OutboxEntry | None = peer.sendable(0.0)
     return None if entry is None else entry.id
 
 

@@ -16,8 +16,8 @@ from schemas.peer import (
     Deliver,
     Greet,
     Late,
+    LinkRefused,
     Peer,
-    Refused,
     Reply,
     Settled,
     Welcomed,
@@ -194,14 +194,14 @@ def test_hello_is_repeated_until_answered_and_a_busy_principal_waited_for() -> N
     assert peer.tick(HELLO_RETRY_S)[1]
     hello = decode(peer.hello([], [], BUSY_PATIENCE_S))
     refused = peer.receive(refuse(hello, "E_PRINCIPAL_BUSY"), BUSY_PATIENCE_S)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, LinkRefused)
 
 
 def test_a_refused_token_ends_the_link() -> None:
     peer = Peer("token", "inc")
     peer.receive(HELLO_REQUIRED, 0.0)
     refused = peer.receive(refuse(decode(peer.hello([], [], 0.0)), "E_TOKEN_INVALID"), 0.0)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, LinkRefused)
     assert refused.error.code == "E_TOKEN_INVALID"
     with pytest.raises(GoondanError) as closed:
         ask(peer, "e1")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from schemas import trace_index
 from schemas.spans import trace_id_of
-from schemas.trace_index import FOLDER, Entry, add, last, named, of_trace
+from schemas.trace_index import FOLDER, IndexLine, add, last, named, of_trace
 
 
-def entry(number: int, trace: str = "x", **changes: str) -> Entry:
+def entry(number: int, trace: str = "x", **changes: str) -> IndexLine:
     known = {
         "at": f"2026-01-01T00:00:{number:02}.000Z",
         "trace_id": trace_id_of(trace),
@@ -23,7 +23,7 @@ def entry(number: int, trace: str = "x", **changes: str) -> Entry:
         "agent": "main",
         "instance_key": "k",
     }
-    return Entry(**{**known, **changes})
+    return IndexLine(**{**known, **changes})
 
 
 def test_turns_are_found_by_trace_turn_and_event(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from agentproc.extensions import loaded as load_module
 from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, Place
+from agentproc.extensions.loaded import Extensions, InstancePaths
 from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.workspaces import Workspaces
@@ -35,7 +35,7 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
     pipeline, tools = Pipeline(), DynamicTools({})
 
     async def run() -> None:
-        place = Place("a", "k", str(folder / "instance"), str(folder / "state"))
+        place = InstancePaths("a", "k", str(folder / "instance"), str(folder / "state"))
         events = EventBus()
         live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
         changes = BundleChanges(FakeLink(), Workspaces(pipeline, events, Watch()).mounted)

@@ -34,7 +34,7 @@ from schemas.frames import (
     ReplyTo,
     RuntimeEvent,
 )
-from schemas.peer import Deliver, Greet, Peer, Refused, Reply, Settled, Welcomed, encode_reference
+from schemas.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
 from schemas.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL
 
@@ -134,7 +134,7 @@ class Actor:
             self.wire.up.append(self.peer.hello(self.leases(), self.calls(), self.world.now))
         elif isinstance(outcome, Welcomed):
             self.on_welcome()
-        elif isinstance(outcome, Refused):
+        elif isinstance(outcome, LinkRefused):
             self.alive = False
         self.flush()
 

@@ -92,7 +92,7 @@ def granted(found: Inspected, name: str) -> SandboxSpec:
 
 
 def stands(found: Inspected, name: str) -> str:
-    return status(found.checked.tools[name], found.terms)
+    return status(found.checked.tools[name], found.grant_context)
 
 
 # --- packaged tools

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kernel.bundle.handlers import Check, check_handlers, inspect, judge
-from kernel.bundle.inspector import Finding, Inspector, Refusal
+from kernel.bundle.inspector import Inspector, ModuleReport, Refusal
 from kernel.bundle.opening import may_declare_tools
 from kernel.bundle.problems import Report
 from kernel.bundle.tools import CheckedTool
@@ -20,12 +20,12 @@ from tests.unit.kernel.bundle.conftest import GOOD, Look
 class Answering(Inspector):
     """Answers what it is told to; the real program is tested in tests/process."""
 
-    def __init__(self, state_dir: str | None, *findings: Finding) -> None:
+    def __init__(self, state_dir: str | None, *findings: ModuleReport) -> None:
         super().__init__(state_dir)
         self.findings = list(findings)
         self.asked: list[list[str]] = []
 
-    def ask(self, tools: Any, documents: Any, values: Any) -> list[Finding]:
+    def ask(self, tools: Any, documents: Any, values: Any) -> list[ModuleReport]:
         self.asked.append([tool.name for tool in tools])
         self.specs = list(tools)
         self.values = dict(values)
@@ -41,7 +41,7 @@ def tool(look: Look) -> CheckedTool:
     return look(GOOD).checked.tools["words"]
 
 
-def judged(tool: CheckedTool, finding: Finding) -> Report:
+def judged(tool: CheckedTool, finding: ModuleReport) -> Report:
     report = Report()
     judge(tool, finding, check(Answering(None)), report)
     return report
@@ -49,37 +49,37 @@ def judged(tool: CheckedTool, finding: Finding) -> Report:
 
 @pytest.mark.requirement("VALIDATE-02")
 def test_an_export_without_a_handler(tool: CheckedTool) -> None:
-    assert judged(tool, Finding(name="words", method="jail", exports=["count", "more"])).errors == []
-    report = judged(tool, Finding(name="words", method="jail", exports=["cuont"]))
+    assert judged(tool, ModuleReport(name="words", method="jail", exports=["count", "more"])).errors == []
+    report = judged(tool, ModuleReport(name="words", method="jail", exports=["cuont"]))
     assert [(p.code, p.path) for p in report.errors] == [("E_CONFIG_ENTRY", "spec.exports[0].name")]
     assert report.errors[0].suggestion == "Did you mean 'cuont'?"
 
 
 @pytest.mark.requirement("HANDLER-04")
 def test_full_names_are_no_keys_of_handlers(tool: CheckedTool) -> None:
-    report = judged(tool, Finding(name="words", method="jail", exports=["words__count"]))
+    report = judged(tool, ModuleReport(name="words", method="jail", exports=["words__count"]))
     assert "export names alone" in report.errors[0].suggestion
 
 
 @pytest.mark.requirement("HANDLER-03")
 @pytest.mark.parametrize("reason", ["import", "handlers", "timeout", "crash"])
 def test_a_module_that_cannot_serve(tool: CheckedTool, reason: str) -> None:
-    report = judged(tool, Finding(name="words", method="jail", error=Refusal(reason, "a\nb\x1b[31m" + "x" * 999)))
+    report = judged(tool, ModuleReport(name="words", method="jail", error=Refusal(reason, "a\nb\x1b[31m" + "x" * 999)))
     assert [(p.code, p.path, p.line) for p in report.errors] == [("E_CONFIG_ENTRY", "spec.entry", 26)]
     assert report.errors[0].message.isprintable()
     assert len(report.errors[0].message) < 400
 
 
 def test_a_jail_that_cannot_be_had_is_no_fault_of_the_module(tool: CheckedTool) -> None:
-    report = judged(tool, Finding(name="words", method="jail", error=Refusal("sandbox", "/gone does not exist")))
+    report = judged(tool, ModuleReport(name="words", method="jail", error=Refusal("sandbox", "/gone does not exist")))
     assert [(p.code, p.path) for p in report.errors] == [("E_SANDBOX_DENIED", "spec.sandbox")]
     assert "/gone does not exist" in report.errors[0].message
 
 
 def test_what_only_the_source_says_is_a_warning(tool: CheckedTool) -> None:
-    report = judged(tool, Finding(name="words", method="source", exports=None))
+    report = judged(tool, ModuleReport(name="words", method="source", exports=None))
     assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
-    missing = judged(tool, Finding(name="words", method="source", exports=[]))
+    missing = judged(tool, ModuleReport(name="words", method="source", exports=[]))
     assert [p.code for p in missing.errors] == ["E_CONFIG_ENTRY"]
 
 
@@ -96,7 +96,7 @@ def test_bundled_tools_are_not_looked_at(look: Look) -> None:
 
 
 def test_a_finding_is_remembered_until_the_files_change(tool: CheckedTool, tmp_path: Path) -> None:
-    finding = Finding(name="words", method="jail", exports=["count"])
+    finding = ModuleReport(name="words", method="jail", exports=["count"])
     state = str(tmp_path / "state")
     first = Answering(state, finding)
     assert inspect([tool], check(first)) == {"words": finding}
@@ -112,13 +112,15 @@ def test_a_finding_is_remembered_until_the_files_change(tool: CheckedTool, tmp_p
 @pytest.mark.parametrize(
     "finding",
     [
-        Finding(name="words", method="source", exports=["count"]),
-        Finding(name="words", method="jail", error=Refusal("timeout", "x")),
-        Finding(name="words", method="jail", error=Refusal("crash", "x")),
+        ModuleReport(name="words", method="source", exports=["count"]),
+        ModuleReport(name="words", method="jail", error=Refusal("timeout", "x")),
+        ModuleReport(name="words", method="jail", error=Refusal("crash", "x")),
     ],
     ids=["source", "timeout", "crash"],
 )
-def test_what_may_be_different_tomorrow_is_asked_again(tool: CheckedTool, tmp_path: Path, finding: Finding) -> None:
+def test_what_may_be_different_tomorrow_is_asked_again(
+    tool: CheckedTool, tmp_path: Path, finding: ModuleReport
+) -> None:
     inspect([tool], check(Answering(str(tmp_path / "state"), finding)))
     again = Answering(str(tmp_path / "state"))
     inspect([tool], check(again))
@@ -126,7 +128,7 @@ def test_what_may_be_different_tomorrow_is_asked_again(tool: CheckedTool, tmp_pa
 
 
 def test_a_broken_or_unwritable_memory_only_costs_time(tool: CheckedTool, tmp_path: Path) -> None:
-    finding = Finding(name="words", method="jail", exports=["count"])
+    finding = ModuleReport(name="words", method="jail", exports=["count"])
     state = tmp_path / "state"
     (state / "cache").mkdir(parents=True)
     (state / "cache" / "handlers.json").write_text("{nonsense")
@@ -140,7 +142,7 @@ def test_grants_and_environments_are_never_remembered(look: Look, tmp_path: Path
     tool = look(
         GOOD.replace("  entry: tools/words.py", "  entry: tools/words.py\n  sandbox: {env: [HOME]}")
     ).checked.tools
-    finding = Finding(name="words", method="jail", exports=["count"])
+    finding = ModuleReport(name="words", method="jail", exports=["count"])
     inspect([tool["words"]], check(Answering(str(tmp_path / "state"), finding)))
     assert not (tmp_path / "state").exists()
 
@@ -154,7 +156,7 @@ GREEDY = GOOD.replace(
 
 def test_a_bundle_that_was_not_reviewed_gets_nothing_that_it_asks_for(look: Look, tmp_path: Path) -> None:
     words = look(GREEDY).checked.tools["words"]
-    finding = Finding(name="words", method="jail", exports=["count"])
+    finding = ModuleReport(name="words", method="jail", exports=["count"])
     strangers = Answering(str(tmp_path / "state"), finding)
     inspect([words], check(strangers, reviewed=False, API_KEY="k" * 20))
     assert (strangers.specs[0].sandbox, strangers.specs[0].narrowed, strangers.values) == (SandboxSpec(), {}, {})
@@ -166,7 +168,7 @@ def test_a_bundle_that_was_not_reviewed_gets_nothing_that_it_asks_for(look: Look
 def test_a_module_that_needs_what_it_did_not_get_is_a_warning(look: Look) -> None:
     words = look(GREEDY).checked.tools["words"]
     report = Report()
-    finding = Finding(name="words", method="jail", error=Refusal("import", "KeyError: 'API_KEY'"))
+    finding = ModuleReport(name="words", method="jail", error=Refusal("import", "KeyError: 'API_KEY'"))
     judge(words, finding, check(Answering(None), reviewed=False), report)
     assert (report.errors, [w.code for w in report.warnings]) == ([], ["W_CONFIG_UNCHECKED"])
     assert "gdn trust" in report.warnings[0].suggestion
@@ -177,7 +179,9 @@ def test_a_module_that_raises_what_it_was_given_shows_nothing_of_it(look: Look) 
     report = Report()
     key = "sk-Ab3dEf6hIj9lMn0"
     # Cut by the inspection in the middle of the key.
-    finding = Finding(name="words", method="jail", error=Refusal("import", f"KeyError: '{key.upper()}' and {key[:12]}"))
+    finding = ModuleReport(
+        name="words", method="jail", error=Refusal("import", f"KeyError: '{key.upper()}' and {key[:12]}")
+    )
     judge(words, finding, check(Answering(None), API_KEY=key), report)
     assert report.errors[0].message.endswith("KeyError: '***' and ***")
 

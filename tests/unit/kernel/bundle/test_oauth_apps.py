@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.bundle.terms import hidden_folders
+from kernel.bundle.grant_context import hidden_folders
 from kernel.plan import build_plan
 from kernel.restarting.difference import difference
 from tests.unit.kernel.bundle.conftest import GOOD, Look

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.bundle.problems import MAX_PROBLEMS, WARNINGS, BundleError, Place, Report, did_you_mean, shown, spell
+from kernel.bundle.problems import MAX_PROBLEMS, WARNINGS, BundleError, Position, Report, did_you_mean, shown, spell
 from kernel.bundle.text import counts, problem_lines, short_path
 from schemas.errors import CODES
 
@@ -10,7 +10,7 @@ from schemas.errors import CODES
 def test_a_report_is_bounded_and_says_so() -> None:
     report = Report()
     for line in range(MAX_PROBLEMS + 50):
-        report.error("E_CONFIG_SYNTAX", "x", Place("f", line + 1, 1))
+        report.error("E_CONFIG_SYNTAX", "x", Position("f", line + 1, 1))
     assert len(report.errors) == MAX_PROBLEMS
     assert report.dropped == 50
 
@@ -18,14 +18,14 @@ def test_a_report_is_bounded_and_says_so() -> None:
 def test_the_same_problem_is_said_once() -> None:
     report = Report()
     for _ in range(3):
-        report.error("E_CONFIG_SYNTAX", "x", Place("f", 1, 1))
+        report.error("E_CONFIG_SYNTAX", "x", Position("f", 1, 1))
     assert (len(report.errors), report.dropped) == (1, 0)
 
 
 def test_reading_order() -> None:
     report = Report()
     for file, line, column in (("b", 1, 1), ("a", 2, 1), ("a", 1, 5), ("a", 1, 2), ("z", 1, 1)):
-        report.error("E_CONFIG_SYNTAX", "x", Place(file, line, column))
+        report.error("E_CONFIG_SYNTAX", "x", Position(file, line, column))
     report.sort(["b", "a"])
     assert [(p.file, p.line, p.column) for p in report.errors] == [
         ("b", 1, 1), ("a", 1, 2), ("a", 1, 5), ("a", 2, 1), ("z", 1, 1),
@@ -51,8 +51,8 @@ def test_suggestions_are_only_made_when_close() -> None:
 
 def test_the_text_for_a_person() -> None:
     report = Report()
-    report.error("E_CONFIG_INVALID_VALUE", "bad", Place("/w/a.yaml", 3, 5, ("spec", "x"), "Tool/t"), "Fix it.")
-    report.warn("W_CONFIG_UNUSED", "Tool/t is unused", Place("/elsewhere/b.yaml", 0, 0, (), "Tool/t"))
+    report.error("E_CONFIG_INVALID_VALUE", "bad", Position("/w/a.yaml", 3, 5, ("spec", "x"), "Tool/t"), "Fix it.")
+    report.warn("W_CONFIG_UNUSED", "Tool/t is unused", Position("/elsewhere/b.yaml", 0, 0, (), "Tool/t"))
     assert problem_lines(report.errors, "/w") == [
         "a.yaml:3:5: E_CONFIG_INVALID_VALUE Tool/t: bad (spec.x)",
         "    Fix it.",
@@ -68,8 +68,8 @@ def test_the_text_for_a_person() -> None:
 
 def test_the_error_of_a_whole_bundle() -> None:
     report = Report()
-    report.error("E_CONFIG_SYNTAX", "bad", Place("f.yaml", 3, 1))
-    report.error("E_CONFIG_ENTRY", "worse", Place("f.yaml", 4, 1))
+    report.error("E_CONFIG_SYNTAX", "bad", Position("f.yaml", 3, 1))
+    report.error("E_CONFIG_ENTRY", "worse", Position("f.yaml", 4, 1))
     error = BundleError(report.errors, 5)
     assert error.info.code == "E_CONFIG_SYNTAX"
     assert error.info.message == "f.yaml:3:1: bad (and 6 more)"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.oauth import metadata, protocol
-from kernel.oauth.protocol import Refused
+from kernel.oauth.protocol import ServerRefused
 from kernel.oauth.redirects import may_listen, read_request
 from schemas.errors import GoondanError
 from schemas.oauth import OAuthAppSpec, is_scope, is_subject
@@ -81,7 +81,7 @@ def test_what_is_no_token(data: bytes) -> None:
 
 def test_a_refusal_is_told_in_the_servers_words_and_without_secrets() -> None:
     told = json.dumps({"error": "invalid_client", "error_description": "no s3cret-s3cret\n\x1b[2J" + "x" * 9999})
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ServerRefused) as refused:
         protocol.read_tokens(400, told.encode(), ["s3cret-s3cret"])
     assert refused.value.error == "invalid_client"
     assert refused.value.description.startswith("no ***")

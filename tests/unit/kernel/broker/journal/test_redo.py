@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel.broker.journal.committer import FOLD_ITEMS, MAX_UNFOLDED_ITEMS, InlineJournal
 from kernel.broker.journal.group import GroupWriter
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, Item, Put, Retire, Row, Write
-from kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, Entry, RedoFile
+from kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, RedoEntry, RedoFile
 from kernel.broker.journal.reserve import Reserve
 from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 from schemas.errors import GoondanError
@@ -227,12 +227,12 @@ def test_a_full_disk_refuses_a_batch_whole_and_the_next_one_goes_on(tmp_path: Pa
 
 def test_half_an_entry_that_found_no_room_is_written_over(tmp_path: Path) -> None:
     redo = RedoFile(str(tmp_path / "redo"))
-    redo.append(Entry(1, 0, 0, [Put("a", b"a")]))
+    redo.append(RedoEntry(1, 0, 0, [Put("a", b"a")]))
     at = redo._at
-    redo.append(Entry(2, 0, 0, [Put("b", bytes(500))]))
+    redo.append(RedoEntry(2, 0, 0, [Put("b", bytes(500))]))
     os.truncate(tmp_path / "redo", at + 100)
     redo._at = at  # as after a write that was cut short
-    redo.append(Entry(2, 0, 0, [Put("c", b"c")]))
+    redo.append(RedoEntry(2, 0, 0, [Put("c", b"c")]))
     assert [entry.writes for entry in redo.read()] == [[Put("a", b"a")], [Put("c", b"c")]]
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from kernel.bundle.check import Checked
-from kernel.bundle.granting import Opened, Rule, Terms
+from kernel.bundle.granting import GrantContext, Opened, Rule
 from kernel.bundle.lookup import Package, Unreadable
-from kernel.bundle.problems import Place, Report
+from kernel.bundle.problems import Position, Report
 from kernel.grants.merge import requested
 from kernel.grants.pins import pin
 from kernel.grants.policy_file import read_policies
@@ -26,8 +26,8 @@ _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost")
 
 def gather(
     bundle: str, checked: Checked, packages: Iterable[Package], policies: list[str], root: str | None, report: Report
-) -> Terms:
-    """The terms for the bundle at `bundle`. `root` is the state root. What is wrong goes into `report`."""
+) -> GrantContext:
+    """The context of grants for the bundle at `bundle`. `root` is the state root. What is wrong goes into `report`."""
     read = read_policies(policies, report)
     rules = [
         Rule(item.tool, item.sandbox, document, ("widen", number), _real(item.bundle))
@@ -40,9 +40,9 @@ def gather(
             try:
                 pins[package.name] = pin(package.root)
             except Unreadable as error:
-                report.warn("W_CONFIG_NOT_GRANTED", f"{package.name} cannot be pinned: {error}", Place(package.root))
+                report.warn("W_CONFIG_NOT_GRANTED", f"{package.name} cannot be pinned: {error}", Position(package.root))
     hidden = hidden_folders(root)
-    return Terms(
+    return GrantContext(
         rules=rules,
         accepted={item.tool: item.digest for item in read.policy.accepted},
         pins=pins,

@@ -46,7 +46,7 @@ class Mark(Struct, frozen=True):
 Shown = Say | Break | Mark
 
 
-class Narration:
+class TurnRenderer:
     """One turn as it is heard."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Narration:
         self._tools: dict[str, str] = {}
         self._progress = ""
 
-    def hear(self, event: RuntimeEvent) -> list[Shown]:
+    def handle(self, event: RuntimeEvent) -> list[Shown]:
         """What to show because of an event."""
         shown: list[Shown] = []
         if event.kind == "text":
