@@ -103,10 +103,15 @@ def start_program(
 def memory_file(name: str, data: bytes) -> int:
     """A descriptor from which `data` can be read to its end: how plans and secrets reach a child."""
     fd = os.memfd_create(name)
+    fill(fd, data)
+    return fd
+
+
+def fill(fd: int, data: bytes) -> None:
+    """Write `data` to a descriptor of a memory file, to be read from its beginning."""
     with open(fd, "wb", closefd=False) as out:
         out.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def close_unknown_descriptors(keep: Iterable[int]) -> None:

@@ -1,4 +1,5 @@
-"""`supervisor.sock`, the commands' half and the messages of both; supervisor_socket.py is the supervisor's half.
+"""`supervisor.sock`, the commands' half and the messages of both. The supervisor's half is
+supervisor/command_socket.py.
 
 One JSON object a line in, one a line out, any number on a connection. Operations:
 - `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…}`.
@@ -39,7 +40,7 @@ from schemas.frames import ErrorPayload
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0
 #: How long a living kernel that cannot be reached is waited for (seconds): a supervisor looks after its runtime
-#: directory every second (kernel/supervisor.py), and makes it again at once.
+#: directory every second (kernel/supervisor/__main__.py), and makes it again at once.
 RETURN_S: Final = 3.0
 #: How often (seconds).
 RETURN_POLL_S: Final = 0.02

@@ -20,7 +20,7 @@ from kernel.changesets.paths import twins, within_prefix
 from kernel.changesets.proposed import Proposed, denied
 from kernel.changesets.repository import Repository
 from kernel.restarting.revision import RevisionRefused
-from kernel.supervisor_options import Options
+from kernel.supervisor.options import Options
 from kernel.trust.asking import Asking
 from kernel.trust.judge import untrusted
 from kernel.trust.powers import Power

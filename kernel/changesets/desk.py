@@ -35,9 +35,9 @@ from schemas.frames import ErrorPayload
 
 if TYPE_CHECKING:
     from kernel.changesets.worker import Answer, Task
-    from kernel.reaping import Child, Exit
     from kernel.restarting.looks import Looks
     from kernel.restarting.revision import Revision
+    from kernel.supervisor.reaping import Child, Exit
     from kernel.trust.powers import Power
 
 #: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.

@@ -29,8 +29,8 @@ from kernel.changesets.records import FOLDER, WORKTREES, Record, Records
 from kernel.changesets.recovery import PRIVATE, finish, note_committed
 from kernel.changesets.repository import Head, Repository, conflict, named
 from kernel.paths import root_of
+from kernel.supervisor.options import Options
 from kernel.supervisor_client import rfc3339
-from kernel.supervisor_options import Options
 from kernel.trust.powers import Power
 from schemas.changesets import (
     ID_DIGITS,

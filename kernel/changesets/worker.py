@@ -26,7 +26,7 @@ from kernel.changesets.recovery import locked
 from kernel.restarting.reader import Task as Reading
 from kernel.restarting.reader import read
 from kernel.restarting.revision import Revision, RevisionRefused
-from kernel.supervisor_options import Options
+from kernel.supervisor.options import Options
 from kernel.trust.powers import Power
 from schemas.changesets import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
 from schemas.errors import GoondanError

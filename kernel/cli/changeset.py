@@ -115,7 +115,7 @@ def _engine(bundle: str | None) -> Engine:
 
     from kernel.changesets.engine import Engine
     from kernel.cli.attach import locate
-    from kernel.supervisor_options import Options
+    from kernel.supervisor.options import Options
 
     place = locate(bundle)
     mask = os.umask(0o077)

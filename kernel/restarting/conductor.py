@@ -15,17 +15,17 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kernel.agents import Agents
 from kernel.bundle.opening import Opened
 from kernel.changesets.desk import Desk
-from kernel.ending import RESTART_GRACE_S
 from kernel.restarting.difference import Difference, difference
 from kernel.restarting.looks import Looks
 from kernel.restarting.marks import Watched
 from kernel.restarting.news import News
 from kernel.restarting.revision import Revision
 from kernel.restarting.watcher import Watcher
-from kernel.roster import LEAVE_LIMIT_S
+from kernel.supervisor.agents import Agents
+from kernel.supervisor.ending import RESTART_GRACE_S
+from kernel.supervisor.roster import LEAVE_LIMIT_S
 from schemas.control import (
     AboutBundle,
     BeginAnew,

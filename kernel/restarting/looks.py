@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from kernel.log_bounds import open_log
-from kernel.reaping import Child, Exit, Reaper
 from kernel.restarting.reader import Task
 from kernel.restarting.revision import Revision, RevisionRefused, decode
 from kernel.spawn import command, memory_file, start_failure, start_program
-from kernel.supervisor_options import Options
+from kernel.supervisor.options import Options
+from kernel.supervisor.reaping import Child, Exit, Reaper
 from kernel.trust.powers import Power
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import GoondanError, fail

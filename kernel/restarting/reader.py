@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from kernel.restarting.revision import Found, Revision, RevisionRefused, encode
-from kernel.supervisor_options import Options, load_bundle
+from kernel.supervisor.options import Options, load_bundle
 from kernel.trust.powers import Power
 from schemas.errors import GoondanError
 from schemas.secrecy import close_memory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kernel.changesets.engine import Engine
 from kernel.changesets.recovery import locked
-from kernel.supervisor_options import Options
+from kernel.supervisor.options import Options
 from schemas.changesets import CommittedChangeset, OpenedChangeset
 
 DOCUMENTS = """\

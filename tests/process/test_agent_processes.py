@@ -21,7 +21,7 @@ import zmq
 
 from agentproc import forkserver
 from agentproc.forkserver import ForkServer
-from kernel.lifecycle import STOP_ORDER
+from kernel.supervisor.lifecycle import STOP_ORDER
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.errors import error_payload
 from schemas.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet

@@ -14,8 +14,8 @@ import pytest
 
 from kernel import lock, log_bounds, spawn
 from kernel.premises import Premises
-from kernel.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
-from kernel.workers import Workers
+from kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
+from kernel.supervisor.workers import Workers
 from schemas import startup
 from schemas.errors import GoondanError
 from tests.kernel_fixture import READY, ROOT, wait_until

@@ -19,8 +19,8 @@ spec: {entry: ./t.py, exports: [{name: a, description: a, parameters: {type: obj
 LOOK = """\
 import sys
 from kernel.bundle.inspector import Inspector
-from kernel import supervisor
-from kernel.supervisor_options import load_bundle, parse
+from kernel.supervisor import __main__
+from kernel.supervisor.options import load_bundle, parse
 Inspector.start_early = lambda self: (print(*sys.modules), sys.exit(0))
 load_bundle(parse(["--bundle", sys.argv[1]]))
 """
@@ -39,7 +39,16 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
 #: What programs would import for a line of an error or a byte of randomness, and what only others of them need.
 NOT_IMPORTED = {
     "kernel.cli.run,kernel.cli.attach,kernel.cli.output": {"secrets", "shlex", "shutil", "traceback", "asyncio", "zmq"},
-    "kernel.supervisor": {"secrets", "shlex", "shutil", "pathlib", "zmq", "yaml", "kernel.trust.powers", "ipaddress"},
+    "kernel.supervisor.__main__": {
+        "secrets",
+        "shlex",
+        "shutil",
+        "pathlib",
+        "zmq",
+        "yaml",
+        "kernel.trust.powers",
+        "ipaddress",
+    },
     "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "jsonschema_rs"},
     "agentproc.forkserver": {"secrets", "shlex"},
     "toolhost.app": {"secrets", "shlex", "shutil", "argparse"},

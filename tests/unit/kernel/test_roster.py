@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kernel.lifecycle import START_LIMIT_S
-from kernel.roster import (
+from kernel.supervisor.lifecycle import START_LIMIT_S
+from kernel.supervisor.roster import (
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
     MAX_STARTING,

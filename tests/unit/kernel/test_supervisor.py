@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.supervisor_options import with_network
+from kernel.supervisor.options import with_network
 from schemas.launch import AgentSpec, KernelPlan, ModelSpec, SandboxSpec, ToolHostSpec, ToolSpec
 
 

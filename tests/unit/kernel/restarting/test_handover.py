@@ -15,7 +15,7 @@ from kernel.restarting import handover as handovers
 from kernel.restarting.handover import Handover
 from kernel.restarting.held import Held, Waiting
 from kernel.spawn import memory_file
-from kernel.supervisor_options import Options, resuming
+from kernel.supervisor.options import Options, resuming
 from kernel.trust.powers import OwnModel
 from schemas.errors import GoondanError
 

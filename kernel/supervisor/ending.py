@@ -11,8 +11,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kernel.agents import Agents
-from kernel.lifecycle import (
+from kernel.supervisor.agents import Agents
+from kernel.supervisor.lifecycle import (
     HURRY_S,
     KILL_WAIT_S,
     STOP_ORDER,
@@ -23,11 +23,11 @@ from kernel.lifecycle import (
     TerminateGroup,
     step_stop,
 )
-from kernel.services import Services
+from kernel.supervisor.services import Services
 from schemas.control import Drain
 
 if TYPE_CHECKING:
-    from kernel.control_link import ControlLink
+    from kernel.supervisor.control_link import ControlLink
 
 #: How long agents get to come to a step boundary and to release what they hold (seconds). It is less than what they get
 #: until they are killed: by then the broker must have its events back.

@@ -13,7 +13,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kernel.lifecycle import (
+from kernel.log_bounds import open_log
+from kernel.spawn import command, start_failure, start_program
+from kernel.supervisor.lifecycle import (
     Begin,
     Down,
     End,
@@ -28,10 +30,8 @@ from kernel.lifecycle import (
     Up,
     step_service,
 )
-from kernel.log_bounds import open_log
-from kernel.reaping import Child, Exit, Readiness, Reaper
-from kernel.roster import LOOPS_AT
-from kernel.spawn import command, start_failure, start_program
+from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
+from kernel.supervisor.roster import LOOPS_AT
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.frames import ErrorPayload
 

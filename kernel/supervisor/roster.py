@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from kernel.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
+from kernel.supervisor.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
 from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.

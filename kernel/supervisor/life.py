@@ -1,14 +1,4 @@
-"""`python -m kernel.supervisor`: first process of a kernel, parent of all others.
-
-It takes the lock, loads the bundle, starts broker, tool host and fork server side by side, keeps them and the wanted
-agents running, and at the end sees every process gone. It decides nothing: lifecycle.py and roster.py do.
-
-On `--ready-fd` it says one newline when the whole kernel is ready, or one line of JSON with the reason why it never
-will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-fd` is closed it stops: whoever started
-it is gone. If it is killed itself, everything below it is killed by its parent-death signal.
-
-A restart in place ends every process below it and then replaces this program by a new one, under the same pid
-(restarting/handover.py).
+"""The life of one kernel, from its lock to its last process: start, restart in place, end, and what commands ask.
 
 Source: docs/design/processes.md section 2.
 """
@@ -20,62 +10,34 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from kernel import lock, paths, rundir
-from kernel.agents import Agents
 from kernel.bundle.opening import Opened
-from kernel.ending import Ending
-from kernel.launches import TOOLHOST_NAME, Launches
 from kernel.log_bounds import bound_logs
 from kernel.premises import Premises
-from kernel.reaping import Reaper
 from kernel.restarting.held import SIGNALS
-from kernel.roster import MAX_START_FAILURES
-from kernel.services import Launch, Services
-from kernel.spawn import close_unknown_descriptors, report_start_failure
+from kernel.spawn import report_start_failure
 from kernel.state_root import open_state_root
+from kernel.supervisor.command_socket import SupervisorSocket
+from kernel.supervisor.ending import Ending
+from kernel.supervisor.options import Options, watched_besides
+from kernel.supervisor.processes import Processes
 from kernel.supervisor_client import ProcessInfo, rfc3339
-from kernel.supervisor_options import Options, load_bundle, parse, resuming, watched_besides
-from kernel.supervisor_socket import SupervisorSocket
-from kernel.workers import Workers
-from schemas.address import path_segment
-from schemas.control import (
-    AboutBundle,
-    Exited,
-    Inventory,
-    Kill,
-    Principal,
-    Retire,
-    SpawnFailed,
-    ToBroker,
-    TokensWanted,
-    ToSupervisor,
-    Wanted,
-)
+from schemas.control import AboutBundle, ToBroker
 from schemas.errors import GoondanError, fail
-from schemas.frames import ErrorPayload
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
-from schemas.secrecy import close_memory
-from schemas.startup import (
-    become_subreaper,
-    close_to_others,
-    raise_descriptor_limit,
-    report_ready,
-    set_process_name,
-)
-from schemas.tokens import OAUTH, SECRET_BYTES, Claims
+from schemas.startup import report_ready
+from schemas.tokens import SECRET_BYTES, Claims
 from schemas.visible import visible_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.control_link import ControlLink
     from kernel.restarting.conductor import Conductor
     from kernel.restarting.handover import Handover
     from kernel.restarting.revision import Revision
@@ -85,15 +47,8 @@ if TYPE_CHECKING:
 BACKSTOP_S: Final = 5.0
 #: How often the runtime directory is looked at (seconds): whoever misses it waits no longer (supervisor_client.py).
 RUN_DIR_LOOK_S: Final = 1.0
-#: A broker that answers nothing for this long is replaced (seconds): longer than any disk makes it wait.
-HANG_S: Final = 20.0
 #: A start that takes longer has failed (seconds). Loading a bundle and three processes take well under one.
 START_S: Final = 30.0
-#: How long the last unknown children may take to die after everything else has (seconds).
-LAST_CHILDREN_S: Final = 1.0
-#: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
-WANTED_DESCRIPTORS: Final = 65536
-
 _log = logging.getLogger("supervisor")
 
 
@@ -123,7 +78,6 @@ class Supervisor:
         self._held_once = resumed is not None and resumed.held_once
         self._parent_gone = resumed is not None and resumed.parent_gone
         self._bounding: asyncio.Future[None] | None = None
-        self._host_failures = 0  # starts of the tool host in a row that never became ready
         self._started_at = time.time() if resumed is None else resumed.started_at
         self._restarts = 0 if resumed is None else resumed.restarts
         self._opened: Opened | None = None
@@ -133,14 +87,8 @@ class Supervisor:
         self._conductor: Conductor | None = None
         self._next: Revision | None = None  # what takes the place of all this
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
-        self._reaper = Reaper(self._loop, self._is_waiting_agent)
-        self._workers = Workers(self._loop)
-        self._launches: Launches | None = None
-        self._welcomed = False
         self._premises: Premises | None = None
-        self._services: Services | None = None
-        self._agents: Agents | None = None
-        self._control: ControlLink | None = None
+        self._processes: Processes | None = None
         self._socket = SupervisorSocket(self)
         self._restoring: asyncio.Task[None] | None = None
 
@@ -197,9 +145,11 @@ class Supervisor:
             os.set_blocking(options.parent_fd, False)
             loop.add_reader(options.parent_fd, self._parent_said)
         await self._take_over(premises)
+        processes = self._processes = Processes(loop, self, options, premises, os.urandom(SECRET_BYTES), self._ending)
+        processes.ready.add_done_callback(self._started)
+        processes.begin_tool_host()
         opened = self._opened = self._open(options)
-        plan, secret = opened.plan, os.urandom(SECRET_BYTES)
-        launches = self._launches = Launches(options, plan, premises, secret, self._workers.listen)
+        plan = opened.plan
         if self._stop.done():
             return
         if os.path.isdir(f"{options.state_dir}/{COPIES}"):
@@ -210,9 +160,9 @@ class Supervisor:
             self.private_copy = plan.private_copy
             _log.warning("others can write to %s: its code runs from a copy, %s", plan.bundle, plan.private_copy)
         self._describe(plan)
-        self._write_client_token(premises)
-        self._reaper.start()
-        self._start_processes(premises, launches, opened)
+        processes.begin(plan)
+        self._write_client_token(premises, processes)
+        self._conductor = self._make_conductor(processes, opened)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
             self._ready.result()
@@ -287,46 +237,28 @@ class Supervisor:
         except OSError as error:
             raise fail("E_RUN_DIR", f"{premises.run_dir}: {error.strerror}") from None
 
-    def _write_client_token(self, premises: Premises) -> None:
-        premises.write(rundir.CLIENT_TOKEN, self._launching.token(Claims("client", operator=True)).encode())
+    def _write_client_token(self, premises: Premises, processes: Processes) -> None:
+        premises.write(rundir.CLIENT_TOKEN, processes.launches.token(Claims("client", operator=True)).encode())
 
-    def _start_processes(self, premises: Premises, launches: Launches, opened: Opened) -> None:
-        self._agents = Agents(
-            self._loop,
-            self._reaper,
-            endpoint=launches.endpoint("agent"),
-            mint=launches.agent_token,
-            log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
-            tell=self._tell,
-            on_change=self._ending.changed.set,
-            on_hang=lambda: self._kill_service("forkserver"),
-        )
-        self._services = Services(
-            self._loop,
-            self._reaper,
-            self,
-            roles=("broker", "forkserver", "toolhost"),
-            on_demand=(OAUTH,),
-            log_path=self._log_path,
-            inherited_fds=(premises.alive_fd,),
-        )
-        self._services.begin()
-        # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
-        from kernel.control_link import ControlLink
+    def _make_conductor(self, processes: Processes, opened: Opened) -> Conductor:
+        # Imported now, while processes start. Not later: a restart must not meet the files of an update.
         from kernel.restarting.conductor import Conductor
         from kernel.restarting.looks import Looks
 
-        looks = Looks(self._loop, self._reaper, self._options, self._log_path("supervisor"))
-        bundle, policy = self._options.bundle, self._options.policy
-        root = paths.root_of(self._options.state_dir)
-        self._conductor = Conductor(self, looks, self._agents, opened, bundle, watched_besides(root, bundle, policy))
-        self._control = ControlLink(
-            launches.endpoint("control"),
-            launches.token(Claims("control")),
-            on_message=self._broker_said,
-            inventory=self._inventory,
-            on_first=self._control_up,
-        )
+        options = self._options
+        looks = Looks(self._loop, processes.reaper, options, self._log_path("supervisor"))
+        besides = watched_besides(paths.root_of(options.state_dir), options.bundle, options.policy)
+        return Conductor(self, looks, processes.agents, opened, options.bundle, besides)
+
+    def _started(self, ready: asyncio.Future[None]) -> None:
+        """Every process is ready, or one never will be."""
+        if self._ready.done():
+            return
+        error = ready.exception()
+        if error is None:
+            self._ready.set_result(None)
+        else:
+            self._ready.set_exception(error)
 
     async def _end(self, premises: Premises) -> None:
         """Bounded: every group gets its time, then it is killed; then the last unknown children, then the files."""
@@ -334,18 +266,8 @@ class Supervisor:
         self._ending.for_good = self.ending or self._next is None
         if self._conductor is not None:
             self._conductor.close(for_good=self.ending)
-        if self._services is not None and self._agents is not None:
-            self._services.end_restarts()
-            left = await self._ending.run(self._services, self._agents, self._control)
-            if left:
-                _log.error("not even SIGKILL ended: %s", ", ".join(left))
-        if self._control is not None:
-            await self._control.end()
-        self._workers.close()
-        until = self._loop.time() + LAST_CHILDREN_S
-        while self._reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
-            await asyncio.sleep(lock.LEFTOVERS_POLL_S)
-        self._reaper.stop()
+        if self._processes is not None:
+            await self._processes.end()
         if self._next is not None and self._opened is not None and not self.ending:
             await self._hand_over(premises, self._next, self._opened)
             return
@@ -380,128 +302,16 @@ class Supervisor:
             parent_gone=self._parent_gone,
         )
 
-    # --- services
-
-    def prepare(self, role: str, run: int) -> Launch:
-        """How to start a service."""
-        return self._launching.prepare(role, run)
-
-    def service_up(self, role: str) -> None:
-        """A service is ready."""
-        _log.info("%s is ready", role)
-        if role == "toolhost":
-            self._host_failures = 0
-        if role == "broker" and self._control is not None:
-            self._control.begin()
-        elif role == "forkserver" and self._agents is not None:
-            channel = self._launching.take_fork_channel()
-            if channel is not None:
-                self._agents.fork_server_up(channel)
-        self._maybe_ready()
-
-    def service_down(self, role: str, run: int, exit_cause: str) -> None:
-        """A service is gone."""
-        self._ending.changed.set()
-        if role == "toolhost" and self._services is not None:
-            self._workers.close()
-            principal = Principal("toolhost", TOOLHOST_NAME)
-            self._tell(Exited(principal, run, exit_cause, self.stopping))
-            self._host_failures += self._services.state[role].phase == "starting"
-            if self._host_failures >= MAX_START_FAILURES:
-                # It is tried again for ever; what waits for it must not wait as long.
-                self._tell(SpawnFailed(principal, self._host_failures, exit_cause))
-        elif role == "broker":
-            if self.stopping and self._agents is not None:
-                self._agents.terminate_all()  # it may have died before it told them
-        elif role == "forkserver":
-            channel = self._launching.take_fork_channel()
-            if channel is not None:
-                channel.close()
-            if self._agents is not None:
-                self._agents.fork_server_down()
-
-    def service_failed(self, role: str, error: ErrorPayload) -> None:
-        """A service cannot be started at all."""
-        if not self._ready.done():
-            self._ready.set_exception(GoondanError(error))
-
-    def _kill_service(self, role: str) -> None:
-        if self._services is not None:
-            self._services.kill(role)
-
-    def _control_up(self) -> None:
-        self._welcomed = True
-        self._maybe_ready()
-
-    def _maybe_ready(self) -> None:
-        if self._ready.done() or not self._welcomed or self._services is None:
-            return
-        if self._services.proven:
-            self._ready.set_result(None)
-
-    # --- agents
-
-    def _tell(self, message: Exited | SpawnFailed) -> None:
-        if self._control is not None:
-            self._control.tell(message)
-
-    def _inventory(self) -> Inventory:
-        if self._agents is None:
-            raise AssertionError("the control link begins after the agents")
-        return self._agents.roster.inventory()
-
-    def _is_waiting_agent(self, pid: int) -> bool:
-        """Whether an unknown child is an agent that the fork server keeps ready: it holds the kernel's own lock.
-
-        A stray of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
-        """
-        if self._premises is None or self._services is None or not self._services.alive("forkserver"):
-            return False
-        return self._premises.is_ours(pid)
-
-    def _broker_said(self, message: ToSupervisor) -> None:
-        if isinstance(message, AboutBundle):
-            self.conducting.heard(message)
-            return
-        agents, services, now = self._agents, self._services, self._loop.time()
-        if agents is None or services is None:
-            return
-        if isinstance(message, TokensWanted):
-            services.want(OAUTH)
-        elif isinstance(message, Wanted):
-            agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
-        elif message.principal.role == "toolhost":
-            if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
-                _log.warning("the tool host is killed: %s", message.reason)
-                services.kill("toolhost")
-        elif isinstance(message, Retire):
-            agents.perform(agents.roster.retire(message.principal, message.launch, now))
-        else:
-            _log.warning("agent %s is killed: %s", message.principal.name, message.reason)
-            agents.perform(agents.roster.kill(message.principal, message.launch, now))
-
     def _backstop(self) -> None:
         if self.stopping:
             return
         self._loop.call_later(BACKSTOP_S, self._backstop)
-        if self._agents is not None and not self.stopping:
-            self._agents.audit()
-        self._look_for_life()
-        self._reaper.sweep_soon()
+        if self._processes is not None:
+            self._processes.audit()
         if self._bounding is None or self._bounding.done():
             # Sorting lines by their sources takes some tenths of a second when there is something to do.
             folder = f"{self._options.state_dir}/logs"
             self._bounding = self._loop.run_in_executor(None, bound_logs, folder)
-
-    def _look_for_life(self) -> None:
-        """A broker that lives and says nothing hangs, and everybody with it."""
-        if self._control is None or self._services is None or self.stopping:
-            return
-        heard, ready_since = self._control.ping(), self._services.since["broker"]
-        silence = self._loop.time() - max(heard, ready_since)
-        if self._services.state["broker"].phase == "ready" and silence >= HANG_S:
-            _log.error("the broker has said nothing for %.0f s", silence)
-            self._services.kill("broker")
 
     def _look_for_run_dir(self) -> None:
         """Somebody of ours may have cleaned up: the kernel makes its runtime directory again, or ends."""
@@ -517,12 +327,13 @@ class Supervisor:
             premises.restore()
             self._socket.stop_listening()
             self._listen(premises)
-            if self._launches is not None:
-                self._write_client_token(premises)
+            if self._processes is not None:
+                self._write_client_token(premises, self._processes)
         except (GoondanError, OSError) as error:
             self.stop(f"the runtime directory cannot be made again: {error}")
             return
-        self._kill_service("broker")  # its sockets are gone; the next one makes them, and its peers come back
+        if self._processes is not None:
+            self._processes.replace_broker()  # its sockets are gone
 
     # --- what the socket needs
 
@@ -570,7 +381,9 @@ class Supervisor:
 
     def revise(self, opened: Opened) -> None:
         """Another revision is the one that runs: processes that start from now on are of it."""
-        self._opened, self._launching.plan = opened, opened.plan
+        self._opened = opened
+        if self._processes is not None:
+            self._processes.launches.know(opened.plan)
         self._describe(opened.plan)
 
     @property
@@ -585,8 +398,12 @@ class Supervisor:
 
     def answer(self, message: ToBroker) -> None:
         """Tell the broker."""
-        if self._control is not None:
-            self._control.tell(message)
+        if self._processes is not None:
+            self._processes.tell(message)
+
+    def about_bundle(self, message: AboutBundle) -> None:
+        """The broker says something about the bundle, or wants something of it."""
+        self.conducting.heard(message)
 
     async def restarted(self) -> None:
         """Wait for the end of the restart that this program began with; raises GoondanError when it failed."""
@@ -628,19 +445,11 @@ class Supervisor:
                 last_exit=None,
             )
         ]
-        services, agents = self._services, self._agents
-        if services is None or agents is None:
-            return rows
-        offset = time.time() - self._loop.time()
-        return rows + services.processes(offset) + agents.processes(offset) + self._workers.processes()
+        if self._processes is not None:
+            rows += self._processes.infos(time.time() - self._loop.time())
+        return rows
 
     # --- small things
-
-    @property
-    def _launching(self) -> Launches:
-        if self._launches is None:
-            raise AssertionError("processes start after the plan is there")
-        return self._launches
 
     def _log_path(self, name: str) -> str:
         return f"{self._options.state_dir}/logs/{name}.log"
@@ -649,49 +458,3 @@ class Supervisor:
         """Say why the start failed, to whoever waits."""
         fd, self._options.ready_fd = self._options.ready_fd, None
         report_start_failure(fd, error)
-
-
-# --- the program ----------------------------------------------------------------------------------------------------
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
-    close_memory()
-    callers_umask = close_to_others()
-    try:
-        options = parse(arguments)
-        resumed = None
-        if options.resume_fd is not None:
-            from kernel.restarting.handover import read
-
-            resumed = read(options.resume_fd)
-    except GoondanError as error:
-        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
-        return 2
-    options.umask = callers_umask if resumed is None else resumed.umask
-    known = [fd for fd in (options.ready_fd, options.parent_fd, options.agreed_fd) if fd is not None]
-    close_unknown_descriptors(known if resumed is None else [*known, *resumed.descriptors])
-    set_process_name("gdn-supervisor")
-    become_subreaper()
-    os.chdir("/")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
-    raise_descriptor_limit(WANTED_DESCRIPTORS)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    return asyncio.run(_live(options, resumed))
-
-
-async def _live(options: Options, resumed: Handover | None) -> int:
-    while True:
-        supervisor = Supervisor(options, load_bundle, resumed)
-        status = await supervisor.run()
-        if supervisor.handover is None:
-            return status
-        inherited = [] if options.parent_fd is None else [options.parent_fd]
-        from kernel.restarting.handover import execute, stay
-
-        refused = execute(supervisor.handover, resuming(options), inherited)
-        resumed = stay(supervisor.handover, refused)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

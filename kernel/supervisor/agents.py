@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from kernel.reaping import Child, Exit, Readiness, Reaper
-from kernel.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
+from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
+from kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.codec import DECODE_ERRORS
 from schemas.control import Exited, Principal, SpawnFailed

@@ -1,6 +1,9 @@
 """How each process of a kernel is started: program, arguments, environment, descriptors, and the token that it gets.
 
 Tokens, plans and values of the environment pass by descriptor: arguments and environments can be read in /proc.
+
+A tool host may start before the plan is known. What it needs of the plan is promised then: its token comes on a pipe,
+which it reads to the end before anything else, and the end is there when all that was promised is.
 """
 
 from __future__ import annotations
@@ -8,14 +11,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 import msgspec
 
 from kernel.premises import Premises
-from kernel.services import Launch
-from kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
-from kernel.supervisor_options import Options
+from kernel.spawn import AGENT_ENVIRONMENT, environment, fill, memory_file
+from kernel.supervisor.options import Options
+from kernel.supervisor.services import Launch
 from schemas.control import Principal
 from schemas.launch import KernelPlan
 from schemas.tokens import OAUTH, SOCKETS, Claims, mint
@@ -24,23 +28,42 @@ from schemas.tokens import OAUTH, SOCKETS, Claims, mint
 TOOLHOST_NAME: Final = "1"
 
 
+class _Promise(NamedTuple):
+    """Our ends of what a tool host was promised: the pipe of its token, and the memory file of granted values."""
+
+    run: int
+    token_fd: int
+    values_fd: int
+
+    def close(self) -> None:
+        os.close(self.values_fd)
+        os.close(self.token_fd)
+
+
 class Launches:
     """The launches of one kernel. `on_host_status` gets the reading end of what a tool host says about its jails."""
 
     def __init__(
-        self,
-        options: Options,
-        plan: KernelPlan,
-        premises: Premises,
-        secret: bytes,
-        on_host_status: Callable[[int], None],
+        self, options: Options, premises: Premises, secret: bytes, on_host_status: Callable[[int], None]
     ) -> None:
         self._options = options
-        self.plan = plan
+        self._plan: KernelPlan | None = None
         self._premises = premises
         self._secret = secret
         self._on_host_status = on_host_status
         self._fork_channel: socket.socket | None = None
+        self._promise: _Promise | None = None
+
+    def know(self, plan: KernelPlan) -> None:
+        """What starts from now on is of this plan. A tool host that waits for one gets what it was promised."""
+        self._plan = plan
+        self._keep_promise()
+
+    def close(self) -> None:
+        """No plan comes any more."""
+        promise, self._promise = self._promise, None
+        if promise is not None:
+            promise.close()
 
     def prepare(self, role: str, run: int) -> Launch:
         """How to start this service for the `run`-th time."""
@@ -61,7 +84,7 @@ class Launches:
 
     def token(self, claims: Claims) -> str:
         """A token of this kernel, for the revision that runs."""
-        return mint(self._secret, msgspec.structs.replace(claims, revision=self.plan.revision))
+        return mint(self._secret, msgspec.structs.replace(claims, revision=self._known.revision))
 
     def agent_token(self, principal: Principal, launch: int) -> str:
         """The token of one launch of an agent."""
@@ -70,7 +93,7 @@ class Launches:
     # --- inside
 
     def _broker(self, run: int) -> Launch:
-        plan_fd = memory_file("plan", msgspec.msgpack.encode(self.plan))
+        plan_fd = memory_file("plan", msgspec.msgpack.encode(self._known))
         secret_fd = memory_file("secret", self._secret)
         arguments = ["--run-dir", self._premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
         if run == 1:
@@ -80,20 +103,37 @@ class Launches:
         env = environment(os.environ)
         return Launch(module="kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
 
+    @property
+    def _known(self) -> KernelPlan:
+        if self._plan is None:
+            raise AssertionError("only a tool host starts before the plan is there")
+        return self._plan
+
     def _toolhost(self, run: int) -> Launch:
-        token_fd = memory_file("token", self.token(Claims("toolhost", TOOLHOST_NAME, launch=run)).encode())
+        self.close()  # what was promised to an earlier one
+        token_fd, write_fd = os.pipe()
+        values_fd = os.memfd_create("granted")
+        self._promise = _Promise(run, write_fd, os.dup(values_fd))
+        self._keep_promise()
         status_read, status_write = os.pipe()
         self._on_host_status(status_read)
         arguments = ["--endpoint", self.endpoint("toolhost"), "--token-fd", str(token_fd)]
         arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
-        arguments += ["--umask", f"{self._options.umask:03o}"]
-        # What tools were granted of our environment.
-        granted = {name for tool in self.plan.toolhost.tools for name in tool.sandbox.env}
-        values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
-        values_fd = memory_file("granted", msgspec.msgpack.encode(values))
-        arguments += ["--env-fd", str(values_fd)]
+        arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
         env = environment(os.environ)
         return Launch(module="toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
+
+    def _keep_promise(self) -> None:
+        """Give a tool host its token, and first what tools were granted of our environment; once a plan is there."""
+        promise, plan = self._promise, self._plan
+        if promise is None or plan is None:
+            return
+        granted = {name for tool in plan.toolhost.tools for name in tool.sandbox.env}
+        values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
+        fill(promise.values_fd, msgspec.msgpack.encode(values))
+        with suppress(BrokenPipeError):  # it is gone
+            os.write(promise.token_fd, self.token(Claims("toolhost", TOOLHOST_NAME, launch=promise.run)).encode())
+        self.close()
 
     def _oauth(self, run: int) -> Launch:
         from kernel.oauth.key_file import key_path
@@ -112,7 +152,7 @@ class Launches:
         if self._fork_channel is not None:
             self._fork_channel.close()
         self._fork_channel = ours
-        providers = {agent.model.provider for agent in self.plan.agents.values()}
+        providers = {agent.model.provider for agent in self._known.agents.values()}
         return Launch(
             module="agentproc.forkserver",
             arguments=[

@@ -1,0 +1,80 @@
+"""`python -m kernel.supervisor`: first process of a kernel, parent of all others.
+
+It takes the lock, loads the bundle, starts broker, tool host and fork server side by side, keeps them and the wanted
+agents running, and at the end sees every process gone (life.py). It decides nothing: lifecycle.py and roster.py do.
+
+On `--ready-fd` it says one newline when the whole kernel is ready, or one line of JSON with the reason why it never
+will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-fd` is closed it stops: whoever started
+it is gone. If it is killed itself, everything below it is killed by its parent-death signal.
+
+A restart in place ends every process below it and then replaces this program by a new one, under the same pid
+(kernel/restarting/handover.py).
+
+Source: docs/design/processes.md section 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from kernel.spawn import close_unknown_descriptors
+from kernel.supervisor.life import Supervisor
+from kernel.supervisor.options import Options, load_bundle, parse, resuming
+from schemas.errors import GoondanError
+from schemas.secrecy import close_memory
+from schemas.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
+from schemas.visible import visible_line
+
+if TYPE_CHECKING:
+    from kernel.restarting.handover import Handover
+
+#: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
+WANTED_DESCRIPTORS: Final = 65536
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
+    close_memory()
+    callers_umask = close_to_others()
+    try:
+        options = parse(arguments)
+        resumed = None
+        if options.resume_fd is not None:
+            from kernel.restarting.handover import read
+
+            resumed = read(options.resume_fd)
+    except GoondanError as error:
+        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
+        return 2
+    options.umask = callers_umask if resumed is None else resumed.umask
+    known = [fd for fd in (options.ready_fd, options.parent_fd, options.agreed_fd) if fd is not None]
+    close_unknown_descriptors(known if resumed is None else [*known, *resumed.descriptors])
+    set_process_name("gdn-supervisor")
+    become_subreaper()
+    os.chdir("/")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
+    raise_descriptor_limit(WANTED_DESCRIPTORS)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    return asyncio.run(_live(options, resumed))
+
+
+async def _live(options: Options, resumed: Handover | None) -> int:
+    while True:
+        supervisor = Supervisor(options, load_bundle, resumed)
+        status = await supervisor.run()
+        if supervisor.handover is None:
+            return status
+        inherited = [] if options.parent_fd is None else [options.parent_fd]
+        from kernel.restarting.handover import execute, stay
+
+        refused = execute(supervisor.handover, resuming(options), inherited)
+        resumed = stay(supervisor.handover, refused)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

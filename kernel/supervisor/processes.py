@@ -1,0 +1,264 @@
+"""Every process of a kernel but its supervisor: how they start, what the broker says about them, and their end.
+
+The tool host takes longest to start, and needs nothing of the bundle until then. So it starts while the bundle is
+opened (`begin_tool_host`), and gets what it needs of the bundle when that is there (launches.py).
+
+Source: docs/design/processes.md section 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kernel import lock
+from kernel.premises import Premises
+from kernel.supervisor.agents import Agents
+from kernel.supervisor.ending import Ending
+from kernel.supervisor.launches import TOOLHOST_NAME, Launches
+from kernel.supervisor.options import Options
+from kernel.supervisor.reaping import Reaper
+from kernel.supervisor.roster import MAX_START_FAILURES
+from kernel.supervisor.services import Launch, Services
+from kernel.supervisor.workers import Workers
+from kernel.supervisor_client import ProcessInfo
+from schemas.address import path_segment
+from schemas.control import (
+    AboutBundle,
+    Exited,
+    Kill,
+    Principal,
+    Retire,
+    SpawnFailed,
+    ToBroker,
+    TokensWanted,
+    ToSupervisor,
+    Wanted,
+)
+from schemas.errors import GoondanError
+from schemas.frames import ErrorPayload
+from schemas.launch import KernelPlan
+from schemas.tokens import OAUTH, Claims
+
+if TYPE_CHECKING:
+    from kernel.supervisor.control_link import ControlLink
+
+#: A broker that answers nothing for this long is replaced (seconds): longer than any disk makes it wait.
+HANG_S: Final = 20.0
+#: How long the last unknown children may take to die after everything else has (seconds).
+LAST_CHILDREN_S: Final = 1.0
+
+_log = logging.getLogger("supervisor")
+
+
+class Kernel(Protocol):
+    """What its processes need of the kernel."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its processes are being ended."""
+
+    def about_bundle(self, message: AboutBundle) -> None:
+        """The broker says something about the bundle, or wants something of it."""
+
+
+class Processes:
+    """The processes of one kernel. `ready` is set once all that must run are, else to why they never will be."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        kernel: Kernel,
+        options: Options,
+        premises: Premises,
+        secret: bytes,
+        ending: Ending,
+    ) -> None:
+        """`secret` is what tokens are made with."""
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._kernel = kernel
+        self._premises = premises
+        self._ending = ending
+        self._logs = f"{options.state_dir}/logs"
+        self._welcomed = False
+        self._host_failures = 0  # starts of the tool host in a row that never became ready
+        self._control: ControlLink | None = None
+        self.reaper = Reaper(loop, self._is_waiting_agent)
+        self._workers = Workers(loop)
+        self.launches = Launches(options, premises, secret, self._workers.listen)
+        self.agents = Agents(
+            loop,
+            self.reaper,
+            endpoint=self.launches.endpoint("agent"),
+            mint=self.launches.agent_token,
+            log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
+            tell=self.tell,
+            on_change=ending.changed.set,
+            on_hang=lambda: self._services.kill("forkserver"),
+        )
+        self._services = Services(
+            loop,
+            self.reaper,
+            self,
+            roles=("broker", "forkserver", "toolhost"),
+            on_demand=(OAUTH,),
+            log_path=self._log_path,
+            inherited_fds=(premises.alive_fd,),
+        )
+
+    # --- the start
+
+    def begin_tool_host(self) -> None:
+        """Start the tool host. It waits for the bundle where it cannot go on without it."""
+        self.reaper.start()
+        self._services.want("toolhost")
+
+    def begin(self, plan: KernelPlan) -> None:
+        """Start everything that must always run, as the plan says."""
+        self.launches.know(plan)
+        self._services.begin()
+        # Imported now, while the three processes start. Not later: a restart must not meet the files of an update.
+        from kernel.supervisor.control_link import ControlLink
+
+        self._control = ControlLink(
+            self.launches.endpoint("control"),
+            self.launches.token(Claims("control")),
+            on_message=self._broker_said,
+            inventory=self.agents.roster.inventory,
+            on_first=self._control_up,
+        )
+
+    # --- the end
+
+    async def end(self) -> None:
+        """Bounded: every group gets its time, then it is killed; then the last unknown children."""
+        self._services.end_restarts()
+        self.launches.close()
+        left = await self._ending.run(self._services, self.agents, self._control)
+        if left:
+            _log.error("not even SIGKILL ended: %s", ", ".join(left))
+        if self._control is not None:
+            await self._control.end()
+        self._workers.close()
+        until = self._loop.time() + LAST_CHILDREN_S
+        while self.reaper.sweep(self._loop.time(), patience=0.0) and self._loop.time() < until:
+            await asyncio.sleep(lock.LEFTOVERS_POLL_S)
+        self.reaper.stop()
+
+    # --- while they run
+
+    def tell(self, message: ToBroker) -> None:
+        """Tell the broker."""
+        if self._control is not None:
+            self._control.tell(message)
+
+    def audit(self) -> None:
+        """Compare what runs with what should, also where no news came of a difference."""
+        self.agents.audit()
+        self._look_for_life()
+        self.reaper.sweep_soon()
+
+    def replace_broker(self) -> None:
+        """End the broker; the next one makes its sockets, and its peers come back."""
+        self._services.kill("broker")
+
+    def infos(self, offset: float) -> list[ProcessInfo]:
+        """For `ps`; `offset` is what makes the loop's time a wall-clock time."""
+        return self._services.processes(offset) + self.agents.processes(offset) + self._workers.processes()
+
+    def _look_for_life(self) -> None:
+        """A broker that lives and says nothing hangs, and everybody with it."""
+        if self._control is None:
+            return
+        heard, ready_since = self._control.ping(), self._services.since["broker"]
+        silence = self._loop.time() - max(heard, ready_since)
+        if self._services.state["broker"].phase == "ready" and silence >= HANG_S:
+            _log.error("the broker has said nothing for %.0f s", silence)
+            self._services.kill("broker")
+
+    # --- what services tell
+
+    def prepare(self, role: str, run: int) -> Launch:
+        """How to start a service."""
+        return self.launches.prepare(role, run)
+
+    def service_up(self, role: str) -> None:
+        """A service is ready."""
+        _log.info("%s is ready", role)
+        if role == "toolhost":
+            self._host_failures = 0
+        if role == "broker" and self._control is not None:
+            self._control.begin()
+        elif role == "forkserver":
+            channel = self.launches.take_fork_channel()
+            if channel is not None:
+                self.agents.fork_server_up(channel)
+        self._maybe_ready()
+
+    def service_down(self, role: str, run: int, exit_cause: str) -> None:
+        """Its process is gone."""
+        self._ending.changed.set()
+        if role == "toolhost":
+            self._workers.close()
+            principal = Principal("toolhost", TOOLHOST_NAME)
+            self.tell(Exited(principal, run, exit_cause, self._kernel.stopping))
+            self._host_failures += self._services.state[role].phase == "starting"
+            if self._host_failures >= MAX_START_FAILURES:
+                # It is tried again for ever; what waits for it must not wait as long.
+                self.tell(SpawnFailed(principal, self._host_failures, exit_cause))
+        elif role == "broker":
+            if self._kernel.stopping:
+                self.agents.terminate_all()  # it may have died before it told them
+        elif role == "forkserver":
+            channel = self.launches.take_fork_channel()
+            if channel is not None:
+                channel.close()
+            self.agents.fork_server_down()
+
+    def service_failed(self, role: str, error: ErrorPayload) -> None:
+        """A service cannot be started at all."""
+        if not self.ready.done():
+            self.ready.set_exception(GoondanError(error))
+
+    def _control_up(self) -> None:
+        self._welcomed = True
+        self._maybe_ready()
+
+    def _maybe_ready(self) -> None:
+        if self._welcomed and self._services.proven and not self.ready.done():
+            self.ready.set_result(None)
+
+    # --- what the broker says
+
+    def _broker_said(self, message: ToSupervisor) -> None:
+        if isinstance(message, AboutBundle):
+            self._kernel.about_bundle(message)
+            return
+        agents, services, now = self.agents, self._services, self._loop.time()
+        if isinstance(message, TokensWanted):
+            services.want(OAUTH)
+        elif isinstance(message, Wanted):
+            agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
+        elif message.principal.role == "toolhost":
+            if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
+                _log.warning("the tool host is killed: %s", message.reason)
+                services.kill("toolhost")
+        elif isinstance(message, Retire):
+            agents.perform(agents.roster.retire(message.principal, message.launch, now))
+        else:
+            _log.warning("agent %s is killed: %s", message.principal.name, message.reason)
+            agents.perform(agents.roster.kill(message.principal, message.launch, now))
+
+    # --- inside
+
+    def _is_waiting_agent(self, pid: int) -> bool:
+        """Whether an unknown child is an agent that the fork server keeps ready: it holds the kernel's own lock.
+
+        A stray of a jail cannot hold it. Without its fork server such an agent ends by itself, or is ended.
+        """
+        return self._services.alive("forkserver") and self._premises.is_ours(pid)
+
+    def _log_path(self, name: str) -> str:
+        return f"{self._logs}/{name}.log"
