@@ -285,7 +285,7 @@ def test_without_a_kernel_there_is_nothing_to_restart() -> None:
 #: A supervisor that the system will not replace, once: real programs cannot be had to fail there, and nowhere else.
 REFUSES = """
 import sys
-from kernel import supervisor
+from kernel.supervisor import __main__ as supervisor
 from kernel.restarting import handover
 execute, times = handover.execute, []
 

@@ -118,3 +118,34 @@ def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(sho
     run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
     assert run.stdout.split() == ["False", "heard", "0", "True"]
     assert run.stderr == ""
+
+
+#: A supervisor that says which programs of its own run when it opens the bundle, and what is left of them afterwards.
+RUNS_MEANWHILE = """\
+import asyncio, os, sys
+from pathlib import Path
+from kernel.supervisor.life import Supervisor
+from kernel.supervisor.options import parse
+from kernel.supervisor.reaping import children_of_this_process
+from schemas.errors import fail
+
+def refuse(options, running):
+    for child in children_of_this_process():
+        print(*Path(f"/proc/{child}/cmdline").read_text().split("\\0"))
+    raise fail("E_CONFIG_INVALID", "nothing to run")
+
+async def main():
+    return await Supervisor(parse(["--bundle", sys.argv[1]]), refuse).run()
+
+print(asyncio.run(main()), children_of_this_process())
+"""
+
+
+def test_the_tool_host_starts_while_the_bundle_is_opened_and_goes_with_a_start_that_fails(short_tmp: Path) -> None:
+    (short_tmp / "goondan.yaml").write_text(BUNDLE)
+    program = [sys.executable, "-I", "-c", RUNS_MEANWHILE, str(short_tmp / "goondan.yaml")]
+    environment = {"HOME": str(short_tmp), "XDG_RUNTIME_DIR": str(short_tmp)}
+    run = subprocess.run(program, capture_output=True, text=True, check=True, env=environment, timeout=30)
+    running, end = run.stdout.splitlines()
+    assert " toolhost --endpoint " in running
+    assert end == "2 set()"
