@@ -174,8 +174,7 @@ class Supervisor:
             _log.info("ready" if self._resumed is None else "ready again after a restart")
             report_ready(options.ready_fd)
             options.ready_fd = None
-            if self._agents is not None:
-                self._agents.kernel_ready()
+            processes.agents.kernel_ready()
             gc.freeze()
             gc.enable()  # kernel/start.py turned it off
             self._backstop()
