@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from schemas.launch import Limits, SandboxSpec
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.disk import go_through
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 
@@ -112,7 +112,7 @@ def workdir(place: Path, name: str, *, sized: bool) -> Path:
 
 def workdirs(place: Path, *, sized: bool) -> SizedWorkdirs | None:
     """For a tool host whose state is in this folder."""
-    return SizedWorkdirs(str(place / "check"), print) if sized else None
+    return SizedWorkdirs(POWERS, str(place / "check"), print) if sized else None
 
 
 class Cleaner:

@@ -26,6 +26,10 @@ from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
 from toolhost.policy.facts import find_bwrap, host_facts
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.ordinary import Ordinary
+
+#: What tests can have done on this machine, as root, too: they do everything themselves.
+POWERS = Ordinary()
 
 
 @lru_cache(maxsize=1)
@@ -87,6 +91,7 @@ class Bench:
         self.host = Host(
             spec,
             None,
+            POWERS,
             send=self._receive,
             on_log=self.logs.append,
             on_worker=self.workers.append,
@@ -95,7 +100,7 @@ class Bench:
             stays=stays,
             sized=sized,
         )
-        self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or []), nests=True)
+        self.facts = msgspec.structs.replace(host_facts(bwrap(), hidden or [], POWERS), nests=True)
         if not grouped:
             self.facts = msgspec.structs.replace(self.facts, groups=None)
 

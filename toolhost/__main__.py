@@ -14,7 +14,8 @@ from schemas.secrecy import close_memory
 from schemas.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
-from toolhost.privileges.descent import descend
+from toolhost.descent import descend
+from toolhost.privileges.powers import Powers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
             broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
         )
         umask = inherited if arguments.umask is None else arguments.umask
-        descend(arguments.endpoint, settings.broker_uid, umask=umask)
+        powers = descend(arguments.endpoint, settings.broker_uid, umask=umask)
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
-        uvloop.run(_run(settings))
+        uvloop.run(_run(settings, powers))
     except GoondanError as error:
         message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"
         print(visible_line(message), file=sys.stderr)
@@ -52,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings) -> None:
-    await App(settings).run()
+async def _run(settings: Settings, powers: Powers) -> None:
+    await App(settings, powers).run()
 
 
 def read_granted(env_fd: int | None) -> dict[str, str]:

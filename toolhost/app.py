@@ -35,7 +35,7 @@ from toolhost.logbook import Logbook, put
 from toolhost.policy.facts import home
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 from toolhost.state_folder import StateFolder
 from toolhost.survey import ALONE, calls_can_be_forked, survey
 
@@ -64,8 +64,9 @@ class Settings(Struct, frozen=True, kw_only=True):
 class App:
     """One tool host from start to end."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, powers: Powers) -> None:
         self._settings = settings
+        self._powers = powers
         self._host: Host | None = None
         self._logbook = Logbook()
         self._early: list[Frame] = []
@@ -93,11 +94,12 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.set_exception_handler(_broken)
-        if STEWARD.runs:
-            pidfd = os.pidfd_open(STEWARD.pid)
+        powers = self._powers
+        if powers.lifeline is not None:
+            pidfd = os.pidfd_open(powers.lifeline)
             loop.add_reader(pidfd, self._steward_lost, pidfd)
         offload.remove(end_stranded)  # of a tool host that was killed
-        probing = asyncio.ensure_future(survey())  # while the broker answers
+        probing = asyncio.ensure_future(survey(powers))  # while the broker answers
         try:
             welcome = await self._connect()
         except BaseException:
@@ -108,15 +110,16 @@ class App:
             return
         spec = _spec(welcome)
         try:
-            state = await StateFolder.claim(spec.state_dir, welcome.principal)
+            state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
         except BaseException:
             await probing
             raise
         promises = PromiseFile(state.file(PROMISES))
-        stays = Stays(state.file(STAYS))
+        stays = Stays(state.file(STAYS), powers)
         host = self._host = Host(
             spec,
             None,
+            powers,
             send=self._send,
             on_log=self._logbook.write,
             on_worker=self._report,
@@ -125,7 +128,7 @@ class App:
             remember=promises.write,
             speaker=self._link,
             stays=stays,
-            sized=SizedWorkdirs(state.file("sized-check"), lambda message: _say("warn", message)),
+            sized=SizedWorkdirs(powers, state.file("sized-check"), lambda message: _say("warn", message)),
         )
         host.completions.give_up(promises.read())
         for orphan in state.orphans():
@@ -139,14 +142,15 @@ class App:
         self._early.clear()
         try:
             found = await probing
-            if STEWARD.runs:
-                STEWARD.settle(found.facts is not None and not found.facts.user_namespaces)
+            powers.settle(found.facts is not None and not found.facts.user_namespaces)
             if found.facts is None:
                 error = found.error or fail("E_SANDBOX_UNAVAILABLE", "no jail can be made")
                 _say("error", f"{error.info.message}. {error.info.suggestion}", code=error.info.code)
                 host.open(None, error)
             else:
-                host.open(with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint, home())))
+                host.open(
+                    with_hidden(found.facts, hidden_folders(spec, self._settings.endpoint, home(), powers.operator))
+                )
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.collect()
             gc.freeze()
@@ -217,7 +221,7 @@ class App:
         except GoondanError as error:
             _say("error", error.info.message, code=error.info.code)
             return
-        if STEWARD.runs and spec.state_dir != self._host.spec.state_dir:
+        if self._powers.lifeline is not None and spec.state_dir != self._host.spec.state_dir:
             self._break(f"the state was in {self._host.spec.state_dir} and is in {spec.state_dir} now")
         if spec != self._host.spec:
             self._host.configure(spec)
@@ -231,7 +235,7 @@ class App:
             return
 
         async def find_out() -> None:
-            problem = await calls_can_be_forked(facts)
+            problem = await calls_can_be_forked(facts, self._powers)
             if problem is None:
                 host.fork_calls()
             else:

@@ -38,6 +38,7 @@ from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.tenancy import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
@@ -52,6 +53,7 @@ class Host:
         self,
         spec: ToolHostSpec,
         facts: HostFacts | None,
+        powers: Powers,
         *,
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None] = lambda line: None,
@@ -81,6 +83,7 @@ class Host:
             self.asking,
             spec=spec,
             facts=facts,
+            powers=powers,
             unavailable=unavailable,
             send=send,
             on_log=on_log,

@@ -27,14 +27,14 @@ from msgspec import Struct
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
+from toolhost.descent import descend
 from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail
 from toolhost.policy.facts import find_bwrap, home, host_facts, look_up
 from toolhost.policy.hiding import hidden_folders
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
-from toolhost.privileges.descent import descend
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 
 #: A module of handlers is written by people.
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -83,9 +83,9 @@ class Finding(Struct, frozen=True, rename="camel", kw_only=True):
     error: Refusal | None = None
 
 
-async def inspect(request: Request) -> list[Finding]:
+async def inspect(request: Request, powers: Powers) -> list[Finding]:
     """Look at every tool, several at once."""
-    host = _host(request)
+    host = _host(request, powers)
     if host is None:
         return [read_source(tool) for tool in request.tools]
     spec = ToolHostSpec(tools=request.tools, state_dir=request.state_dir, revision="", protected=request.protected)
@@ -93,15 +93,15 @@ async def inspect(request: Request) -> list[Finding]:
 
     async def one(tool: ToolSpec) -> Finding:
         async with turns:
-            return await load_in_jail(tool, spec, host, request) or read_source(tool)
+            return await load_in_jail(tool, spec, host, powers, request) or read_source(tool)
 
     return list(await asyncio.gather(*(one(tool) for tool in request.tools)))
 
 
-def _host(request: Request) -> HostFacts | None:
+def _host(request: Request, powers: Powers) -> HostFacts | None:
     spec = ToolHostSpec(tools=[], state_dir=request.state_dir, revision="")
     try:
-        return host_facts(find_bwrap(), hidden_folders(spec, "", home()))
+        return host_facts(find_bwrap(), hidden_folders(spec, "", home(), powers.operator), powers)
     except GoondanError:
         return None
 
@@ -139,15 +139,18 @@ class _Visit:
             self.told.set_result(what)
 
 
-async def load_in_jail(tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, request: Request) -> Finding | None:
+async def load_in_jail(
+    tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: Request
+) -> Finding | None:
     """What a worker says after loading the module. None when no jail can be had on this machine."""
     timeout_s, values = request.timeout_s, request.values
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     try:
         jail = await Jail.start(
-            lambda: plan(look_up(_narrowed(tool), None, spec, host), host),
+            lambda: plan(look_up(_narrowed(tool), None, spec, host, powers), host),
             visit,
+            powers,
             output_limit=OUTPUT_LIMIT,
             name=tool.name,
         )
@@ -293,13 +296,12 @@ def main() -> int:
         print(f"toolhost.inspection: {error}", file=sys.stderr)
         return 2
     try:
-        descend()
-        if STEWARD.runs:
-            STEWARD.settle(False)
+        powers = descend()
+        powers.settle(False)
     except OSError as error:
         print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
-    answer: dict[str, Any] = {"tools": asyncio.run(inspect(request))}
+    answer: dict[str, Any] = {"tools": asyncio.run(inspect(request, powers))}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     return 0
 

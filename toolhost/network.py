@@ -24,7 +24,7 @@ from toolhost.egress.messages import Close, Denied, Failed, Open, Reached, Settl
 from toolhost.egress.rules import Layout
 from toolhost.launcher.request import Run
 from toolhost.policy.facts import machine
-from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
+from toolhost.privileges.launcher_link import LauncherLink, LauncherLost
 from toolhost.seccomp.program import relay_program
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
@@ -80,11 +80,13 @@ class Egress:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        launcher: LauncherLink,
         on_lost: Callable[[int], None],
         on_news: Callable[[int, Denied | Failed], None],
     ) -> None:
         """`on_lost` is told each jail whose network ended with the proxy, `on_news` what a jail could not reach."""
         self._loop = loop
+        self._launcher = launcher
         self._on_lost = on_lost
         self._on_news = on_news
         self._channel: socket.socket | None = None
@@ -192,9 +194,11 @@ class Egress:
         Raises OSError.
         """
         try:
-            answer, _ = await LAUNCHER.ask(program, fds)
+            answer, _ = await self._launcher.ask(program, fds)
         except LauncherLost:
-            answer, _ = await LAUNCHER.ask(program, fds)  # what the first may have begun ends with its descriptors
+            answer, _ = await self._launcher.ask(
+                program, fds
+            )  # what the first may have begun ends with its descriptors
         if "error" in answer:
             raise OSError(0, answer["error"])
         pid = int(answer["pid"])

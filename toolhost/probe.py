@@ -26,6 +26,7 @@ from toolhost.policy.facts import look_up
 from toolhost.policy.nested import CAPABILITIES as KEPT
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.
@@ -44,17 +45,19 @@ class Probed(NamedTuple):
     fix: str | None = None
 
 
-async def probe(facts: HostFacts, spec: ToolHostSpec) -> Probed:
+async def probe(facts: HostFacts, powers: Powers, spec: ToolHostSpec) -> Probed:
     """Make the jail that these facts give, and look at it."""
-    return await _visit(facts, spec, SandboxSpec(isolation="shared", min_tier="reduced"))
+    return await _visit(facts, powers, spec, SandboxSpec(isolation="shared", min_tier="reduced"))
 
 
-async def probe_call(facts: HostFacts, spec: ToolHostSpec) -> str | None:
+async def probe_call(facts: HostFacts, powers: Powers, spec: ToolHostSpec) -> str | None:
     """None when a call that is forked in a jail is behind all of its walls there; else what is wrong."""
-    return (await _visit(msgspec.structs.replace(facts, nests=True), spec, SandboxSpec(isolation="call"))).problem
+    return (
+        await _visit(msgspec.structs.replace(facts, nests=True), powers, spec, SandboxSpec(isolation="call"))
+    ).problem
 
 
-async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> Probed:
+async def _visit(facts: HostFacts, powers: Powers, spec: ToolHostSpec, sandbox: SandboxSpec) -> Probed:
     loop = asyncio.get_running_loop()
     visit = _Visit(loop)
     folder = f"{facts.inside}/probe"
@@ -65,7 +68,11 @@ async def _visit(facts: HostFacts, spec: ToolHostSpec, sandbox: SandboxSpec) -> 
     outside = 1 if facts.tier == "full" else os.getpid()
     try:
         jail = await Jail.start(
-            lambda: plan(look_up(tool, None, spec, facts), facts), visit, output_limit=65536, name="probe"
+            lambda: plan(look_up(tool, None, spec, facts, powers), facts),
+            visit,
+            powers,
+            output_limit=65536,
+            name="probe",
         )
     except GoondanError as error:
         return Probed(error.info.message, fix=error.info.suggestion)

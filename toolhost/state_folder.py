@@ -17,7 +17,7 @@ from typing import Final, Self
 from schemas.address import path_segment
 from schemas.errors import fail
 from schemas.workdirs import LOCK, TOOLHOSTS
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 
 #: How long the one before may take to end after its link did (seconds): its jails are killed first.
 PATIENCE_S: Final = 2.0
@@ -32,16 +32,13 @@ class StateFolder:
         self._lock = lock
 
     @classmethod
-    async def claim(cls, state_dir: str, principal: str, *, patience_s: float = PATIENCE_S) -> Self:
+    async def claim(cls, state_dir: str, principal: str, powers: Powers, *, patience_s: float = PATIENCE_S) -> Self:
         """The folder of the tool host `principal`. Raises GoondanError E_PRINCIPAL_BUSY when another one has it."""
         path = os.path.join(state_dir, TOOLHOSTS, path_segment(principal.removeprefix("toolhost/")))
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         try:
-            if STEWARD.runs:
-                STEWARD.claim_state(state_dir, TOOLHOSTS, os.path.basename(path))
-            else:
-                os.makedirs(path, 0o700, exist_ok=True)
+            powers.claim_state(state_dir, TOOLHOSTS, os.path.basename(path))
             while (lock := _lock(path)) is None:
                 if loop.time() >= until:
                     name = principal[:100]

@@ -31,14 +31,14 @@ from msgspec import Struct
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
 from schemas.receipts import Mechanism, Wall
+from toolhost.descent import descend
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from toolhost.limits.plan import mechanisms
 from toolhost.policy.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
 from toolhost.policy.plan import walls
 from toolhost.policy.reduced import MINIMUM_LANDLOCK
 from toolhost.policy.subject import HostFacts
-from toolhost.privileges.descent import descend
-from toolhost.privileges.giving_up import runs_for_root
+from toolhost.privileges.powers import Powers
 from toolhost.probe import Probed, probe, probe_call
 
 #: A file of /proc or /sys that says one thing (bytes).
@@ -50,13 +50,13 @@ ALONE: Final = "Every call of a tool with `isolation: call` gets a jail of its o
 _NOTHING: Final = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
 
 
-async def calls_can_be_forked(facts: HostFacts) -> str | None:
+async def calls_can_be_forked(facts: HostFacts, powers: Powers) -> str | None:
     """None when they can, as `isolation: call` wants it; else what is in the way, and each has a jail of its own."""
     if facts.tier != "full":
         return "the reduced sandbox has no namespaces"
     if not facts.user_namespaces:
         return "a jail without a user namespace can make no others"
-    return await probe_call(facts, _NOTHING)
+    return await probe_call(facts, powers, _NOTHING)
 
 
 class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -70,9 +70,9 @@ class Survey(Struct, frozen=True, kw_only=True, rename="camel"):
     error: GoondanError | None = None
 
 
-async def survey() -> Survey:
+async def survey(powers: Powers) -> Survey:
     """Try to make a jail, from the best that this host may have downwards. Never raises for what a host lacks."""
-    signs = read_signs()
+    signs = msgspec.structs.replace(read_signs(), root=powers.operator == 0)
     try:
         machine()
     except GoondanError as error:
@@ -82,9 +82,9 @@ async def survey() -> Survey:
     try:
         bwrap = find_bwrap()
     except GoondanError as error:
-        return await _reduced(without_bubblewrap(error.info.message), signs)
+        return await _reduced(without_bubblewrap(error.info.message), signs, powers)
     signs = msgspec.structs.replace(signs, bwrap=bwrap)
-    usual = host_facts(bwrap, [])
+    usual = host_facts(bwrap, [], powers)
     # Some hosts refuse the nested user namespace that --disable-userns takes, but are fine otherwise: the filter
     # refuses new namespaces as well.
     kinds = [usual, msgspec.structs.replace(usual, disable_userns=False)]
@@ -96,24 +96,28 @@ async def survey() -> Survey:
     for facts in kinds:
         if not facts.net_admin and "loopback" not in (failed[-1].problem or ""):
             break
-        probed = await probe(facts, _NOTHING)
+        probed = await probe(facts, powers, _NOTHING)
         if probed.problem is None:
             lack = None if facts.user_namespaces else failed[0].problem
             notes = _notes(facts, signs, lack=lack, unmapped=probed.unmapped)
             return Survey(tier="full", walls=walls(facts), notes=notes, facts=facts)
         failed.append(probed)
     findings = [explain(failure.problem or "", signs, failure.fix) for failure in failed]
-    return await _reduced(findings[0], signs, others=[other for other in findings if other.what != findings[0].what])
+    return await _reduced(
+        findings[0], signs, powers, others=[other for other in findings if other.what != findings[0].what]
+    )
 
 
-async def _reduced(finding: Finding, signs: Signs, others: list[Finding] | None = None) -> Survey:
+async def _reduced(finding: Finding, signs: Signs, powers: Powers, others: list[Finding] | None = None) -> Survey:
     """The tier below, where it can be had: for tools that ask for no more. `others` are in the way as well."""
     can_be = finding.what in ("bubblewrap", "user namespaces", "procfs")
     if signs.root or signs.landlock < MINIMUM_LANDLOCK or not can_be:
         return _none(finding, *(others or []))
-    facts = msgspec.structs.replace(host_facts("", []), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix)
+    facts = msgspec.structs.replace(
+        host_facts("", [], powers), tier="reduced", bwrap="", bwrap_root=None, fix=finding.fix
+    )
     facts = msgspec.structs.replace(facts, lack=finding.problem)
-    if (await probe(facts, _NOTHING)).problem is not None:
+    if (await probe(facts, powers, _NOTHING)).problem is not None:
         return _none(finding)
     return Survey(tier="reduced", walls=["seccomp", "landlock", "limits"], findings=[finding], facts=facts)
 
@@ -160,7 +164,6 @@ def read_signs() -> Signs:
         userns_clone=_read("/proc/sys/kernel/unprivileged_userns_clone"),
         max_userns=_read("/proc/sys/user/max_user_namespaces"),
         container=next((path for path in ("/.dockerenv", "/run/.containerenv") if os.path.exists(path)), None),
-        root=runs_for_root(),
     )
 
 
@@ -187,7 +190,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     landlock: int
 
 
-def report(found: Survey) -> Report:
+def report(found: Survey, powers: Powers) -> Report:
     """A survey with the facts that a person wants beside it."""
     bwrap = None if found.facts is None else found.facts.bwrap or None
     if bwrap is None:
@@ -201,7 +204,7 @@ def report(found: Survey) -> Report:
         limits={} if found.facts is None else mechanisms(found.facts.groups),
         kernel=os.uname().release,
         machine=os.uname().machine,
-        root=runs_for_root(),
+        root=powers.operator == 0,
         user=os.geteuid(),
         bwrap=bwrap,
         bwrap_version=None if bwrap is None else _version(bwrap),
@@ -215,10 +218,10 @@ def _version(bwrap: str) -> str | None:
     return None
 
 
-async def _report() -> Report:
-    found = await survey()
-    told = report(found)
-    if found.facts is not None and found.tier == "full" and (problem := await calls_can_be_forked(found.facts)):
+async def _report(powers: Powers) -> Report:
+    found = await survey(powers)
+    told = report(found, powers)
+    if found.facts is not None and found.tier == "full" and (problem := await calls_can_be_forked(found.facts, powers)):
         told.notes.append(f"{ALONE}: {problem}.")
     return told
 
@@ -226,11 +229,11 @@ async def _report() -> Report:
 def main() -> int:
     """Print the report. 0; 1 when root stays root."""
     try:
-        descend()
+        powers = descend()
     except OSError as error:
         print(f"toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_report())) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_report(powers))) + b"\n")
     return 0
 
 

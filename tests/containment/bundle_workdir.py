@@ -11,7 +11,7 @@ from typing import Any
 
 from kernel.grants.written import find_written
 from schemas.workdirs import LOCK, STAYS, TOOLHOSTS
-from tests.toolhost_fixture import bench, make_tool
+from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost.jails.stays import Stays
 
 SOURCE = """
@@ -93,7 +93,7 @@ async def scene(folder: Path) -> dict[str, Any]:
     protected = [str(bots / name) for name in ("goondan.yaml", "tools", "ext")] + [str(work / "envs" / "e")]
     loaded = [str(bots / "goondan.yaml"), str(bots / "linked.yaml"), *(str(work / path) for path in PLANTED)]
     before = sorted(os.listdir(work))
-    stays = Stays(str(host / STAYS))
+    stays = Stays(str(host / STAYS), POWERS)
     tool = make_tool(folder, SOURCE, "refused", "plant", "write_later")
     async with bench(
         tool, state_dir=state / "workspaces" / "0", protected=protected, hidden=[str(hidden)], stays=stays

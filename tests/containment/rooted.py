@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from schemas.launch import Filesystem, SandboxSpec
 from schemas.users import DEFAULT
 from tests.containment.test_totals import LIMITS, MET, bombs
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.jail import process_status
-from toolhost.policy.uids import instance_uid
+from toolhost.privileges.uids import instance_uid
 from toolhost.survey import survey
 
 SOURCE = """
@@ -103,7 +103,7 @@ BOMBS = ("forks", "memory_of_many", "private_files", "many_files")
 
 async def main(place: Path, port: int) -> dict[str, Any]:
     """Everything, in one tool host."""
-    found = await survey()
+    found = await survey(POWERS)
     assert found.facts is not None and not found.facts.user_namespaces, found
     state, grants = place / "state", place / "grants"
     grants.mkdir()

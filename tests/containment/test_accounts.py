@@ -23,15 +23,17 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's ja
 _NEWNS, _BIND, _PRIVATE, _REC = 0x20000, 0x1000, 0x40000, 0x4000
 RUN = """
 import json, os, sys
-from toolhost.jails.launch import UIDS
-from toolhost.privileges.descent import descend
-before = UIDS.bounds
+from schemas.own_users import NUMBERS
+from toolhost.descent import descend
+from toolhost.privileges.uids import Uids
+before = Uids(os.getpid(), NUMBERS).bounds
 try:
-    descend()
+    powers = descend()
 except OSError as error:
     print(json.dumps({"refused": error.strerror}))
 else:
-    print(json.dumps({"user": os.geteuid(), "before": before, "bounds": UIDS.bounds, "first": UIDS.take()}))
+    print(json.dumps({"user": os.geteuid(), "before": before, "bounds": powers.uids.bounds,
+        "first": powers.uids.take()}))
 """
 
 

@@ -17,7 +17,7 @@ import toolhost.jails.launch
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
-from tests.toolhost_fixture import bench, bwrap, make_tool
+from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 from toolhost.jails.launch import launch
 from toolhost.policy.facts import host_facts, look_up
 from toolhost.policy.plan import plan
@@ -297,13 +297,13 @@ async def test_a_workdir_that_is_replaced_while_a_jail_starts_is_refused(place: 
     workdir.mkdir(parents=True)
     (place / "elsewhere" / "b").mkdir(parents=True)
     spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
-    facts = host_facts(bwrap(), [])
-    made = plan(look_up(make_tool(place, SOURCE, *NAMES), str(workdir), spec, facts), facts)
+    facts = host_facts(bwrap(), [], POWERS)
+    made = plan(look_up(make_tool(place, SOURCE, *NAMES), str(workdir), spec, facts, POWERS), facts)
     (place / replaced).rename(place / "moved")
     (place / replaced).symlink_to(place / "elsewhere")
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(GoondanError) as caught:
-        await launch(lambda: made)
+        await launch(lambda: made, POWERS)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -421,13 +421,14 @@ AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
 from schemas.launch import ToolHostSpec
-from tests.toolhost_fixture import bench, bwrap, make_tool
+from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 from toolhost.policy.facts import host_facts
 from toolhost.probe import probe
 
 async def main():
     place = Path(sys.argv[1])
-    found = await probe(host_facts(bwrap(), []), ToolHostSpec(tools=[], state_dir="/nonexistent", revision=""))
+    spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="")
+    found = await probe(host_facts(bwrap(), [], POWERS), POWERS, spec)
     assert found.problem is None, found
     source = "import os\\ndef f(ctx, input): open('made', 'w').close(); return os.getuid()\\nhandlers = {'f': f}"
     async with bench(make_tool(place, source, "f")) as made:

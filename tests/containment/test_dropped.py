@@ -26,10 +26,8 @@ ROOT = Path(__file__).parents[2]
 #: The real thing: what `python -m toolhost` does before it opens its link. Then it answers one expression a line.
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
-from toolhost.privileges.descent import descend
-descend()
-from toolhost.privileges.launcher_link import LAUNCHER
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.descent import descend
+powers = descend()
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number, *arguments):
@@ -44,9 +42,9 @@ def attempt(action):
         return error.strerror or str(error)
 
 def ask(request, *fds):
-    socket.send_fds(LAUNCHER._channel, [json.dumps(request).encode()], list(fds))
-    LAUNCHER._channel.setblocking(True)
-    return json.loads(LAUNCHER._channel.recv(4096))
+    socket.send_fds(powers.launcher._channel, [json.dumps(request).encode()], list(fds))
+    powers.launcher._channel.setblocking(True)
+    return json.loads(powers.launcher._channel.recv(4096))
 
 def answer():
     for line in sys.stdin:
@@ -202,7 +200,7 @@ JAIL: dict[str, Any] = {
 
 def launch(taken: Taken, places: str = "", **changes: Any) -> dict[str, Any]:
     """What the launcher says to such a jail; `places` are expressions for descriptors of its stages."""
-    request = JAIL | {"uid": taken("__import__('toolhost.jails.launch').jails.launch.UIDS.bounds[0]")} | changes
+    request = JAIL | {"uid": taken("powers.uids.bounds[0]")} | changes
     answer: dict[str, Any] = taken(f"ask({request!r}, 2, 2, 2, {places})")
     return answer
 
@@ -274,7 +272,7 @@ def test_it_gives_nothing_away_but_an_instances_folder(taken: Taken, roots: Path
 
 def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Path) -> None:
     def refused(what: str) -> None:
-        said = taken(f"attempt(lambda: STEWARD.{what})")
+        said = taken(f"attempt(lambda: powers.steward.{what})")
         assert not said.startswith("done"), (what, said)
 
     state = short_tmp / "state"
@@ -286,7 +284,7 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
     notes.write_text("an older version's")
     os.link("/etc/hostname", state / "toolhosts" / "old" / "linked")
     (state / "toolhosts" / "old" / "sent").symlink_to("/etc/passwd")
-    assert taken(f"attempt(lambda: STEWARD.claim_state({str(state)!r}, 'toolhosts', 'x'))") == "done: None"
+    assert taken(f"attempt(lambda: powers.steward.claim_state({str(state)!r}, 'toolhosts', 'x'))") == "done: None"
     owners = {path.name: path.lstat().st_uid for path in (state / "toolhosts").rglob("*")}
     mine = TOOLHOST_UID
     assert owners == {"x": mine, "old": mine, "notes": mine, "linked": 0, "sent": 0}
@@ -297,7 +295,7 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
     refused("make_workdir('../x')")
     refused("make_workdir('instances/a/k/workspace/../../../../blobs')")
     refused("make_workdir('toolhosts/x/workspace')")
-    assert taken("attempt(lambda: STEWARD.make_workdir('instances/a/k/workspace'))") == "done: None"
+    assert taken("attempt(lambda: powers.steward.make_workdir('instances/a/k/workspace'))") == "done: None"
     made = state / "instances" / "a" / "k" / "workspace"
     assert (made.stat().st_uid, made.stat().st_mode & 0o777) == (0, 0o700)
     refused("make_placeholders('/etc')")
@@ -311,12 +309,12 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
     work = short_tmp / "work"
     work.mkdir()
     os.chown(work, 4242, 4243)
-    names = taken(f"STEWARD.make_placeholders({str(work)!r})")
+    names = taken(f"powers.steward.make_placeholders({str(work)!r})")
     assert sorted(names) == sorted(str(path) for path in work.iterdir())
     assert {(path.stat().st_uid, path.stat().st_gid) for path in work.iterdir()} == {(4242, 4243)}
     (work / ".venv" / "used").mkdir()
     for name in names:
-        taken(f"attempt(lambda: STEWARD.remove_placeholder({name!r}))")
+        taken(f"attempt(lambda: powers.steward.remove_placeholder({name!r}))")
     assert [path.name for path in work.iterdir()] == [".venv"]
     (short_tmp / "link").symlink_to("/root")
     refused(f"make_placeholders({str(short_tmp / 'link')!r})")
@@ -334,13 +332,13 @@ def test_bubblewrap_is_root_only_where_it_must_be(taken: Taken) -> None:
     """It is said once, when it is known whether this host has user namespaces; and it is bubblewrap, in its root."""
     enclosure = {"shown": ["/usr"], "links": [], "texts": [], "home": "/home", "homeBytes": 1 << 20}
     places = [0, 1, 2, 5, 7]
-    uid = taken("__import__('toolhost.jails.launch').jails.launch.UIDS.bounds[0]")
+    uid = taken("powers.uids.bounds[0]")
     fds = ", ".join(["os.memfd_create('x')"] * len(places))
     asked = JAIL | {"uid": uid, "enclosure": enclosure, "places": places}
     assert "root directory that bubblewrap gets" in taken(f"ask({asked!r}, {fds})")["error"]
-    assert taken("attempt(lambda: STEWARD.settle(False))") == "done: None"
+    assert taken("attempt(lambda: powers.steward.settle(False))") == "done: None"
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
-    assert taken("attempt(lambda: STEWARD.settle(True))") == "done: None"
+    assert taken("attempt(lambda: powers.steward.settle(True))") == "done: None"
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
 
 
@@ -378,7 +376,7 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
 
 def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
     """As in a container without that power: jails are made all the same."""
-    program = "from toolhost.privileges.descent import descend; descend(); print(open('/proc/self/status').read())"
+    program = "from toolhost.descent import descend; descend(); print(open('/proc/self/status').read())"
     argv = ["setpriv", "--bounding-set=-dac_read_search", sys.executable]
     done = subprocess.run([*argv, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
@@ -395,20 +393,20 @@ def test_what_it_asks_for_a_jail_of_its_own_is_done(taken: Taken) -> None:
     pid = launch(taken, argv=["/bin/sleep", "60"])["pid"]
     try:
         until = time.monotonic() + 10
-        while (said := taken(f"attempt(lambda: STEWARD.set_niceness({pid}, 7))")) != "done: None":
+        while (said := taken(f"attempt(lambda: powers.steward.set_niceness({pid}, 7))")) != "done: None":
             assert said.endswith("none of a jail's") and time.monotonic() < until, said  # it is still root's
-        assert taken(f"STEWARD.held_by({pid}, [0, 1, 999])") == 0  # it has no sockets
-        assert taken("attempt(lambda: STEWARD.held_by(os.getpid(), [0]))").endswith("none of a jail's")
+        assert taken(f"powers.steward.held_by({pid}, [0, 1, 999])") == 0  # it has no sockets
+        assert taken("attempt(lambda: powers.steward.held_by(os.getpid(), [0]))").endswith("none of a jail's")
         autogroup = Path(f"/proc/{pid}/autogroup")
         if autogroup.exists():
             assert autogroup.read_text().endswith("nice 7\n")
-        assert taken(f"attempt(lambda: STEWARD.set_niceness({pid}, -7))").startswith("the niceness")
-        tree = taken("(lambda tree: tree and tree.cpu)(__import__('toolhost.limits.groups').limits.groups.own_tree())")
+        assert taken(f"attempt(lambda: powers.steward.set_niceness({pid}, -7))").startswith("the niceness")
+        tree = taken("(lambda tree: tree and tree.cpu)(powers.tree)")
         if tree is not None:
             group = f"{Path(tree).parent}/goondan-jail.{taken.process.pid}.99"
-            if taken("attempt(lambda: STEWARD.make_group(99))") == "done: None":
+            if taken("attempt(lambda: powers.steward.make_group(99))") == "done: None":
                 assert Path(group).stat().st_uid == Path(group, "cpu.shares").stat().st_uid == TOOLHOST_UID
-                assert taken("attempt(lambda: STEWARD.remove_group(99))") == "done: None"
+                assert taken("attempt(lambda: powers.steward.remove_group(99))") == "done: None"
                 assert not Path(group).exists()
     finally:
         assert taken(f"attempt(lambda: os.kill({pid}, 9))") == "done: None"

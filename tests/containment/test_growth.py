@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.toolhost_fixture import POWERS
 from toolhost.limits import look
 from toolhost.limits.decide import Growth
-from toolhost.limits.groups import Group, find_tree, remove_tree
+from toolhost.limits.groups import Group
 from toolhost.limits.growth import MAX_DEPTH, walk
 from toolhost.limits.look import View, unwritten
 from toolhost.limits.plan import GroupPlan
+from toolhost.privileges.own_groups import find_tree, remove_tree
 
 ENOUGH = Growth(1 << 30, 1000)
 
@@ -76,7 +78,7 @@ def test_descriptors_of_a_thread_that_has_its_own_are_seen(tmp_path: Path) -> No
         for fd in (*fds, pair[0].detach(), pair[1].detach()):
             os.close(fd)
 
-    before = look.memory(view, 1 << 50, look.processes(view), every_thread=True).shared
+    before = look.memory(view, 1 << 50, look.processes(view), POWERS.held_by, every_thread=True).shared
     thread = threading.Thread(target=hold)
     thread.start()
     try:
@@ -85,7 +87,7 @@ def test_descriptors_of_a_thread_that_has_its_own_are_seen(tmp_path: Path) -> No
         assert left[0] == 0
         device = os.stat(tmp_path).st_dev
         assert any(file.device == device and file.size >= 1 << 20 for file in look.nameless(view))
-        assert look.memory(view, 1 << 50, there, every_thread=True).shared == before + (1 << 20)
+        assert look.memory(view, 1 << 50, there, POWERS.held_by, every_thread=True).shared == before + (1 << 20)
         assert look.in_flight(view, there) == {left[1]}
     finally:
         done.set()
@@ -147,15 +149,17 @@ for _ in range(4):
         os._exit(0)
     starting.append(pid)
 time.sleep(0.02)
-from toolhost.limits.groups import Group, find_tree, remove_tree
+from toolhost.limits.groups import Group
+from toolhost.privileges.own_groups import find_tree, remove_tree
 from toolhost.limits.plan import GroupPlan
+from toolhost.privileges.ordinary import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree
 assert Path("/proc/self/cgroup").read_text().splitlines()[-1].endswith("/goondan-host")
 assert Path(scope, "cgroup.procs").read_text() == "", "with processes in it, it could hand no controller on"
 for pid in starting: os.kill(pid, 9); os.waitpid(pid, 0)
 while Path(scope, "goondan-host/cgroup.procs").read_text().split() != [str(own)]: time.sleep(0.001)
-group = Group(GroupPlan(tree, []))
+group = Group(GroupPlan(tree, []), Ordinary())
 pid = os.fork()
 if pid == 0:
     for path in group.joins: Path(path).write_text("0")
@@ -213,7 +217,7 @@ def test_a_frozen_group_runs_nothing_and_one_that_a_killed_tool_host_left_can_en
     tree = find_tree()
     if tree is None or tree.version != 1 or tree.freezer is None:
         pytest.skip("no freezer of version 1 here")
-    group = Group(GroupPlan(tree, []))
+    group = Group(GroupPlan(tree, []), POWERS)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         for path in group.joins:
             Path(path).write_text(str(busy.pid), encoding="ascii")
@@ -252,9 +256,9 @@ def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
         pytest.skip("no control groups here")
     before = {folder: sorted(os.listdir(folder)) for folder in tree.folders}
     with pytest.raises(OSError):
-        Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")]))
+        Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")]), POWERS)
     assert {folder: sorted(os.listdir(folder)) for folder in tree.folders} == before
-    Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")], optional=("no.such.file",))).remove()
+    Group(GroupPlan(tree, [(tree.folders[0], "no.such.file", "1")], optional=("no.such.file",)), POWERS).remove()
     assert {folder: sorted(os.listdir(folder)) for folder in tree.folders} == before
 
 

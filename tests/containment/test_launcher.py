@@ -22,16 +22,14 @@ import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
 from schemas.users import DEFAULT
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost import offload
 from toolhost.jails.jail import process_status
-from toolhost.jails.launch import UIDS
 from toolhost.launcher import calls, staging
 from toolhost.launcher.request import Launch, Stage
 from toolhost.limits.plan import processes_of_a_namespace
-from toolhost.policy.uids import Uids, instance_uid
 from toolhost.privileges import launcher_link
-from toolhost.privileges.launcher_link import LAUNCHER
+from toolhost.privileges.uids import Uids, instance_uid
 
 SOURCE = """
 import os, resource, subprocess, threading, time
@@ -128,7 +126,7 @@ async def test_jails_side_by_side_are_different_users(place: Path) -> None:
             assert (await made.call(f"{name}__keys", workdir=place / "work"))["status"] == "ok"
         uids = [slot.jail.jail.uid for slot in made.host.jails.pool.slots()]
         assert len(set(uids)) == 2
-    assert not set(uids) & UIDS._taken
+    assert not set(uids) & POWERS.uids._taken
 
 
 async def test_no_set_id_file_can_be_left(place: Path) -> None:
@@ -168,7 +166,7 @@ async def test_a_jail_has_one_session_and_a_keyring_of_its_own(place: Path) -> N
         jails = [slot.jail.jail for slot in made.host.jails.pool.slots()]
         sessions = [{os.getsid(pid) for pid in jail.processes()} for jail in jails]
         assert [len(found) for found in sessions] == [1, 1]
-        assert len(set.union(*sessions, {os.getsid(0), os.getsid(LAUNCHER.pid)})) == 4
+        assert len(set.union(*sessions, {os.getsid(0), os.getsid(POWERS.launcher.pid)})) == 4
 
 
 SEARCH = """
@@ -194,10 +192,10 @@ async def test_what_the_launcher_starts_has_none_of_our_keys() -> None:
         "argv": argv, "env": {}, "folder": "/", "places": [0, 1, 2], "stage": None, "stages": [], "uid": None,
         "heir": None, "enclosure": None, "joins": [], "niceness": 0, "counted": False,
     }  # fmt: skip
-    LAUNCHER.close()  # the next one inherits our session's keyring
+    POWERS.launcher.close()  # the next one inherits our session's keyring
     reading, writing = os.pipe()
     with open(os.devnull, "rb") as null, open(reading, encoding="ascii") as output:
-        answer, _ = await LAUNCHER.ask(request, [null.fileno(), writing, writing])
+        answer, _ = await POWERS.launcher.ask(request, [null.fileno(), writing, writing])
         os.close(writing)
         said = output.read()
     os.waitpid(answer["pid"], 0)
@@ -218,14 +216,14 @@ async def test_the_launcher_is_one_thread_with_one_socket(place: Path, monkeypat
     monkeypatch.setenv("HOST_SECRET", "x")
     leak = os.open("/etc/passwd", os.O_RDONLY)
     os.set_inheritable(leak, True)
-    LAUNCHER.close()
+    POWERS.launcher.close()
     try:
         async with bench(make_tool(place, SOURCE, *NAMES)) as made:
             assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
     finally:
         os.close(leak)
-    proc = Path(f"/proc/{LAUNCHER.pid}")
-    assert process_status(LAUNCHER.pid)["Threads"] == "1"
+    proc = Path(f"/proc/{POWERS.launcher.pid}")
+    assert process_status(POWERS.launcher.pid)["Threads"] == "1"
     assert (proc / "environ").read_bytes() == b""
     until = time.monotonic() + 10
     while True:  # it closes what it was sent when it has answered, and may be making an idmap for the next jail
@@ -240,10 +238,10 @@ async def test_the_launcher_is_one_thread_with_one_socket(place: Path, monkeypat
 async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
-        before = LAUNCHER.pid
+        before = POWERS.launcher.pid
         os.kill(before, signal.SIGKILL)
         assert (await made.call("t__keys", workdir=place / "work", instance_key="other"))["status"] == "ok"
-        assert LAUNCHER.pid != before
+        assert POWERS.launcher.pid != before
         await offload.settled()
         assert not Path(f"/proc/{before}").exists()
 
@@ -323,7 +321,7 @@ async def test_calls_that_wait_for_a_launch_are_calls_like_others(place: Path, m
     """A launcher that says nothing is ended and another one asked; meanwhile others' calls go on."""
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
-        before = LAUNCHER.pid
+        before = POWERS.launcher.pid
         monkeypatch.setattr(launcher_link, "ANSWER_S", 1.5)
         os.kill(before, signal.SIGSTOP)
         cancelled, answer = made.start("t__keys", workdir=place / "work", instance_key="cancelled")
@@ -334,9 +332,9 @@ async def test_calls_that_wait_for_a_launch_are_calls_like_others(place: Path, m
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"
         told = (await late)["error"]
         assert (told["code"], "before it could start" in told["message"]) == ("E_TOOL_TIMEOUT", True)
-        assert LAUNCHER.pid == before, "nobody has waited for it in the loop"
+        assert POWERS.launcher.pid == before, "nobody has waited for it in the loop"
         assert (await patient)["status"] == "ok"
-        assert LAUNCHER.pid != before
+        assert POWERS.launcher.pid != before
 
 
 async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_error(
@@ -345,7 +343,7 @@ async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_erro
     send = launcher_link._send
 
     def to_one_that_is_stopped(channel: socket.socket, data: bytes, fds: list[int]) -> None:
-        os.kill(LAUNCHER.pid, signal.SIGSTOP)
+        os.kill(POWERS.launcher.pid, signal.SIGSTOP)
         send(channel, data, fds)
 
     monkeypatch.setattr(launcher_link, "_send", to_one_that_is_stopped)

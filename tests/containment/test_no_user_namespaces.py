@@ -18,7 +18,7 @@ from schemas.launch import ToolHostSpec
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
-from tests.toolhost_fixture import bwrap, make_tool
+from tests.toolhost_fixture import POWERS, bwrap, make_tool
 from toolhost.launcher import copying
 from toolhost.policy.facts import host_facts, look_up
 from toolhost.policy.plan import plan
@@ -33,12 +33,12 @@ from msgspec.structs import replace
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages
 from toolhost.launcher import copying
-from tests.toolhost_fixture import bench, make_tool
+from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost.launcher import copying
 from toolhost.survey import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
-    found = await survey()
+    found = await survey(POWERS)
     assert found.facts is not None and not found.facts.user_namespaces, found
     tried = await every_attempt(Path(sys.argv[1]), only="instance", ours=True, facts=lambda facts: found.facts)
     print(json.dumps({"walls": found.walls, "notes": found.notes, "tried": tried}))
@@ -163,11 +163,11 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
         return request(*arguments)
 
     monkeypatch.setattr(toolhost.jails.launch, "_request", exchanged)
-    facts = replace(host_facts(bwrap(), [], user_namespaces=False), groups=None)
+    facts = replace(host_facts(bwrap(), [], POWERS, user_namespaces=False), groups=None)
     tool = make_tool(short_tmp, "handlers = {}", "f")
     spec = ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1")
-    made = plan(look_up(tool, str(work), spec, facts), facts)
-    launched = await toolhost.jails.launch.launch(lambda: made)
+    made = plan(look_up(tool, str(work), spec, facts, POWERS), facts)
+    launched = await toolhost.jails.launch.launch(lambda: made, POWERS)
     assert os.waitpid(launched.pid, 0)[1] != 0
     said = os.read(launched.output, 4096).decode()
     # Whose folder it is would not matter to root, and what is not there cannot be shown.
@@ -176,7 +176,7 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
     launched.channel.close()
     for fd in (launched.pidfd, launched.status, launched.output, *([launched.counter] if launched.counter else [])):
         os.close(fd)
-    toolhost.jails.launch.UIDS.give_back(launched.uid or 0)
+    POWERS.uids.give_back(launched.uid or 0)
 
 
 KILLED = """
@@ -190,10 +190,10 @@ handlers = {"stay": stay}
 '''
 import asyncio, os, sys, time
 from pathlib import Path
-from tests.toolhost_fixture import bench, make_tool
+from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost.policy.facts import find_bwrap, host_facts
 async def main():
-    facts = host_facts(find_bwrap(), [], user_namespaces=False)
+    facts = host_facts(find_bwrap(), [], POWERS, user_namespaces=False)
     async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:
         made.start("t__stay")
         while not made.logs:

@@ -34,11 +34,13 @@ echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
 toolhost.policy.facts._bwrap_candidates = lambda: [str(stub)]
+from toolhost.privileges.ordinary import Ordinary
+powers = Ordinary()
 """
 SURVEY = (
     PLAYED
     + """
-found = toolhost.survey.report(asyncio.run(toolhost.survey.survey()))
+found = toolhost.survey.report(asyncio.run(toolhost.survey.survey(powers)), powers)
 print(msgspec.json.encode(found).decode())
 """
 )
@@ -69,7 +71,7 @@ handlers = {"leave": leave, "ok": ok, "sleeps": sleeps}
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
 async def main():
-    facts = (await toolhost.survey.survey()).facts
+    facts = (await toolhost.survey.survey(powers)).facts
     repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()

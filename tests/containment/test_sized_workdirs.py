@@ -18,11 +18,10 @@ from schemas.launch import Limits, SandboxSpec, ToolSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.test_totals import LIMITS, bombs, taken
 from tests.sized_fixture import folder_of, instance, is_released, loops, mounts, sized_host, small_disk, state
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.launcher import sized
 from toolhost.launcher.sizes import GIB, IMAGE, MIB
-from toolhost.privileges.launcher_link import LAUNCHER
 
 __all__ = ["sized_host", "small_disk", "state"]
 
@@ -58,7 +57,7 @@ def tool(place: Path, name: str = "t", **limits: int) -> ToolSpec:
 
 
 def host(state: Path, *tools: ToolSpec) -> AbstractAsyncContextManager[Bench]:
-    return bench(*tools, state_dir=state, hidden=[str(state)], sized=SizedWorkdirs(str(state / "check")))
+    return bench(*tools, state_dir=state, hidden=[str(state)], sized=SizedWorkdirs(POWERS, str(state / "check")))
 
 
 async def run(made: Bench, workdir: Path, name: str = "t", **actions: Any) -> Any:
@@ -229,7 +228,7 @@ async def test_a_launcher_that_is_lost_while_it_mounts_costs_no_call(state: Path
             workdir = instance(state, f"lost-{number}") / "workspace"
             _, call = made.start("t__run", {"list": []}, workdir=workdir)
             await asyncio.sleep(0.004 * number)
-            os.kill(LAUNCHER.pid, signal.SIGKILL)
+            os.kill(POWERS.launcher.pid, signal.SIGKILL)
             assert (await call)["output"] == {"list": []}
             assert str(workdir) in mounts(state)
     assert len(mounts(state)) == 4
@@ -264,7 +263,9 @@ def test_a_host_that_cannot_says_why_and_nothing_is_left(
 async def test_a_host_that_cannot_watches_and_warns_once(tmp_path: Path) -> None:
     said: list[str] = []
     state = tmp_path / "state"
-    async with bench(tool(tmp_path), state_dir=state, sized=SizedWorkdirs("/proc/nowhere", said.append)) as made:
+    async with bench(
+        tool(tmp_path), state_dir=state, sized=SizedWorkdirs(POWERS, "/proc/nowhere", said.append)
+    ) as made:
         for key in ("k1", "k2"):
             assert await run(made, instance(state, key) / "workspace", list=[]) == {"list": []}
         limits = {receipt["jail"]["limits"]["diskMb"] for receipt in made.receipts.values()}

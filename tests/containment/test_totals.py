@@ -14,9 +14,8 @@ import pytest
 
 from schemas.launch import Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.jail import Jail
-from toolhost.limits.groups import own_tree
 
 SOURCE = (Path(__file__).parent / "bombs.py").read_text(encoding="utf-8")
 LIMITS = Limits(
@@ -63,7 +62,7 @@ a_busy_machine_is_no_failure = pytest.mark.timeout(240)
 #: Control groups where this machine has them, and in any case what stands in for them.
 both_mechanisms = pytest.mark.parametrize(
     "grouped",
-    [pytest.param(True, marks=pytest.mark.skipif(own_tree() is None, reason="no control groups here")), False],
+    [pytest.param(True, marks=pytest.mark.skipif(POWERS.tree is None, reason="no control groups here")), False],
     ids=["groups", "watched"],
 )
 
@@ -197,7 +196,7 @@ async def test_who_passes_descriptors_on_is_not_blamed_for_a_neighbour(place: Pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may say which thread comes first")
-@pytest.mark.skipif((tree := own_tree()) is None or tree.memory is None, reason="no control groups here")
+@pytest.mark.skipif((tree := POWERS.tree) is None or tree.memory is None, reason="no control groups here")
 async def test_the_watch_comes_before_all_others_and_jails_do_not(place: Path) -> None:
     source = "import os\ndef policy(ctx, input): return os.sched_getscheduler(0)\nhandlers = {'policy': policy}\n"
     async with bench(make_tool(place, source, "policy")) as made:
@@ -274,7 +273,7 @@ async def test_a_neighbour_in_the_jail_is_told_what_happened(place: Path, groupe
 
 
 async def test_groups_go_with_their_jails(place: Path) -> None:
-    tree = own_tree()
+    tree = POWERS.tree
     if tree is None:
         pytest.skip("no control groups here")
 

@@ -16,7 +16,7 @@ import toolhost.survey
 from kernel.doctor.facts import Survey
 from kernel.doctor.findings import _jail
 from schemas.own_users import TOOLHOST_UID
-from tests.toolhost_fixture import bwrap
+from tests.toolhost_fixture import POWERS, bwrap
 from toolhost.diagnosis import Signs
 from toolhost.policy.reduced import MINIMUM_LANDLOCK
 
@@ -92,7 +92,7 @@ async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.
     """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
     monkeypatch.setattr(toolhost.survey, "read_signs", lambda: Signs(release="5.10.0", lsm="capability,yama"))
     monkeypatch.setattr(toolhost.survey, "find_bwrap", lambda: pytest.fail("a jail was tried"))
-    found = await toolhost.survey.survey()
+    found = await toolhost.survey.survey(POWERS)
     assert (found.tier, found.walls, found.facts) == (None, [], None)
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix

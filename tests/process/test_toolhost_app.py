@@ -29,7 +29,7 @@ from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.own_users import TOOLHOST_UID
 from schemas.receipts import Receipt
 from schemas.startup import admit_toolhost
-from tests.toolhost_fixture import make_tool
+from tests.toolhost_fixture import POWERS, make_tool
 from toolhost.app import App, Settings
 from toolhost.privileges.giving_up import KEPT
 
@@ -423,7 +423,7 @@ class RefusingBroker(PlayedBroker):
 async def test_without_a_broker_it_says_so_and_ends(short_tmp: Path) -> None:
     settings = Settings(endpoint=f"ipc://{short_tmp}/nobody.sock", token=TOKEN, patience_s=0.2)
     with pytest.raises(GoondanError) as caught:
-        await App(settings).run()
+        await App(settings, POWERS).run()
     assert caught.value.info.code == "E_KERNEL_NOT_RUNNING"
 
 

@@ -22,7 +22,7 @@ from schemas.codec import encode
 from schemas.frames import Frame
 from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
-from tests.toolhost_fixture import bench, make_tool
+from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost import offload
 from toolhost.calls.receipts import Usage
 from toolhost.host import Host
@@ -134,7 +134,7 @@ class NoBus:
 
 async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "soon", lambda work: work())  # a thread would be woken for each jail
-    account = Account(Limits(), [], None, None, 0)
+    account = Account(Limits(), [], None, None, 0, POWERS)
     rng = random.Random(SEED)
     tool = make_tool(short_tmp, "", "f")
     sent: list[Frame] = []
@@ -151,7 +151,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
 
     bus = NoBus()
     spec = ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1")
-    host = Host(spec, None, send=send, on_log=count, speaker=bus)
+    host = Host(spec, None, POWERS, send=send, on_log=count, speaker=bus)
     host.open(None)
     before = 0
     refused = accepted = made = 0

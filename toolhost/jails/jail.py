@@ -29,13 +29,14 @@ from schemas.worker_frames import WorkerFrame
 from toolhost import offload
 from toolhost.calls.receipts import Usage
 from toolhost.jails.channel import Violation
-from toolhost.jails.launch import UIDS, Launched, launch
+from toolhost.jails.launch import Launched, launch
 from toolhost.jails.remains import end_session, members
 from toolhost.jails.stream import FrameStream, StrayOutput
 from toolhost.limits import look
 from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
 from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
@@ -75,14 +76,28 @@ class Jail:
 
     @classmethod
     async def start(
-        cls, make_plan: Callable[[], LaunchPlan], owner: Owner, *, output_limit: int, name: str, niceness: int = 0
+        cls,
+        make_plan: Callable[[], LaunchPlan],
+        owner: Owner,
+        powers: Powers,
+        *,
+        output_limit: int,
+        name: str,
+        niceness: int = 0,
     ) -> Jail:
         """Launch one. `make_plan` is called on another thread. Raises GoondanError (see launch.launch)."""
-        launched = await launch(make_plan, niceness=niceness)
-        return cls(launched, owner, asyncio.get_running_loop(), output_limit=output_limit, name=name)
+        launched = await launch(make_plan, powers, niceness=niceness)
+        return cls(launched, owner, powers, asyncio.get_running_loop(), output_limit=output_limit, name=name)
 
     def __init__(
-        self, launched: Launched, owner: Owner, loop: asyncio.AbstractEventLoop, *, output_limit: int, name: str
+        self,
+        launched: Launched,
+        owner: Owner,
+        powers: Powers,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        output_limit: int,
+        name: str,
     ) -> None:
         plan = launched.plan
         self.name = name
@@ -93,13 +108,14 @@ class Jail:
         self.worker_pid: int | None = None
         self.tenant: Any = None  # what the owner knows about this jail
         self._owner = owner
+        self._powers = powers
         self._loop = loop
         self._reduced = plan.tier == "reduced"
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
         self.account = Account(
-            plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, plan.trusted
+            plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, powers, plan.trusted
         )
         self.account.session = launched.pid
         if self._reduced:
@@ -308,7 +324,7 @@ class Jail:
             return
         self.gone = True
         if self.uid is not None:
-            UIDS.give_back(self.uid)
+            self._powers.uids.give_back(self.uid)
         self.account.close()
         if (private := self.plan.private) is not None:
             offload.remove(lambda: remove_tree(private))

@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,10 +28,9 @@ from toolhost.limits.groups import Group
 from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import start_of
-from toolhost.policy.uids import Uids, instance_uid
-from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
-
-UIDS: Final = Uids(os.getpid(), NUMBERS)
+from toolhost.privileges.launcher_link import LauncherLost
+from toolhost.privileges.powers import Powers
+from toolhost.privileges.uids import instance_uid
 
 
 class Launched(NamedTuple):
@@ -74,7 +73,7 @@ class _Parts(NamedTuple):
     niceness: int
 
 
-async def launch(make_plan: Callable[[], LaunchPlan], *, niceness: int = 0) -> Launched:
+async def launch(make_plan: Callable[[], LaunchPlan], powers: Powers, *, niceness: int = 0) -> Launched:
     """Start the jail of the plan that `make_plan` returns; it is called on another thread.
 
     `niceness` is its place among others while processors are short (limits/decide.py).
@@ -85,29 +84,29 @@ async def launch(make_plan: Callable[[], LaunchPlan], *, niceness: int = 0) -> L
     """
     for last in (False, True):
         try:
-            return await _launch(make_plan, niceness)
+            return await _launch(make_plan, powers, niceness)
         except LauncherLost as error:
             if last:
                 raise fail("E_SANDBOX_UNAVAILABLE", str(error), suggestion="Call again; it is started anew.") from None
     raise AssertionError  # two tries have an outcome
 
 
-async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launched:
+async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int) -> Launched:
     try:
-        parts = await offload.prepared(lambda: _prepare(make_plan(), niceness))
+        parts = await offload.prepared(lambda: _prepare(make_plan(), powers, niceness))
     except OSError as error:
         raise _no_start(error) from None
     uid: int | None = None
     with parts.undo as undo:
         with parts.given:
             if parts.plan.stage is not None:
-                uid = UIDS.take()
+                uid = powers.uids.take()
                 if uid is None:
                     raise fail("E_SANDBOX_UNAVAILABLE", "every user number for jails is in use")
             try:
                 request = _request(parts, uid)
                 fds = [*(parts.places[place] for place in request["places"]), *parts.staged]
-                answer, counters = await LAUNCHER.ask(request, fds)
+                answer, counters = await powers.launcher.ask(request, fds)
                 for fd in counters:
                     undo.callback(os.close, fd)
                 if "error" in answer:
@@ -118,11 +117,11 @@ async def _launch(make_plan: Callable[[], LaunchPlan], niceness: int) -> Launche
                 raise  # whoever it may have begun is that user for a while: the number is not given back
             except OSError as error:
                 if uid is not None:
-                    UIDS.give_back(uid)
+                    powers.uids.give_back(uid)
                 raise _no_start(error) from None
         undo.pop_all()
-    if uid is not None and (following := UIDS.next()) is not None:
-        LAUNCHER.prepare(0, 0, following)  # what we made for an instance is root's
+    if uid is not None and (following := powers.uids.next()) is not None:
+        powers.launcher.prepare(0, 0, following)  # what we made for an instance is root's
     counter = counters[0] if counters else None
     plan, group, unmapped = parts.plan, parts.group, answer["unmapped"]
     return Launched(
@@ -143,7 +142,7 @@ def _no_start(error: OSError) -> Exception:
     return fail("E_SANDBOX_UNAVAILABLE", f"a jail could not be started: {error.strerror or error}", suggestion=fix)
 
 
-def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
+def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
     """Descriptors, control groups and folders of one jail. Raises OSError and GoondanError; then nothing is left."""
     with ExitStack() as undo, ExitStack() as given:
 
@@ -179,7 +178,7 @@ def _prepare(plan: LaunchPlan, niceness: int) -> _Parts:
         if plan.private is not None:
             undo.callback(remove_tree, plan.private)
             _make_private(plan.private, plan.code)
-        group = None if plan.group is None else Group(plan.group, niceness)
+        group = None if plan.group is None else Group(plan.group, powers, niceness)
         if group is not None:
             undo.callback(group.remove)
         parts = _Parts(

@@ -64,7 +64,7 @@ from toolhost.limits.watch import Watch
 from toolhost.network import Egress, JailNetwork
 from toolhost.policy.plan import forks
 from toolhost.policy.subject import HostFacts
-from toolhost.privileges.launcher_link import LAUNCHER
+from toolhost.privileges.powers import Powers
 
 #: What siblings of a call that ran out of time may still take (seconds): most calls take less.
 SIBLING_GRACE_S: Final = 5.0
@@ -95,6 +95,7 @@ class Jails:
         *,
         spec: ToolHostSpec,
         facts: HostFacts | None,
+        powers: Powers,
         unavailable: GoondanError | None,
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None],
@@ -110,16 +111,17 @@ class Jails:
         self._asking = asking
         self._spec = spec
         self._facts = facts
+        self._powers = powers
         self._unavailable = unavailable
         self._on_log = on_log
         self._on_worker = on_worker
         self._environment = environment
-        self._stays = Stays(None) if stays is None else stays
-        self._sized = SizedWorkdirs() if sized is None else sized
+        self._stays = Stays(None, powers) if stays is None else stays
+        self._sized = SizedWorkdirs(powers) if sized is None else sized
         self.pool = Pool(spec.max_jails)
-        self._egress = Egress(self._loop, self._network_lost, self._network_news)
+        self._egress = Egress(self._loop, powers.launcher, self._network_lost, self._network_news)
         self._networked: dict[int, Tenancy] = {}
-        self._watch = Watch(self._loop, self._over_limit, LAUNCHER.put_first)
+        self._watch = Watch(self._loop, self._over_limit, powers.launcher.put_first)
         self._reports = reports = Reports(
             loop,
             self.pool,
@@ -301,7 +303,7 @@ class Jails:
             claim = await self._sized.claim(tool, call.workdir_base or call.workdir, self._spec)
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
             jail, hiding = await start_jail(
-                tool, call.workdir, self._spec, self._facts, self._stays, owner=self, niceness=niceness,
+                tool, call.workdir, self._spec, self._facts, self._powers, self._stays, owner=self, niceness=niceness,
                 base=call.workdir_base, sized=claim is not None and claim.sized,
             )  # fmt: skip
         except Exception as error:

@@ -29,8 +29,8 @@ from toolhost import offload
 from toolhost.jails.launch import open_place
 from toolhost.launcher.request import PATIENCE_S, Check, Held, Hold
 from toolhost.launcher.sizes import IMAGE, MIB, POINT
-from toolhost.privileges.launcher_link import LAUNCHER, LauncherLost
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.launcher_link import LauncherLost
+from toolhost.privileges.powers import Powers
 
 #: How much longer than the launcher's own patience is waited (seconds).
 _LONGER_S: Final = 5.0
@@ -86,8 +86,11 @@ class _Point:
 class SizedWorkdirs:
     """Those of one tool host."""
 
-    def __init__(self, folder: str | None = None, warn: Callable[[str], None] = lambda message: None) -> None:
+    def __init__(
+        self, powers: Powers, folder: str | None = None, warn: Callable[[str], None] = lambda message: None
+    ) -> None:
         """`folder` is one of ours, in which it can be tried whether such file systems can be made."""
+        self._powers = powers
         self._folder = folder
         self._warn = warn
         self._said: set[str] = set()
@@ -108,7 +111,8 @@ class SizedWorkdirs:
         """
         if workdir is None or tool.sandbox.isolation == "shared":
             return None
-        point = mount_point(os.path.realpath(workdir), os.path.realpath(spec.state_dir))
+        state_dir = os.path.realpath(spec.state_dir)
+        point = mount_point(os.path.realpath(workdir), state_dir)
         if point is None:
             return None
         make = spec.sized_workdirs and self._able is not None and await self._able
@@ -120,7 +124,8 @@ class SizedWorkdirs:
         try:
             async with of_point.lock:
                 wanted = sum(other.size for other in of_point.claims)
-                held = await _ask(point, {"hold": wanted, "make": make})
+                await offload.prepared(lambda: self._powers.make_workdir(point, state_dir))
+                held = await self._ask(point, {"hold": wanted, "make": make})
         except BaseException:
             self.release(claim)
             raise
@@ -151,7 +156,7 @@ class SizedWorkdirs:
         async with of_point.lock:
             if not of_point.claims:
                 with suppress(GoondanError, OSError):  # the next jail there will say what is wrong
-                    await _ask(point, {"hold": None, "make": False})
+                    await self._ask(point, {"hold": None, "make": False})
         if not of_point.claims:
             self._points.pop(point, None)
 
@@ -164,64 +169,45 @@ class SizedWorkdirs:
         problem, folder = "the tool host has no folder of its own", self._folder
         if folder is not None:
             try:
-                if STEWARD.runs:
-                    folder = STEWARD.make_trial()  # nobody else may write to it: a mount would follow his links
-                held = await _ask(f"{folder}/{POINT}", {"check": True})
+                folder = self._powers.make_trial(folder)
+                held = await self._ask(f"{folder}/{POINT}", {"check": True})
                 problem = held["why"]
             except OSError as error:
                 problem = error.strerror or str(error)
             with suppress(OSError):
-                if STEWARD.runs:
-                    STEWARD.remove_trial()
-                else:
-                    os.rmdir(folder)
+                self._powers.remove_trial(folder)
         if problem:
             message = "disk.sized: workdirs get no file systems of their own here, what is written is watched instead"
             self._say(f"{message}: {problem}. `gdn doctor` says what would help.")
         return not problem
 
-
-async def _ask(point: str, request: Hold | Check) -> Held:
-    """Of the launcher, about the folder of `point`. One that was lost may have done it: that is found then."""
-    for last in (False, True):
+    async def _ask(self, point: str, request: Hold | Check) -> Held:
+        """Of the launcher, about the folder of `point`. One that was lost may have done it: that is found then."""
         try:
-            return await _ask_once(point, request)
+            return await self._ask_once(point, request)
         except LauncherLost:
-            if last:
-                raise
-    raise AssertionError  # two tries have an outcome
+            return await self._ask_once(point, request)
 
-
-async def _ask_once(point: str, request: Hold | Check) -> Held:
-    folder = await offload.prepared(lambda: _folder(point, make="hold" in request))
-    reading = -1
-    try:
-        reading, writing = os.pipe()
+    async def _ask_once(self, point: str, request: Hold | Check) -> Held:
+        folder = await offload.prepared(lambda: open_place(os.path.dirname(point), "dir"))
+        reading = -1
         try:
-            answer, _ = await LAUNCHER.ask(request, [folder, writing])
+            reading, writing = os.pipe()
+            try:
+                answer, _ = await self._powers.launcher.ask(request, [folder, writing])
+            finally:
+                os.close(writing)
+            if "later" not in answer:
+                return msgspec.convert(answer, Held)
+            os.set_blocking(reading, False)
+            said = await _read(reading)
+            return msgspec.json.decode(said, type=Held)
+        except DECODE_ERRORS:
+            return {"state": "refused", "allowed": 0, "why": "mounting it has come to no end"}
         finally:
-            os.close(writing)
-        if "later" not in answer:
-            return msgspec.convert(answer, Held)
-        os.set_blocking(reading, False)
-        said = await _read(reading)
-        return msgspec.json.decode(said, type=Held)
-    except DECODE_ERRORS:
-        return {"state": "refused", "allowed": 0, "why": "mounting it has come to no end"}
-    finally:
-        os.close(folder)
-        if reading >= 0:
-            os.close(reading)
-
-
-def _folder(point: str, *, make: bool) -> int:
-    """The folder that the mount point lies in, which is made if need be."""
-    wanted = point if make else os.path.dirname(point)
-    if STEWARD.runs and not os.path.isdir(wanted):
-        STEWARD.make_workdir(wanted[wanted.rindex("/instances/") + 1 :])
-    elif not STEWARD.runs:
-        os.makedirs(wanted, 0o700, exist_ok=True)
-    return open_place(os.path.dirname(point), "dir")
+            os.close(folder)
+            if reading >= 0:
+                os.close(reading)
 
 
 async def _read(fd: int) -> bytes:

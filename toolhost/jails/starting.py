@@ -17,11 +17,12 @@ from toolhost.policy.hiding import Hiding, as_it_is_now
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.powers import Powers
 
 
 async def start_jail(
-    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, stays: Stays, *, owner: Owner,
-    niceness: int, base: str | None = None, sized: bool = False,
+    tool: ToolSpec, workdir: str | None, spec: ToolHostSpec, facts: HostFacts, powers: Powers, stays: Stays, *,
+    owner: Owner, niceness: int, base: str | None = None, sized: bool = False,
 ) -> tuple[Jail, Hiding]:  # fmt: skip
     """Start it, and its stay, which is the caller's to end after the jail; what it must not see comes with it. Raises
     GoondanError and OSError: none is left then. `niceness`: see launch.launch. `base`: see
@@ -33,12 +34,12 @@ async def start_jail(
     def make_plan() -> LaunchPlan:
         nonlocal hiding
         now = as_it_is_now(facts)
-        request = look_up(tool, workdir, spec, now, base=base, sized=sized)
+        request = look_up(tool, workdir, spec, now, powers, base=base, sized=sized)
         try:
             made = plan(request, now)
             hiding = Hiding(made.hiding, now.absent)
         except BaseException:
-            remove_placeholders(request.made)
+            remove_placeholders(request.made, powers)
             raise
         stays.begin(made.named, made.guarded, made.made)
         begun.append(made.named)
@@ -47,7 +48,7 @@ async def start_jail(
     limit = output_limit(tool.sandbox.limits.output_mb)
     started = False
     try:
-        jail = await Jail.start(make_plan, owner, output_limit=limit, name=tool.name, niceness=niceness)
+        jail = await Jail.start(make_plan, owner, powers, output_limit=limit, name=tool.name, niceness=niceness)
         started = True
         return jail, hiding
     finally:

@@ -30,6 +30,7 @@ from schemas.grantable import within
 from schemas.private_files import replace_file
 from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
+from toolhost.privileges.powers import Powers
 
 #: Stays of one tool host that are kept apart; beyond it those of one folder are joined.
 MAX_STAYS: Final = 200
@@ -40,8 +41,9 @@ _MAX_BYTES: Final = 16 << 20
 class _Present:
     """One folder with jails in it."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, powers: Powers) -> None:
         self.folder = folder
+        self._powers = powers
         self.began = time.time_ns() - SLACK_NS
         self.began_after_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.jails = 0
@@ -82,7 +84,7 @@ class _Present:
         kept = self.kept()
         for fd, _ in self.pins.values():
             os.close(fd)
-        remove_placeholders(self.made)
+        remove_placeholders(self.made, self._powers)
         # The clock of files runs behind this one: what was written until now has no later time, and somebody who writes
         # from now on shall not be taken for a tool.
         now = time.time_ns()
@@ -94,8 +96,9 @@ class _Present:
 class Stays:
     """All of them, of one tool host. `path` is the record, None when none can be kept."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, powers: Powers) -> None:
         """Goes on with what stands in the record."""
+        self._powers = powers
         self._path = path
         self._present: dict[str, _Present] = {}
         self._past: list[Stay] = []
@@ -107,7 +110,7 @@ class Stays:
         if path is None:
             return
         for stay in _read(path):
-            remove_placeholders(stay.made)
+            remove_placeholders(stay.made, self._powers)
             if stay.ended is None:
                 with suppress(OSError):
                     last = os.stat(path).st_mtime_ns + int(MAX_SILENCE_S * 1e9)
@@ -130,7 +133,7 @@ class Stays:
                 for folder in dict.fromkeys(folders):
                     present = self._present.get(folder)
                     if present is None:
-                        present = self._present[folder] = _Present(folder)
+                        present = self._present[folder] = _Present(folder, self._powers)
                         new = True
                     present.jails += 1
                     begun.append(folder)

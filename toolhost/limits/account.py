@@ -20,7 +20,7 @@ from toolhost.limits import look
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
 from toolhost.limits.flight import HiddenMemory, Kept
 from toolhost.limits.groups import Group
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 
 #: File times are those of the last clock tick (seconds).
@@ -43,6 +43,7 @@ class Account:
         group: Group | None,
         counter: int | None,
         niceness: int,
+        powers: Powers,
         trusted: int = 0,
     ) -> None:
         """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time;
@@ -52,6 +53,7 @@ class Account:
         """
         self.limits = limits
         self._trusted = trusted
+        self._powers = powers
         self.tenant: Any = None
         self.running: Callable[[], Sequence[str] | None] = _nothing
         self.cells: Callable[[], Mapping[str, int]] = dict  # first processes of calls that have some of their own
@@ -137,16 +139,17 @@ class Account:
     def _memory(self, view: look.View, there: list[look.Process]) -> int:
         """What is seen of it, and what may be hidden in sockets if it keeps descriptors there (bytes)."""
         limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
-        found = look.memory(view, limit, there, cells)
+        found = look.memory(view, limit, there, self._powers.held_by, cells)
         shared = look.shared()
         sockets: set[int] = set()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
-            found = look.memory(view, limit, there, cells, every_thread=True)
+            found = look.memory(view, limit, there, self._powers.held_by, cells, every_thread=True)
             sockets = look.still_in_flight(view)
             if not sockets:
                 self._hidden.clear(shared, found.shared)
         if self._kept_memory.look(time.monotonic(), sockets):
-            found = look.memory(view, 0, there, cells, every_thread=True)  # each page once: what is seen is not hidden
+            found = look.memory(view, 0, there, self._powers.held_by, cells, every_thread=True)
+            # Each page once: what is seen is not hidden.
             return found.size + self._hidden.most(look.shared(), found.shared)
         return found.size
 
@@ -171,11 +174,8 @@ class Account:
     def _weigh(self, niceness: int) -> None:
         if self._group is not None and self._group.tree.cpu is not None:
             self._group.stand(niceness)
-        elif self.session and STEWARD.runs:
-            STEWARD.set_niceness(self.session, niceness)
         elif self.session:
-            with open(f"/proc/{self.session}/autogroup", "w", encoding="ascii") as file:
-                file.write(str(niceness))
+            self._powers.set_niceness(self.session, niceness)
 
     def freeze(self) -> bool:
         """Have all of its processes stop, until `thaw`: whether they do.

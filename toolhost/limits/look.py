@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from toolhost.launcher.sockets import held_by
-from toolhost.privileges.steward_link import STEWARD
-
 #: Memory file systems of a jail, seen from its first process (policy/plan.py sizes them).
 MEMORY_PLACES: Final = ("tmp", "dev/shm", "run/goondan/home")
 #: Sockets of a process that are not worth asking for what they hold: together less than a MiB or two.
@@ -30,8 +27,6 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _LOOKS_IN_TURN: Final = 6
 #: What it gets to run meanwhile (seconds).
 _TURN_S: Final = 0.001
-#: Of one process, more than a jail may have open.
-_MANY_SOCKETS: Final = 4096
 
 
 class Process(NamedTuple):
@@ -48,6 +43,10 @@ class Process(NamedTuple):
     cpu_s: float
     mapped: int = 0
     alive: int = 0
+
+
+#: What these sockets (descriptors) of a process hold (bytes); OSError where that is refused.
+HeldBy = Callable[[int, list[int]], int]
 
 
 class View(NamedTuple):
@@ -136,14 +135,20 @@ class Memory(NamedTuple):
 
 
 def memory(
-    view: View, limit: int, there: list[Process], cells: Iterable[int] = (), *, every_thread: bool = False
+    view: View,
+    limit: int,
+    there: list[Process],
+    held_by: HeldBy,
+    cells: Iterable[int] = (),
+    *,
+    every_thread: bool = False,
 ) -> Memory:
     """What the jail's memory comes to. Pages that processes share count once, if it nears `limit` otherwise.
 
-    `cells`: processes, by their numbers in the view, that have mounts of their own. `every_thread` is asked for its
-    descriptors: a thread can have its own.
+    `held_by` says what sockets of a process hold. `cells`: processes, by their numbers in the view, that have mounts of
+    their own. `every_thread` is asked for its descriptors: a thread can have its own.
     """
-    files, sockets = _held(view, there, every_thread)
+    files, sockets = _held(view, there, held_by, every_thread)
     if view.root is not None:
         counted = set()
         for root in (view.root, *(f"{view.proc}/{pid}/root" for pid in cells)):
@@ -209,7 +214,7 @@ def _memory_file(path: str, link: str, files: dict[tuple[int, int], int]) -> Non
         files[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
-def _held(view: View, there: list[Process], every_thread: bool) -> tuple[int, int]:
+def _held(view: View, there: list[Process], held_by: HeldBy, every_thread: bool) -> tuple[int, int]:
     """What open files without a name in memory hold, and what sockets have under way (bytes)."""
     files: dict[tuple[int, int], int] = {}
     sockets: set[str] = set()
@@ -233,17 +238,9 @@ def _held(view: View, there: list[Process], every_thread: bool) -> tuple[int, in
             new = [number for number, link in own if link not in sockets]
             sockets.update(link for _, link in own)
             pid = process.pid if view.root is None else _outer(view, process.pid)
-            under_way += 0 if pid is None else _under_way(pid, new)
+            with suppress(OSError):
+                under_way += 0 if pid is None else held_by(pid, new)
     return sum(files.values()), under_way
-
-
-def _under_way(pid: int, numbers: list[int]) -> int:
-    """What these sockets of one process hold (bytes)."""
-    if not STEWARD.runs:
-        return held_by(pid, numbers)
-    with suppress(OSError):
-        return STEWARD.held_by(pid, numbers[:_MANY_SOCKETS])
-    return 0
 
 
 def _outer(view: View, inner_pid: int) -> int | None:

@@ -10,39 +10,19 @@ Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from schemas.launch import Limits
 from schemas.receipts import Mechanism
 from toolhost.limits.decide import ORDINARY, weight_of
+from toolhost.privileges.tree import Tree
 
 #: bubblewrap's process outside of the jail.
 OUTSIDE: Final = 1
 #: With a control group that says when it refused a process, the limit of the user namespace is only a second wall.
 SPARE: Final = 16
-
-
-class Tree(Struct, frozen=True, kw_only=True):
-    """Where groups can be made: the folder of each controller that we may use, None for one that is not to be had.
-
-    In version 2 they are all the same folder; processor time is counted there without a controller, and a group can be
-    frozen without one.
-    """
-
-    version: Literal[1, 2]
-    memory: str | None = None
-    pids: str | None = None
-    cpu: str | None = None
-    cpuacct: str | None = None
-    freezer: str | None = None
-
-    @property
-    def folders(self) -> list[str]:
-        """Every folder, each once."""
-        found = (self.memory, self.pids, self.cpu, self.cpuacct, self.freezer)
-        return list(dict.fromkeys(folder for folder in found if folder is not None))
 
 
 class GroupPlan(Struct, frozen=True):

@@ -18,21 +18,21 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+import msgspec
+
 from schemas.address import is_path
 from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import workspace_of
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from toolhost.limits.groups import own_tree
 from toolhost.policy.beneath import folder_beneath
 from toolhost.policy.bytecode import compile_sources
-from toolhost.policy.guarding import existing, make_placeholders, refuse_links, repositories
+from toolhost.policy.guarding import MADE_NAMES, existing, refuse_links, repositories
 from toolhost.policy.hiding import unknown_place, with_hidden
 from toolhost.policy.refusals import SYSTEM, TOP, guard_candidates, hidden_in_it
 from toolhost.policy.scanning import scan
 from toolhost.policy.subject import HostFacts, Place, Request
-from toolhost.privileges.giving_up import runs_for_root
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 from toolhost.seccomp.numbers import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with or before it; older ones lack what we need.
@@ -171,6 +171,7 @@ def landlock_abi() -> int:
 def host_facts(
     bwrap: str,
     hidden: Iterable[str],
+    powers: Powers,
     *,
     disable_userns: bool = True,
     user_namespaces: bool = True,
@@ -201,19 +202,19 @@ def host_facts(
         inside=f"{package}/inside",
         machine=machine(),
         landlock=landlock_abi(),
-        stage=next((path for path in STAGES if os.path.isdir(path)), None) if runs_for_root() else None,
+        stage=None if powers.shares_user else next((path for path in STAGES if os.path.isdir(path)), None),
         bwrap_root=_around(bwrap),
         prefix=None if prefix is None or within(prefix, "/usr") else prefix,
         links=links,
         dirs=folders,
         etc=[path for path in ETC if os.path.exists(path)],
-        covered=[path for path in COVERED if os.path.exists(path)] if not runs_for_root() else [],
+        covered=[path for path in COVERED if os.path.exists(path)] if powers.shares_user else [],
         code=code_folders(),
         home=home(),
         disable_userns=disable_userns,
         user_namespaces=user_namespaces,
         net_admin=net_admin,
-        groups=own_tree(),
+        groups=powers.tree,
     )
     return with_hidden(facts, hidden)
 
@@ -249,6 +250,7 @@ def look_up(
     workdir: str | None,
     spec: ToolHostSpec,
     host: HostFacts,
+    powers: Powers,
     *,
     base: str | None = None,
     sized: bool = False,
@@ -262,16 +264,16 @@ def look_up(
     sandbox = tool.sandbox
     root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
     if (root, entry) != (tool.root, tool.entry):
-        tool = _moved(tool, root, entry)
+        tool = msgspec.structs.replace(tool, root=root, entry=entry)
     shared = sandbox.isolation == "shared"
-    real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir)
+    real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
     own_workdir = workspace is not None
     read: list[Place] = []
     for path in sandbox.filesystem.read:
-        read += _everything(host) if path == "/" else [_grant(path, root, tool)]
-    write = [_grant(path, root, tool) for path in sandbox.filesystem.write]
-    venv, site = _venv(sandbox, root)
+        read += _everything(host) if path == "/" else [_grant(path, root, powers, tool)]
+    write = [_grant(path, root, powers, tool) for path in sandbox.filesystem.write]
+    venv, site = _venv(sandbox, root, powers)
     for path in [
         root,
         *([real] if real else []),
@@ -292,7 +294,7 @@ def look_up(
             if folder == real and host.tier == "full" and any(within(path, folder) for path in protected):
                 if base is not None and real != os.path.realpath(base):
                     raise _holds_documents(folder)
-                made = make_placeholders(folder)
+                made = powers.make_placeholders(folder, MADE_NAMES)
         guarded += existing(candidates)
     entry_only = os.path.isfile(root) or any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES)
     return Request(
@@ -321,25 +323,12 @@ def _private_folder() -> str:
     return f"{os.path.realpath(tempfile.gettempdir())}/gdn-jail-{os.urandom(8).hex()}"
 
 
-def _moved(tool: ToolSpec, root: str, entry: str) -> ToolSpec:
-    return ToolSpec(
-        name=tool.name,
-        entry=entry,
-        root=root,
-        exports=tool.exports,
-        error_message_limit=tool.error_message_limit,
-        sandbox=tool.sandbox,
-        bundled=tool.bundled,
-        cut_from=tool.cut_from,
-    )
-
-
-def _workdir(path: str, base: str | None, state_dir: str) -> str:
+def _workdir(path: str, base: str | None, state_dir: str, powers: Powers) -> str:
     if not is_path(path):
         raise fail("E_SANDBOX_DENIED", f"the workdir {path[:200]!r} is no absolute path that the system takes")
     top = os.path.normpath(path if base is None else base)
     if workspace_of(top, state_dir) is not None:
-        _make_workdir(top, state_dir)
+        powers.make_workdir(top, state_dir)
     if base is not None:
         return folder_beneath(top, os.path.normpath(path))
     real = os.path.realpath(path)
@@ -354,13 +343,6 @@ def _holds_documents(folder: str) -> GoondanError:
     return fail("E_SANDBOX_DENIED", message, suggestion="Spawn the agent in the folder above, or in one without them.")
 
 
-def _make_workdir(path: str, state_dir: str) -> None:
-    if not STEWARD.runs:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-    elif not os.path.isdir(path):
-        STEWARD.make_workdir(path[len(state_dir) + 1 :])
-
-
 def _everything(host: HostFacts) -> list[Place]:
     """What a grant to read `/` means: the top-level folders that no jail has of its own, and that are not hidden."""
     own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
@@ -368,7 +350,7 @@ def _everything(host: HostFacts) -> list[Place]:
     return [Place(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
 
 
-def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
+def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> Place:
     """A path that was granted; a relative one is meant from the tool's folder.
 
     A link on the way is refused where a jail or another user could have put it: whoever can write beside a granted
@@ -382,7 +364,7 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
         raise fail("E_SANDBOX_DENIED", f"the granted path {path[:200]!r} is none that the system takes")
     name = "/" + os.path.normpath(os.path.join(folder, os.path.expanduser(path))).lstrip("/")  # it leaves `//` as it is
     real = os.path.realpath(name)
-    if (link := _replaceable_link(name)) is not None:
+    if (link := _replaceable_link(name, powers)) is not None:
         text = (
             f"the granted path {path} leads through the link {link}, which a tool or another user could have put there"
         )
@@ -397,7 +379,7 @@ def _grant(path: str, root: str, tool: ToolSpec | None = None) -> Place:
     raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
 
 
-def _replaceable_link(path: str) -> str | None:
+def _replaceable_link(path: str, powers: Powers) -> str | None:
     """The first link on the way to `path` that does not stand in a folder which is closed to every jail, and to every
     user but this one and root.
     """
@@ -406,8 +388,8 @@ def _replaceable_link(path: str) -> str | None:
         above, here = here, os.path.join(here, name)
         if os.path.islink(here):
             closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
-            # As an ordinary user a jail is that user, and can do no more.
-            if not closed and (runs_for_root() or os.access(above, os.W_OK) or _is_others(above, here)):
+            # A jail that is our user can do no more than we.
+            if not closed and (not powers.shares_user or os.access(above, os.W_OK) or _is_others(above, here)):
                 return here
     return None
 
@@ -437,10 +419,10 @@ def _environment(tool: ToolSpec) -> str | None:
     return os.path.realpath(os.path.join(folder, os.path.expanduser(tool.sandbox.python.venv)))
 
 
-def _venv(sandbox: SandboxSpec, root: str) -> tuple[str | None, str | None]:
+def _venv(sandbox: SandboxSpec, root: str, powers: Powers) -> tuple[str | None, str | None]:
     if sandbox.python.venv is None:
         return None, None
-    place = _grant(sandbox.python.venv, root)
+    place = _grant(sandbox.python.venv, root, powers)
     site = f"{place.path}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     if not os.path.isdir(site):
         message = f"python.venv {sandbox.python.venv} has no {site}"

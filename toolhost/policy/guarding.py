@@ -15,11 +15,10 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.errors import fail
-from toolhost.launcher.deeds import remove_unguarded
 from toolhost.policy.refusals import GUARDED_NAMES
 from toolhost.policy.scanning import scan
 from toolhost.policy.subject import Place
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.powers import Powers
 
 #: Made where they are missing: what lies in them is run by whoever next works in the folder, git's hooks, say.
 MADE_NAMES: Final = GUARDED_NAMES
@@ -55,39 +54,8 @@ def repositories(folder: str) -> list[str]:
     return [entry.path for entry in below if entry.name == ".git" and os.path.dirname(entry.path) != folder]
 
 
-def make_placeholders(folder: str) -> list[str]:
-    """Make the missing ones of MADE_NAMES; those that were made. Where we may not, neither may a jail."""
-    made: list[str] = []
-    if STEWARD.runs:
-        with suppress(OSError):
-            made = STEWARD.make_placeholders(folder)
-        return made
-    for name in MADE_NAMES:
-        path = f"{folder}/{name}"
-        with suppress(OSError):
-            os.mkdir(path, 0o755)
-            made.append(path)
-            _open_to_readers(path)
-            if os.geteuid() == 0:
-                owner = os.stat(folder)
-                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-    return made
-
-
-def _open_to_readers(path: str) -> None:
-    """It lies among a person's files, and is not as closed as what we make for ourselves."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fchmod(fd, 0o755)
-    finally:
-        os.close(fd)
-
-
-def remove_placeholders(paths: list[str]) -> None:
+def remove_placeholders(paths: list[str], powers: Powers) -> None:
     """Remove those that are still empty, unless another tool host guards them."""
     for path in paths:
         with suppress(OSError):
-            if STEWARD.runs:
-                STEWARD.remove_placeholder(path)
-            else:
-                remove_unguarded(path)
+            powers.remove_placeholder(path)

@@ -25,7 +25,6 @@ from schemas.grantable import TOP, within
 from schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
 from schemas.launch import ToolHostSpec
 from toolhost.policy.subject import HostFacts
-from toolhost.privileges.giving_up import runs_for_root
 
 _MOUNTS: Final = "/proc/self/mountinfo"
 #: How the kernel writes a blank, a tab, a line's end and a backslash in a path.
@@ -43,15 +42,16 @@ class Mount(NamedTuple):
     point: str
 
 
-def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str) -> list[str]:
+def hidden_folders(spec: ToolHostSpec, endpoint: str, home: str, operator: int) -> list[str]:
     """The folders that no jail may see, there or not: state roots, places of runtime directories and of the key of
-    OAuth tokens, as far as this host can tell. `endpoint` is the broker's, `home` the operator's home directory.
+    OAuth tokens, as far as this host can tell. `endpoint` is the broker's, `operator` the user who has started us
+    (powers.Powers), `home` that user's home directory.
     """
     folders = [state_root_of(spec.state_dir), *spec.hidden]
     if home not in ("", "/"):
         folders += [f"{home}/{STATE_ROOT}", f"{home}/{KEYS}"]
     folders += runtime_folders(endpoint)
-    folders += runtime_bases(os.environ, 0 if runs_for_root() else os.geteuid())
+    folders += runtime_bases(os.environ, operator)
     return list(dict.fromkeys(folders))
 
 

@@ -12,11 +12,12 @@ from msgspec import Struct
 from schemas.launch import Limits
 from schemas.receipts import Mechanism, Wall
 from toolhost.egress.rules import Layout
-from toolhost.limits.plan import GroupPlan, Tree, processes_of_a_namespace
+from toolhost.limits.plan import GroupPlan, processes_of_a_namespace
 from toolhost.policy.enclosure import Enclosure
 from toolhost.policy.landlock import Ruleset
 from toolhost.policy.mounts import Stage
 from toolhost.policy.nested import CallWalls
+from toolhost.privileges.tree import Tree
 
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.launch import ToolSpec
-from toolhost.limits.plan import Tree
+from toolhost.privileges.tree import Tree
 from toolhost.seccomp.numbers import Machine
 
 

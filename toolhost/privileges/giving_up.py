@@ -38,11 +38,6 @@ _VERSION_3: Final = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def runs_for_root() -> bool:
-    """Whether root has started this process, which may be somebody else by now."""
-    return os.geteuid() in (0, TOOLHOST_UID)
-
-
 def future_user() -> int:
     """Who this process, which is root, will be: TOOLHOST_UID, or 0 where that cannot be."""
     held = _held()

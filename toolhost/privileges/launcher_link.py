@@ -24,12 +24,12 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 from toolhost import offload
 from toolhost.launcher.request import Check, Hold, Launch, Run
-from toolhost.privileges.steward_link import STEWARD
 
 #: Descriptors are moved above this before they go to their places, so that no place is taken by one of them.
 _ABOVE: Final = 16
@@ -66,13 +66,14 @@ class _Question:
 class LauncherLink:
     """The launcher process of this process: started when it is needed, and again should it be gone.
 
-    Use from one loop at a time; between two of them nothing may be asked for. `umask` is what jails write under, None
-    for the one of this process. It counts from the next start of a launcher on.
+    One for the whole process: it costs some megabytes and does nothing between two jails. Use from one loop at a time;
+    between two of them nothing may be asked for.
     """
 
-    def __init__(self) -> None:
-        self.umask: int | None = None
+    def __init__(self, start: Callable[[], tuple[socket.socket, int]]) -> None:
+        """`start` starts one: our end of its socket, and its number. It raises OSError."""
         self.pid = 0
+        self._start = start
         self._channel: socket.socket | None = None
         self._registered = False
         self._waiting: deque[_Question] = deque()
@@ -151,7 +152,7 @@ class LauncherLink:
         """See to it that it runs: our end of its socket. It has the powers of who calls. Raises OSError."""
         if self._channel is not None:
             return self._channel
-        ours, self.pid = STEWARD.launcher() if STEWARD.runs else spawn(self.umask)
+        ours, self.pid = self._start()
         ours.setblocking(False)
         self._channel = ours
         if not self._registered:
@@ -284,7 +285,3 @@ def _inheritable() -> list[int]:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found
-
-
-#: One for the whole process: it costs some megabytes and does nothing between two jails.
-LAUNCHER: Final = LauncherLink()

@@ -1,8 +1,8 @@
 """The tool host's side of its steward (launcher/steward.py): what only root can do, asked for and waited for.
 
-There is one where root has started the tool host; everywhere else `runs` is False and nothing may be asked. Any thread
-may ask; what takes long is another thread's affair than the loop's. A steward that is lost cannot be started again, as
-nobody is root any more: whoever waits for `lost` ends the tool host, and its supervisor starts the next.
+There is one where root has started the tool host (rooted.py). Any thread may ask; what takes long is another thread's
+affair than the loop's. A steward that is lost cannot be started again, as nobody is root any more: the tool host ends
+(powers.Powers.lifeline), and its supervisor starts the next.
 
 Source: sandbox.md section 3, item 1; docs/decisions/039.
 """
@@ -32,11 +32,6 @@ class Steward:
         self.pid = 0
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
-
-    @property
-    def runs(self) -> bool:
-        """Whether there is one, so that this process does nothing by itself that only root can."""
-        return self.pid != 0
 
     def start(self, channel: socket.socket, pid: int, terms: Terms) -> None:
         """Take this process for it, which waits for its terms at the other end of the socket."""
@@ -134,6 +129,3 @@ class Steward:
         if "error" in answer:
             raise OSError(*answer["error"])
         return answer, fds
-
-
-STEWARD: Final = Steward()

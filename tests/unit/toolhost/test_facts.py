@@ -13,6 +13,7 @@ import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.own_users import TOOLHOST_UID
+from tests.toolhost_fixture import POWERS
 from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
 from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts
@@ -68,7 +69,7 @@ def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> N
     (workdir / "tree").mkdir()
     (workdir / "tree" / ".git").write_text("gitdir: /elsewhere")
     protected = [str(workdir / name) for name in ("doc.yaml", "link.yaml", "absent")]
-    request = look_up(tool, str(workdir), spec(protected=protected), HOST)
+    request = look_up(tool, str(workdir), spec(protected=protected), HOST, POWERS)
     assert [(os.path.relpath(p.path, workdir), p.kind) for p in request.guarded] == [
         (".git", "dir"), (".venv", "dir"), (".goondan", "dir"), ("doc.yaml", "file"),
         ("sub/.git", "dir"), ("tree/.git", "file"), ("sub/deep/.git", "dir"),
@@ -76,7 +77,9 @@ def test_what_exists_is_guarded_and_what_is_missing_is_made(tmp_path: Path) -> N
     assert request.made == [str(workdir / ".venv"), str(workdir / ".goondan")]
     assert request.workdir == request.workdir_real == str(workdir)
     (tmp_path / "other").mkdir()
-    assert look_up(tool, str(tmp_path / "other"), spec(protected=protected), HOST).made == []  # no bundle lies there
+    assert (
+        look_up(tool, str(tmp_path / "other"), spec(protected=protected), HOST, POWERS).made == []
+    )  # no bundle lies there
 
 
 @pytest.mark.parametrize("name", [".git", ".venv", ".goondan"])
@@ -85,7 +88,7 @@ def test_a_link_where_something_must_be_guarded_is_refused(tmp_path: Path, name:
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / name).symlink_to("/usr")
     with pytest.raises(GoondanError, match=f"/w/{name} is a link") as caught:
-        look_up(tool, str(tmp_path / "w"), spec(), HOST)
+        look_up(tool, str(tmp_path / "w"), spec(), HOST, POWERS)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
     assert os.listdir(tmp_path / "w") == [name]
 
@@ -94,7 +97,7 @@ def test_an_instances_own_workdir_is_left_as_it_is(tmp_path: Path) -> None:
     own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
     own.mkdir(parents=True)
     (own / ".venv").symlink_to("/usr")
-    request = look_up(make(tmp_path), str(own), spec(tmp_path / "state"), HOST)
+    request = look_up(make(tmp_path), str(own), spec(tmp_path / "state"), HOST, POWERS)
     assert (request.guarded, request.made, request.own_workdir) == ([], [], True)
     assert os.listdir(own) == [".venv"]
 
@@ -104,7 +107,7 @@ def test_the_environments_of_all_tools_are_guarded(tmp_path: Path) -> None:
     (tmp_path / "w" / "envs" / "e").mkdir(parents=True)
     other = make(tmp_path / "o", SandboxSpec(python=PythonSpec(venv=str(tmp_path / "w" / "envs" / "e"))))
     served = msgspec.structs.replace(spec(), tools=[tool, other])
-    request = look_up(tool, str(tmp_path / "w"), served, HOST)
+    request = look_up(tool, str(tmp_path / "w"), served, HOST, POWERS)
     assert str(tmp_path / "w" / "envs" / "e") in [place.path for place in request.guarded]
 
 
@@ -112,7 +115,7 @@ def test_a_workdir_behind_a_link_is_known_by_both_names(tmp_path: Path) -> None:
     tool = make(tmp_path)
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    request = look_up(tool, str(tmp_path / "link"), spec(), HOST)
+    request = look_up(tool, str(tmp_path / "link"), spec(), HOST, POWERS)
     assert (request.workdir, request.workdir_real) == (str(tmp_path / "link"), str(tmp_path / "real"))
 
 
@@ -120,30 +123,30 @@ def test_workdirs_of_ours_are_made_others_must_exist(tmp_path: Path) -> None:
     tool = make(tmp_path)
     state = tmp_path / "state"
     own = state / "instances" / "a" / "k" / "workspace"
-    look_up(tool, str(own), spec(state), HOST)
+    look_up(tool, str(own), spec(state), HOST, POWERS)
     assert own.stat().st_mode & 0o777 == 0o700
     for path in (str(tmp_path / "absent"), "relative", tool.entry):
         with pytest.raises(GoondanError) as caught:
-            look_up(tool, path, spec(state), HOST)
+            look_up(tool, path, spec(state), HOST, POWERS)
         assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
 def test_shared_tools_have_no_workdir(tmp_path: Path) -> None:
-    request = look_up(make(tmp_path, SandboxSpec(isolation="shared")), str(tmp_path), spec(), HOST)
+    request = look_up(make(tmp_path, SandboxSpec(isolation="shared")), str(tmp_path), spec(), HOST, POWERS)
     assert (request.workdir, request.workdir_real) == (None, None)
 
 
 def test_grants_must_exist(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "data"), "h.py"])))
-    request = look_up(granted, None, spec(), HOST)
+    request = look_up(granted, None, spec(), HOST, POWERS)
     assert [(p.path, p.kind) for p in request.read] == [(str(tmp_path / "data"), "dir"), (granted.entry, "file")]
     absent = ToolSpec(
         name="t", entry=granted.entry, root=granted.root, exports=[],
         sandbox=SandboxSpec(filesystem=Filesystem(write=["/nonexistent/x"])),
     )  # fmt: skip
     with pytest.raises(GoondanError) as caught:
-        look_up(absent, None, spec(), HOST)
+        look_up(absent, None, spec(), HOST, POWERS)
     assert "/nonexistent/x" in caught.value.info.message
 
 
@@ -164,7 +167,7 @@ def test_a_grant_leads_through_no_link_that_a_tool_could_have_put_there(
         "venv": SandboxSpec(python=PythonSpec(venv=path)),
     }[kind]
     with pytest.raises(GoondanError, match="leads through the link") as caught:
-        look_up(make(tmp_path, sandbox), None, spec(), HOST)
+        look_up(make(tmp_path, sandbox), None, spec(), HOST, POWERS)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
@@ -179,7 +182,7 @@ def test_what_the_tool_host_may_not_write_to_itself_says_nothing_when_root_has_s
     for uid, refused in ((0, True), (TOOLHOST_UID, True), (1000, False)):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         with pytest.raises(GoondanError, match="leads through the link") if refused else nullcontext():
-            look_up(granted, None, spec(), HOST)
+            look_up(granted, None, spec(), HOST, POWERS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of somebody else")
@@ -195,26 +198,28 @@ def test_a_link_that_another_user_could_have_made_is_not_followed(
     granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(folder / "link")])))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert len(look_up(granted, None, spec(), HOST).read) == 1
+    assert len(look_up(granted, None, spec(), HOST, POWERS).read) == 1
     if owner != "nobody":
         os.lchown({"link": folder / "link", "folder": folder}[owner], 4242, 4242)
     folder.chmod(mode)
     with pytest.raises(GoondanError, match="another user could have put there"):
-        look_up(granted, None, spec(), HOST)
+        look_up(granted, None, spec(), HOST, POWERS)
 
 
 def test_links_where_no_jail_can_write_are_followed(tmp_path: Path) -> None:
     links = [path for path in ("/bin", "/lib", "/sbin") if os.path.islink(path)]
     if not links:
         pytest.skip("this system has no merged /usr")
-    (place,) = look_up(make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[links[0]]))), None, spec(), HOST).read
+    (place,) = look_up(
+        make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[links[0]]))), None, spec(), HOST, POWERS
+    ).read
     assert (place.path, place.shown) == (os.path.realpath(links[0]), links[0])
 
 
 def test_an_environment_of_another_python_is_refused(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     with pytest.raises(GoondanError) as caught:
-        look_up(make(tmp_path, SandboxSpec(python=PythonSpec(venv=str(tmp_path / "env")))), None, spec(), HOST)
+        look_up(make(tmp_path, SandboxSpec(python=PythonSpec(venv=str(tmp_path / "env")))), None, spec(), HOST, POWERS)
     assert caught.value.info.code == "E_SANDBOX_DENIED"
 
 
@@ -236,7 +241,7 @@ def test_a_bundles_root_shows_the_entry_alone(tmp_path: Path) -> None:
     (tmp_path / "h.py").write_text("")
     for root in (str(tmp_path), str(tmp_path / "h.py")):
         tool = ToolSpec(name="t", entry=str(tmp_path / "h.py"), root=root, exports=[])
-        request = look_up(tool, None, spec(), HOST)
+        request = look_up(tool, None, spec(), HOST, POWERS)
         assert request.entry_only
         assert request.masked == []
 
@@ -244,19 +249,28 @@ def test_a_bundles_root_shows_the_entry_alone(tmp_path: Path) -> None:
 def test_hidden_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     usual = f"/tmp/goondan-{os.geteuid()}"
-    assert hidden_folders(spec("/h/x/workspaces/abc"), "ipc:///run/user/0/goondan/abc/tools.sock", "/h") == [
+    endpoint = "ipc:///run/user/0/goondan/abc/tools.sock"
+    assert hidden_folders(spec("/h/x/workspaces/abc"), endpoint, "/h", POWERS.operator) == [
         "/h/x", "/h/.goondan", "/h/.config/goondan/keys", "/run/user/0/goondan", usual,
     ]  # fmt: skip
     keys = msgspec.structs.replace(spec("/elsewhere"), hidden=["/config/keys"])
-    assert hidden_folders(keys, "tcp://127.0.0.1:5", "") == ["/elsewhere", "/config/keys", usual]
-    assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock", "/") == ["/elsewhere", "/x", usual]
+    assert hidden_folders(keys, "tcp://127.0.0.1:5", "", POWERS.operator) == ["/elsewhere", "/config/keys", usual]
+    assert hidden_folders(spec("/elsewhere"), "ipc:///x/tools.sock", "/", POWERS.operator) == [
+        "/elsewhere",
+        "/x",
+        usual,
+    ]
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/r/")
-    assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5", "") == ["/elsewhere", "/r/goondan", usual]
+    assert hidden_folders(spec("/elsewhere"), "tcp://127.0.0.1:5", "", POWERS.operator) == [
+        "/elsewhere",
+        "/r/goondan",
+        usual,
+    ]
 
 
 def test_the_facts_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("later")
-    facts = host_facts("/b", [str(tmp_path), "/nonexistent", str(tmp_path / "link")])
+    facts = host_facts("/b", [str(tmp_path), "/nonexistent", str(tmp_path / "link")], POWERS)
     assert os.path.isfile(facts.python)
     assert os.path.isfile(f"{facts.inside}/boot.py")
     assert (facts.hidden, facts.absent) == ([str(tmp_path)], ["/nonexistent", str(tmp_path / "later")])
@@ -332,12 +346,12 @@ def test_a_folder_beneath_a_base_is_found_without_links(tmp_path: Path) -> None:
     (tmp_path / "named").symlink_to("w")
     tool, base = make(tmp_path), str(tmp_path / "named")
     for below in ("", "/a/b", "/a/../a/b/"):
-        request = look_up(tool, base + below, spec(), HOST, base=base)
+        request = look_up(tool, base + below, spec(), HOST, POWERS, base=base)
         assert request.workdir_real == str(tmp_path / "w") + os.path.normpath(below or "/").rstrip("/")
         assert request.workdir == os.path.normpath(base + below), "it is shown by the name that was given"
     for below, why in (("/out", "a link"), ("/in/b", "a link"), ("/missing", "there is no"), ("/out/x", "a link")):
         with pytest.raises(GoondanError, match=why) as caught:
-            look_up(tool, base + below, spec(), HOST, base=base)
+            look_up(tool, base + below, spec(), HOST, POWERS, base=base)
         assert caught.value.code == "E_SANDBOX_DENIED"
     assert sorted(os.listdir(tmp_path / "w")) == ["a", "in", "out"]
 
@@ -347,13 +361,15 @@ def test_in_a_folder_that_jails_can_exchange_nothing_is_made(tmp_path: Path) -> 
     protected, base = [str(tmp_path / "w" / "sub" / "doc.yaml")], str(tmp_path / "w")
     tool = make(tmp_path)
     with pytest.raises(GoondanError, match="other jails can exchange it"):
-        look_up(tool, f"{base}/sub", spec(protected=protected), HOST, base=base)
+        look_up(tool, f"{base}/sub", spec(protected=protected), HOST, POWERS, base=base)
     assert os.listdir(tmp_path / "w" / "sub") == []
-    assert look_up(tool, base, spec(protected=protected), HOST, base=base).made, "the base is nobody's to change"
+    assert look_up(tool, base, spec(protected=protected), HOST, POWERS, base=base).made, (
+        "the base is nobody's to change"
+    )
 
 
 def test_a_folder_in_an_instances_workspace_is_its_users(tmp_path: Path) -> None:
     own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
     (own / "sub").mkdir(parents=True)
-    request = look_up(make(tmp_path), f"{own}/sub", spec(tmp_path / "state"), HOST, base=str(own))
+    request = look_up(make(tmp_path), f"{own}/sub", spec(tmp_path / "state"), HOST, POWERS, base=str(own))
     assert (request.own_workdir, request.heir, request.workdir_real) == (True, str(own), f"{own}/sub")

@@ -11,9 +11,10 @@ import pytest
 
 from schemas.errors import GoondanError
 from schemas.workdirs import MAX_SILENCE_S, Kept, Stay
+from tests.toolhost_fixture import POWERS
 from toolhost.jails import stays as module
 from toolhost.jails.stays import Stays, joined
-from toolhost.policy.guarding import make_placeholders
+from toolhost.policy.guarding import MADE_NAMES
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def names(stay: Stay) -> list[str]:
 
 
 def test_a_stay_is_on_disk_before_its_jail_and_ends_with_the_last(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     before = time.time_ns()
     guarded = [str(work / "goondan.yaml"), str(work / "tools"), "/elsewhere"]
     stays.begin([str(work)], guarded, [])
@@ -54,7 +55,7 @@ def test_a_stay_is_on_disk_before_its_jail_and_ends_with_the_last(tmp_path: Path
 
 
 def test_what_was_replaced_was_not_kept(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     document = work / "goondan.yaml"
     stays.begin([str(work)], [str(document), str(work / "tools")], [])
     document.write_text("written in place")
@@ -71,14 +72,14 @@ def test_what_was_replaced_was_not_kept(tmp_path: Path, work: Path) -> None:
 
 def test_a_file_with_another_name_is_not_kept(tmp_path: Path, work: Path) -> None:
     os.link(work / "goondan.yaml", work / "tools" / "same.yaml")
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [str(work / "goondan.yaml"), str(work / "tools")], [])
     stays.end([str(work)])
     assert names(record(tmp_path)[0]) == ["tools"]
 
 
 def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [str(work / "tools")], [])
     stays.begin([str(work)], [str(work / "goondan.yaml"), str(work / "tools")], [])
     stays.end([str(work)])
@@ -87,10 +88,10 @@ def test_only_what_every_jail_of_a_stay_keeps_is_kept(tmp_path: Path, work: Path
 
 
 def test_what_was_made_is_removed_unless_it_is_used(tmp_path: Path, work: Path) -> None:
-    one, other = Stays(str(tmp_path / "record")), Stays(None)
-    made = make_placeholders(str(work))
+    one, other = Stays(str(tmp_path / "record"), POWERS), Stays(None, POWERS)
+    made = POWERS.make_placeholders(str(work), MADE_NAMES)
     assert [os.path.basename(path) for path in made] == [".git", ".venv", ".goondan"]
-    assert make_placeholders(str(work)) == []
+    assert POWERS.make_placeholders(str(work), MADE_NAMES) == []
     one.begin([str(work)], made, made)
     assert record(tmp_path)[0].made == made
     other.begin([str(work)], made, [])  # of another tool host, for which they were there
@@ -104,27 +105,27 @@ def test_what_was_made_is_removed_unless_it_is_used(tmp_path: Path, work: Path) 
 
 
 def test_a_host_that_was_killed_is_tidied_up_after(tmp_path: Path, work: Path) -> None:
-    killed = Stays(str(tmp_path / "record"))
-    made = make_placeholders(str(work))
+    killed = Stays(str(tmp_path / "record"), POWERS)
+    made = POWERS.make_placeholders(str(work), MADE_NAMES)
     killed.begin([str(work)], [*made, str(work / "tools"), str(work / "goondan.yaml")], made)
     (work / "other").write_text("")
     (work / "other").rename(work / "goondan.yaml")
     for fd, _ in killed._present[str(work)].pins.values():
         os.close(fd)  # as the system does
     os.utime(tmp_path / "record", (1_000_000_000, 1_700_000_000))
-    Stays(str(tmp_path / "record"))
+    Stays(str(tmp_path / "record"), POWERS)
     (past,) = record(tmp_path)
     assert past.ended == int((1_700_000_000 + MAX_SILENCE_S) * 1e9)
     assert names(past) == ["tools"]
     assert sorted(os.listdir(work)) == ["goondan.yaml", "tools"]
-    heir = Stays(str(tmp_path / "heirs"))
+    heir = Stays(str(tmp_path / "heirs"), POWERS)
     heir.take_over(str(tmp_path / "record"))
     assert not (tmp_path / "record").exists()
     assert msgspec.json.decode((tmp_path / "heirs").read_bytes(), type=list[Stay]) == [past]
 
 
 def test_a_clock_that_is_set_hides_nothing(tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     stays.begin([str(work)], [], [])
     began = record(tmp_path)[0].began
     now = time.time_ns
@@ -135,8 +136,8 @@ def test_a_clock_that_is_set_hides_nothing(tmp_path: Path, work: Path, monkeypat
 
 
 def test_without_a_record_no_jail_begins(work: Path) -> None:
-    stays = Stays("/proc/no/such/place")
-    made = make_placeholders(str(work))
+    stays = Stays("/proc/no/such/place", POWERS)
+    made = POWERS.make_placeholders(str(work), MADE_NAMES)
     with pytest.raises(GoondanError) as refused:
         stays.begin([str(work)], made, made)
     assert refused.value.info.code == "E_SANDBOX_DENIED"
@@ -145,7 +146,7 @@ def test_without_a_record_no_jail_begins(work: Path) -> None:
 
 
 def test_a_place_that_is_gone_stops_the_start(tmp_path: Path, work: Path) -> None:
-    stays = Stays(str(tmp_path / "record"))
+    stays = Stays(str(tmp_path / "record"), POWERS)
     with pytest.raises(GoondanError):
         stays.begin([str(work)], [str(work / "gone")], [])
     assert not stays._present

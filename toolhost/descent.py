@@ -21,29 +21,31 @@ from schemas.broker_identity import BrokerIdentity
 from schemas.errors import GoondanError
 from schemas.startup import admit_toolhost, close_to_others
 from schemas.users import VARIABLE
-from toolhost.jails.launch import UIDS
 from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
-from toolhost.limits.groups import beside, hand_over, own_tree
 from toolhost.policy import facts
-from toolhost.policy.accounts import Accounts, account_of
 from toolhost.policy.conventions import ARGS_FD, FILTER_FD
 from toolhost.policy.hiding import runtime_folders
 from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.accounts import Accounts, account_of
 from toolhost.privileges.giving_up import future_user, give_up
-from toolhost.privileges.launcher_link import LAUNCHER, spawn
-from toolhost.privileges.steward_link import STEWARD
+from toolhost.privileges.launcher_link import spawn
+from toolhost.privileges.ordinary import Ordinary
+from toolhost.privileges.own_groups import beside, find_tree, hand_over
+from toolhost.privileges.powers import Powers
+from toolhost.privileges.rooted import Rooted
+from toolhost.privileges.uids import Uids
 from toolhost.seccomp.program import host_program, program
 
 #: An account that an operator has made for our number, so that programs show a name, is called so.
 _OUR_ACCOUNT: Final = "goondan"
 
 
-def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> None:
-    """Start the launcher and, under root, what stays root; then be nobody who matters. Raises OSError when the system
-    refuses the latter.
+def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Powers:
+    """Start the launcher and, under root, what stays root; then give up root. What this process can have done from
+    then on is returned. Raises OSError when the system refuses to let go of root.
 
     What this process and those two make is closed to others from now on; what jails write is made under `umask`
     (None: the one that this process had).
@@ -52,14 +54,16 @@ def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | N
     launcher that cannot be started is the probe's affair.
     """
     inherited = close_to_others()
-    LAUNCHER.umask = inherited if umask is None else umask
-    own_tree()  # only a root with all of its powers sees that a group was delegated to it
+    umask = inherited if umask is None else umask
     if os.geteuid() != 0:
+        ordinary = Ordinary(umask)
         with suppress(OSError):
-            LAUNCHER.start()
-        return
+            ordinary.launcher.start()
+        return ordinary
+    # Only a root with all of its powers sees that a group was delegated to it.
+    powers = Rooted(Uids(os.getpid(), own_users.NUMBERS), find_tree())
     user = future_user()
-    _choose_numbers(user)
+    _choose_numbers(user, powers.uids)
     with suppress(GoondanError):
         facts.find_bwrap()  # asks programs for their versions, which cannot be started later
     facts.compile_for_jails()
@@ -67,21 +71,21 @@ def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | N
     filter_ = None
     with suppress(GoondanError):
         filter_ = host_program(facts.machine())
-    tree = own_tree()
     if user:
-        if tree is not None:
-            hand_over(tree, user)
+        if powers.tree is not None:
+            hand_over(powers.tree, user)
         # A socket that somebody else can have put there is left alone; the link says why it is not used.
         with suppress(GoondanError):
             if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
                 admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
-        STEWARD.start(*spawn(LAUNCHER.umask, "steward"), _terms(user, endpoint))
-        LAUNCHER.start()
+        powers.steward.start(*spawn(umask, "steward"), _terms(user, endpoint, powers))
+        powers.launcher.start()
     give_up(user, filter_)
+    return powers
 
 
-def _choose_numbers(user: int) -> None:
+def _choose_numbers(user: int, uids: Uids) -> None:
     """See that nobody else has the numbers of our own user and of our jails. Raises OSError."""
     if (wrong := own_users.problem()) is not None:
         raise OSError(errno.EINVAL, wrong)
@@ -89,15 +93,15 @@ def _choose_numbers(user: int) -> None:
     if name is not None and not name.startswith(_OUR_ACCOUNT):
         text = f"user {user}, which the tool host would be, is {name}: set {VARIABLE}=FIRST-LAST to a free range"
         raise OSError(errno.EBUSY, text)
-    if not UIDS.pass_over(Accounts().taken):
+    if not uids.pass_over(Accounts().taken):
         text = f"the user numbers for jails are somebody's: set {VARIABLE}=FIRST-LAST to a free range"
         raise OSError(errno.EBUSY, text)
 
 
-def _enclosed() -> list[Enclosed]:
+def _enclosed(powers: Powers) -> list[Enclosed]:
     """How bubblewrap is started should there be no user namespaces: with and without power over networks."""
     try:
-        host = facts.host_facts(facts.find_bwrap(), [], user_namespaces=False)
+        host = facts.host_facts(facts.find_bwrap(), [], powers, user_namespaces=False)
     except GoondanError:
         return []  # nothing could be started anyway
     return [way for net_admin in (True, False) for way in _way(msgspec.structs.replace(host, net_admin=net_admin))]
@@ -119,11 +123,11 @@ def _way(host: HostFacts) -> list[Enclosed]:
     ]
 
 
-def _terms(user: int, endpoint: str) -> Terms:
-    tree = own_tree()
+def _terms(user: int, endpoint: str, powers: Powers) -> Terms:
+    tree = powers.tree
     return {
         "user": user,
-        "jails": UIDS.bounds,
+        "jails": powers.uids.bounds,
         "instances": own_users.NUMBERS.instances,
         "stages": list(facts.STAGES),
         "closed": [*SYSTEM, *facts.code_folders(), *runtime_folders(endpoint)],
@@ -132,5 +136,5 @@ def _terms(user: int, endpoint: str) -> Terms:
         "groups": [] if tree is None else tree.folders,
         "beside": None if tree is None else beside(tree),
         "guarded": list(GUARDED_NAMES),
-        "enclosed": _enclosed(),
+        "enclosed": _enclosed(powers),
     }

@@ -1,0 +1,60 @@
+"""One answer to the question whether root is there (toolhost/privileges/powers.py), and nobody else who asks."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from schemas.own_users import NUMBERS
+from toolhost.privileges.ordinary import Ordinary
+from toolhost.privileges.rooted import Rooted
+from toolhost.privileges.uids import Uids
+
+TOOLHOST = Path(__file__).parents[3] / "toolhost"
+#: Who answers, and programs that are root's or whose one user is part of what they are.
+MAY_ASK = ("privileges/", "descent.py", "launcher/", "egress/confine.py", "inside/dropping.py")
+ASKS = re.compile(r"get(?:e|res)?uid\(\)\s*(?:==|!=|in|not in|<|>)|\b(?:STEWARD|LAUNCHER|UIDS)\b")
+
+
+def test_nobody_else_asks_whether_root_is_there() -> None:
+    asking = [
+        str(path.relative_to(TOOLHOST))
+        for path in sorted(TOOLHOST.rglob("*.py"))
+        if ASKS.search(path.read_text(encoding="utf-8"))
+    ]
+    assert [name for name in asking if not name.startswith(MAY_ASK)] == []
+
+
+def test_without_a_steward_a_rooted_tool_host_does_nothing_that_needs_one(tmp_path: Path) -> None:
+    """It must not fall back to doing it with what is left of its own powers."""
+    powers = Rooted(Uids(os.getpid(), NUMBERS), None)
+    assert (powers.operator, powers.shares_user, powers.lifeline) == (0, False, None)
+    powers.settle(True)  # there is nobody to tell, and no jail that it matters to
+    folder = str(tmp_path / "state" / "instances" / "a" / "k" / "workspace")
+    for attempt in (
+        lambda: powers.claim_state(str(tmp_path), "toolhosts", "1"),
+        lambda: powers.make_workdir(folder, str(tmp_path / "state")),
+        lambda: powers.make_placeholders(str(tmp_path), [".git"]),
+        lambda: powers.make_trial(str(tmp_path / "trial")),
+        lambda: powers.make_group(7, str(tmp_path / "group")),
+        lambda: powers.held_by(os.getpid(), [0]),
+        powers.launcher.start,
+    ):
+        with pytest.raises(OSError, match="is gone"):
+            attempt()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ordinary_tool_host_does_it_itself(tmp_path: Path) -> None:
+    powers = Ordinary()
+    assert powers.operator == os.geteuid() and powers.lifeline is None
+    powers.claim_state(str(tmp_path), "toolhosts", "1")
+    powers.make_workdir(str(tmp_path / "instances" / "a"), str(tmp_path))
+    assert powers.make_placeholders(str(tmp_path / "instances"), [".git", "a"]) == [f"{tmp_path}/instances/.git"]
+    powers.remove_placeholder(f"{tmp_path}/instances/.git")
+    powers.remove_trial(powers.make_trial(str(tmp_path / "trial")))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["instances", "toolhosts"]
+    assert not (tmp_path / "instances" / ".git").exists()

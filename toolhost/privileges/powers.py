@@ -1,0 +1,84 @@
+"""What a tool host can have done on this machine, whoever has started it.
+
+There are two kinds: `Ordinary` (ordinary.py) does everything itself, `Rooted` (rooted.py) asks a steward and a launcher
+that stay root. One is made at the start (toolhost/descent.py) and passed on. Nobody else asks whether root is there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from toolhost.privileges.launcher_link import LauncherLink
+from toolhost.privileges.tree import Tree
+from toolhost.privileges.uids import Uids
+
+
+class Powers(ABC):
+    """Methods raise OSError for what is refused or fails. They may be called from any thread, attributes are read.
+
+    `operator` is the user who has started this tool host: 0 for root, whose tool host is somebody else by now.
+    `launcher` starts jails, `uids` are the user numbers of jails, where jails have their own.
+    """
+
+    #: Where control groups can be made; None where none can.
+    tree: Tree | None
+
+    def __init__(self, operator: int, launcher: LauncherLink, uids: Uids) -> None:
+        self.operator = operator
+        self.launcher = launcher
+        self.uids = uids
+
+    @property
+    def shares_user(self) -> bool:
+        """Whether jails run as this process's own user. Root's have numbers of their own."""
+        return self.operator != 0
+
+    @property
+    @abstractmethod
+    def lifeline(self) -> int | None:
+        """The process without which this one cannot go on; None where there is none."""
+
+    @abstractmethod
+    def settle(self, enclosed: bool) -> None:
+        """Say, before there is a jail of a tool, whether bubblewrap has to run as root here."""
+
+    @abstractmethod
+    def claim_state(self, state_dir: str, above: str, name: str) -> None:
+        """Have the folder `above`/`name` in the state, and those beside it of tool hosts that are gone."""
+
+    @abstractmethod
+    def make_workdir(self, path: str, state_dir: str) -> None:
+        """See to it that an instance's folder is there; `path` lies in the state."""
+
+    @abstractmethod
+    def make_trial(self, folder: str) -> str:
+        """An empty folder in which workdirs with file systems of their own can be tried; `folder` is one of ours."""
+
+    @abstractmethod
+    def remove_trial(self, folder: str) -> None:
+        """Remove what `make_trial` has returned."""
+
+    @abstractmethod
+    def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
+        """Make the missing ones of the guarded names in somebody's folder, as far as possible; those that were made."""
+
+    @abstractmethod
+    def remove_placeholder(self, path: str) -> None:
+        """Remove an empty one that no tool host guards."""
+
+    @abstractmethod
+    def make_group(self, number: int, path: str) -> None:
+        """Make the control group of the jail with that number beside ours."""
+
+    @abstractmethod
+    def remove_group(self, number: int, path: str) -> None:
+        """Remove it."""
+
+    @abstractmethod
+    def set_niceness(self, pid: int, niceness: int) -> None:
+        """Set that of the session of a jail's process."""
+
+    @abstractmethod
+    def held_by(self, pid: int, numbers: list[int]) -> int:
+        """What these sockets (descriptors) of a jail's process hold (bytes)."""
