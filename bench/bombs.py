@@ -100,9 +100,11 @@ def verdict(bomb: Bomb, code: str, limit: str | None) -> str:
 
 async def last_write(made: Bench, folder: Path) -> None:
     """Wait for the end of jails that are being ended there: until then they write."""
-    for slot in made.host.jails.pool.slots():
-        if slot.jail is not None and slot.jail.jail.dying and slot.jail.jail.plan.workdir == str(folder):
-            await slot.jail.gone.wait()
+    for session in made.host.sessions.pool.sessions():
+        if not session.launching:
+            live = made.host.sessions.live_of(session)
+            if live.jail.dying and live.jail.plan.workdir == str(folder):
+                await live.gone.wait()
 
 
 def workdir(place: Path, name: str, *, sized: bool) -> Path:

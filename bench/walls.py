@@ -76,14 +76,16 @@ async def _measure(no_walls: Callable[[HostFacts], HostFacts], place: Path, seco
         async with bench(_tool(), facts=facts) as made:
             await _call(made, EXPORTS[0], work)
             await asyncio.sleep(SETTLE_S)
-            (slot,) = made.host.jails.pool.slots()
-            figures[side]["idle memory"] = sum(map(private_mib, slot.jail.jail.processes()))
+            (slot,) = made.host.sessions.pool.sessions()
+            figures[side]["idle memory"] = sum(map(private_mib, made.host.sessions.live_of(slot).jail.processes()))
     return figures
 
 
 def _stay_on(processors: set[int], hosts: Mapping[str, Bench]) -> None:
     """Where this process and all jails run from now on."""
-    jails = [slot.jail.jail for made in hosts.values() for slot in made.host.jails.pool.slots()]
+    jails = [
+        made.host.sessions.live_of(slot).jail for made in hosts.values() for slot in made.host.sessions.pool.sessions()
+    ]
     for pid in [os.getpid(), *(pid for jail in jails for pid in jail.processes())]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), processors)
@@ -106,8 +108,8 @@ async def _in_turns(
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for side in order:
-            (slot,) = hosts[side].host.jails.pool.slots()
-            clock = _clock_of(slot.jail.jail.processes()[-1])
+            (slot,) = hosts[side].host.sessions.pool.sessions()
+            clock = _clock_of(hosts[side].host.sessions.live_of(slot).jail.processes()[-1])
             for number in range(TURN + 1):
                 before, used = time.perf_counter_ns(), _processor(clock)
                 await _call(hosts[side], name, work)

@@ -23,7 +23,7 @@ from toolhost.calls.asking import Speaker
 from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
-from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.facts import find_bwrap, host_facts
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.ordinary import Ordinary

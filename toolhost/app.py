@@ -30,8 +30,8 @@ from toolhost.host import Host
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
 from toolhost.jails.stranded import end_stranded
-from toolhost.jails.tenancy import WorkerNews
 from toolhost.logbook import Logbook, put
+from toolhost.news import WorkerNews
 from toolhost.policy.facts import home
 from toolhost.policy.hiding import hidden_folders, with_hidden
 from toolhost.policy.subject import HostFacts

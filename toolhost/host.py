@@ -2,7 +2,7 @@
 
 It holds no socket of the bus: `send` is how results leave, `on_frame` how calls arrive, so that it runs the same with
 a link, in a test, and in front of a fake. What a callId means is calls/taken.py's affair, jails are
-jails/live.py's, results calls/answers.py's.
+sessions/sessions.py's, results calls/answers.py's.
 
 Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
@@ -33,12 +33,12 @@ from toolhost.calls.messages import MessageCache
 from toolhost.calls.pending import Promise
 from toolhost.calls.results import error_result, refusal
 from toolhost.calls.taken import Call, Kept
-from toolhost.jails.live import Jails
 from toolhost.jails.sized_workdirs import SizedWorkdirs
 from toolhost.jails.stays import Stays
-from toolhost.jails.tenancy import LogLine, WorkerNews
+from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
+from toolhost.sessions.sessions import Sessions
 
 #: How often idle jails, strays and kept results are looked at (seconds).
 TICK_S: Final = 1.0
@@ -76,7 +76,7 @@ class Host:
         self.asking = Asking(self._loop, speaker, on_log)
         self.answers = Answers(self._loop, send, announce, remember, self.asking.drop)
         self.completions = self.answers.completions
-        self.jails = Jails(
+        self.sessions = Sessions(
             self._loop,
             self.answers,
             self._messages,
@@ -116,11 +116,11 @@ class Host:
             if before.get(name) != tool:
                 self._generations[name] = str(self._generation)
         self._exports = Exports(spec, self._generations)
-        self.jails.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
+        self.sessions.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
 
     def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
         """It is known now whether jails can be made: run what has waited for that."""
-        self.jails.open(facts, unavailable)
+        self.sessions.open(facts, unavailable)
 
     @property
     def wants_forks(self) -> bool:
@@ -130,7 +130,7 @@ class Host:
 
     def fork_calls(self) -> None:
         """That can be done, as survey.calls_can_be_forked has found."""
-        self.jails.fork_calls()
+        self.sessions.fork_calls()
 
     async def close(self) -> None:
         """Kill every jail and wait until all of their processes are gone, some seconds at most. Answers no call."""
@@ -138,12 +138,12 @@ class Host:
         for timer in (self._deadline_timer, self._ticker):
             if timer is not None:
                 timer.cancel()
-        await self.jails.close()
+        await self.sessions.close()
 
     @property
     def jail_count(self) -> int:
         """Jails whose processes are not all gone."""
-        return self.jails.jail_count
+        return self.sessions.jail_count
 
     def call_ids(self) -> list[str]:
         """What `hello` names: calls that are open here, and results that nobody has acknowledged."""
@@ -180,7 +180,7 @@ class Host:
                 call = self._book.get(frame.call_id)
                 owner = (frame.from_, frame.instance_key)
                 if isinstance(call, Call) and (frame.from_ is None or owner == call.owner):
-                    self.jails.cancel(call)
+                    self.sessions.cancel(call)
         elif kind == "instance.end":
             ending = self._loop.create_task(self._end_instance(frame))
             self._ending.add(ending)
@@ -211,9 +211,9 @@ class Host:
             self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded(work))))
             return
         for call in calls:
-            self.jails.cancel(call)
+            self.sessions.cancel(call)
         self.completions.forget(owner)
-        await self.jails.end_all_of(owner)
+        await self.sessions.end_all_of(owner)
         self._send(Frame("reply", in_reply_to=frame.id, payload=to_raw(InstanceEnded())))
 
     def _tool_call(self, frame: Frame) -> None:
@@ -275,7 +275,7 @@ class Host:
         if is_polling(tool):
             self.completions.poll(call)
         else:
-            self.jails.place(call)
+            self.sessions.place(call)
 
     def _bug(self, error: Exception, where: str) -> ErrorPayload:
         """What to answer for an exception that nobody expected; the log has the rest."""
@@ -312,13 +312,13 @@ class Host:
         self._deadline_timer = None
         # libuv's clock has milliseconds; what is due within the next one is due.
         for call in self._book.due(self._loop.time() + 0.001):
-            self.jails.run_out(call)
+            self.sessions.run_out(call)
         self._set_deadline_timer()
 
     def _tick(self) -> None:
-        self.jails.tick()
+        self.sessions.tick()
         self._book.expire(self._loop.time())
-        more = self.jails.jail_count or not self._book.empty or not self.completions.empty
+        more = self.sessions.jail_count or not self._book.empty or not self.completions.empty
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
 
 

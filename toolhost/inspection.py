@@ -28,13 +28,13 @@ from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
 from toolhost.descent import descend
-from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail
 from toolhost.policy.facts import find_bwrap, home, host_facts, look_up
 from toolhost.policy.hiding import hidden_folders
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
+from toolhost.untrusted import Violation
 
 #: A module of handlers is written by people.
 MAX_SOURCE_BYTES: Final = 4 << 20

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.log_admission import Admission, suppressed_lines
-from toolhost.jails.tenancy import LogLine
+from toolhost.news import LogLine
 
 #: How long after a line was suppressed the log says so at the latest (seconds).
 REPORT_S: Final = 5.0

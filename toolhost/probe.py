@@ -19,7 +19,6 @@ from schemas.errors import GoondanError
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Call, Ended, Init, LoadFailed, Result, WorkerFrame
 from toolhost.jails.cells import Cell, Cells
-from toolhost.jails.channel import Violation
 from toolhost.jails.jail import Jail, process_status
 from toolhost.policy.conventions import JAIL_UID
 from toolhost.policy.facts import look_up
@@ -27,6 +26,7 @@ from toolhost.policy.nested import CAPABILITIES as KEPT
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.powers import Powers
+from toolhost.untrusted import Violation
 
 CAPABILITIES: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 #: The bounding set in what the probe tells: an ordinary user cannot lower it, and has nothing of it.
@@ -185,7 +185,7 @@ class _Visit:
     def enter(self, cells: Cells, call: Call) -> None:
         """Fork the one call of a probe."""
         self._cells = cells
-        cell = cells.enter(call)
+        cell = cells.enter(call.call_id)
         cell.send(call)
 
     def jail_frames(self, jail: Jail, frames: list[WorkerFrame]) -> None:

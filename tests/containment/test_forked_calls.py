@@ -14,8 +14,8 @@ from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.jails.jail import process_status
-from toolhost.jails.pool import Slot
 from toolhost.limits import look
+from toolhost.sessions.session import Session
 
 SOURCE = """
 import os, resource, sys, time
@@ -97,11 +97,11 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
             return await made.call(f"t__{name}", args, workdir=work, **options)
 
         await fresh_for_every_call(call)
-        (slot,) = made.host.jails.pool.slots()
+        (slot,) = made.host.sessions.pool.sessions()
         results = await asyncio.gather(*(made.call("broken__f", workdir=work) for _ in range(2)))
         assert [code(result) for result in results] == ["E_CONFIG_ENTRY"] * 2
         assert "ValueError: no" in results[0]["error"]["message"]
-        jail = slot.jail.jail
+        jail = made.host.sessions.live_of(slot).jail
         await until(lambda: len(jail.processes()) == 4)  # two of bubblewrap and the server, two of what is made ahead
         check_processes(jail)
         before = jail.pid
@@ -188,12 +188,12 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     assert code(result) == "E_TOOL_LIMIT"
 
 
-async def whose_is_what(made: Bench, slot: Slot, work: Path) -> None:
+async def whose_is_what(made: Bench, slot: Session, work: Path) -> None:
     """Processor time is charged to the call whose processes have used it, though another one runs beside it."""
     (work / "there").unlink()
     made.start("t__waits", {"file": str(work / "there"), "until": str(work / "go")}, workdir=work)
     await until((work / "there").exists)
-    account = slot.jail.jail.account
+    account = made.host.sessions.live_of(slot).jail.account
     there = look.trees(account.processes(), account.cells())
     trees = {name: {process.pid for process in tree} for name, tree in there.items() if name in slot.calls}
     assert [len(tree) for tree in trees.values()] == [2, 2]  # an init and a worker each

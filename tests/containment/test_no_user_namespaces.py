@@ -198,8 +198,8 @@ async def main():
         made.start("t__stay")
         while not made.logs:
             await asyncio.sleep(0.01)
-        (slot,) = made.host.jails.pool.slots()
-        print(*slot.jail.jail.processes(), flush=True)
+        (slot,) = made.host.sessions.pool.sessions()
+        print(*made.host.sessions.live_of(slot).jail.processes(), flush=True)
         time.sleep(99)
 asyncio.run(main())
 """

@@ -97,7 +97,7 @@ async def test_a_jail_ends_when_what_is_hidden_comes_to_show_in_it(short_tmp: Pa
             scene.state.rename(scene.place / "away")
             scene.state.mkdir()
             (scene.state / "policy.yaml").write_text("host secret")
-        made.host.jails.tick()
+        made.host.sessions.tick()
         ended = await running
         assert (ended["status"], ended["error"]["code"]) == ("error", "E_SANDBOX_DENIED")
         assert str(later if how == "made" else scene.state) in ended["error"]["message"]
@@ -125,5 +125,5 @@ async def test_a_call_costs_no_look_where_nothing_hidden_could_show(short_tmp: P
     tool = make_tool(short_tmp, LOOK, "look", sandbox=SandboxSpec())
     async with bench(tool, state_dir=scene.state / "workspaces" / "d", facts=scene.hide) as made:
         assert (await made.call("t__look", {"tops": [str(scene.place)]}, workdir=scene.own))["output"] == []
-        (slot,) = made.host.jails.pool.slots()
-        assert slot.jail.jail.plan.hiding == []
+        (slot,) = made.host.sessions.pool.sessions()
+        assert made.host.sessions.live_of(slot).jail.plan.hiding == []

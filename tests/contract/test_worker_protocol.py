@@ -12,10 +12,11 @@ from msgspec import Raw
 
 from schemas import questions, worker_frames
 from schemas.worker_frames import Result
+from toolhost import untrusted
 from toolhost.calls import asks, messages, pending
 from toolhost.inside import wire, worker
-from toolhost.jails import channel, pool, reports
-from toolhost.jails import live as jails
+from toolhost.jails import channel
+from toolhost.sessions import machine, session, sessions
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]
@@ -40,20 +41,20 @@ def test_the_numbers() -> None:
         f"at most {worker_frames.MAX_WORKER_FRAME >> 20} MiB",
         f"plus {channel.FRAME_SLACK >> 10} KiB",
         f"Keep the {messages.WORKER_MESSAGES} newest messages",
-        f"up to {pool.MAX_CALLS_PER_JAIL}",
-        f"more than {channel.MAX_OUTPUT_DEPTH} levels",
-        f"more than {channel.MAX_ELEMENTS:,} values",
+        f"up to {session.MAX_CALLS_PER_JAIL}",
+        f"more than {untrusted.MAX_OUTPUT_DEPTH} levels",
+        f"more than {untrusted.MAX_ELEMENTS:,} values",
         f"more than {channel.NEWS_BURST:,} `log`, `progress` and `ask` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
         f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {pending.MAX_HANDLE:,} printable characters",
-        f"more than {reports.MAX_UNREAD >> 20} MiB of answers",
+        f"more than {sessions.MAX_UNREAD >> 20} MiB of answers",
         f"may have {asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all, and say {asks.MAX_INPUT:,} bytes",
         f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {asks.MAX_ANSWER >> 20} MiB",
         f"{questions.TIMEOUT_MS:,} when left out",
         f"up to {asks.MAX_NAME} characters",
-        f"{jails.CANCEL_GRACE_S:g} seconds later",
-        f"after {jails.EXIT_GRACE_S:g} seconds",
+        f"{machine.CANCEL_GRACE_S:g} seconds later",
+        f"after {machine.EXIT_GRACE_S:g} seconds",
     ):
         assert text in PAGE, text
 
@@ -63,7 +64,7 @@ def test_both_ends_agree() -> None:
     assert worker.FD == worker_frames.WORKER_FD
     assert worker.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
     assert worker.MAX_MESSAGES == messages.WORKER_MESSAGES
-    assert wire.MAX_DEPTH == channel.MAX_OUTPUT_DEPTH
+    assert wire.MAX_DEPTH == untrusted.MAX_OUTPUT_DEPTH
     assert worker.LOG_BURST < channel.NEWS_BURST
     assert worker.LOG_PER_S < channel.NEWS_PER_S
 

@@ -9,8 +9,8 @@ import socket
 import msgspec
 
 from schemas.worker_frames import Log, WorkerFrame
-from toolhost.jails.channel import Violation
 from toolhost.jails.stream import READ_BYTES, FrameStream, StrayOutput
+from toolhost.untrusted import Violation
 
 
 def framed(text: str) -> bytes:

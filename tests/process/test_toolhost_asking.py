@@ -17,7 +17,7 @@ from schemas.frames import AgentEvent, Answer, Frame
 from schemas.launch import ExportSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.calls.asks import MAX_OPEN
-from toolhost.jails import reports
+from toolhost.sessions import sessions as reports
 
 SOURCE = """
 import asyncio, os, threading, time
@@ -245,9 +245,9 @@ async def test_a_call_that_runs_again_asks_under_the_same_names(short_tmp: Path,
         )
         _, waiting = host.start("t__ask", {"input": "never"}, workdir=workdir)
         first = await bus.asked()
-        jail = host.host.jails.pool.slots()[0].jail
-        jail.rerun = True
-        jail.jail.kill("another call did not end")
+        session = host.host.sessions.pool.sessions()[0]
+        session.rerun = True
+        host.host.sessions.live_of(session).jail.kill("another call did not end")
         second = await bus.asked()
         assert first.event_id == second.event_id
         assert bus.forgotten == [first.id]
@@ -262,7 +262,7 @@ async def test_a_forked_call_asks_too_and_in_its_own_name_alone(short_tmp: Path,
         assert (await host.call("t__both", {"texts": ["a", "b"]}, workdir=workdir))["output"] == ["heard a", "heard b"]
         _, waiting = host.start("t__ask", {"input": "never"}, workdir=workdir)
         frame = await bus.asked()
-        running = next(call for slot in host.host.jails.pool.slots() for call in slot.calls)
+        running = next(call for slot in host.host.sessions.pool.sessions() for call in slot.calls)
         lie = await host.call("t__raw", {"frames": [{"callId": running}]}, workdir=workdir)
         assert lie["error"]["code"] == "E_TOOL_CRASHED"
         bus.answer(frame, status="completed", response="untouched")

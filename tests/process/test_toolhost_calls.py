@@ -11,15 +11,15 @@ import pytest
 from msgspec import Raw
 
 import toolhost.jails.launch
-import toolhost.jails.live
+import toolhost.sessions.sessions
 from schemas.codec import encode_value
 from schemas.errors import fail
 from schemas.frames import Frame, ToolCallPayload
 from schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.calls.taken import CallBook
-from toolhost.jails.live import MAX_MADE
-from toolhost.jails.pool import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
+from toolhost.sessions.machine import MAX_MADE
+from toolhost.sessions.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 
 SOURCE = """
 import os, time
@@ -320,8 +320,8 @@ async def test_calls_that_waited_while_a_guard_was_replaced_get_another_jail(wor
     document.write_text("a")
     async with bench(make_tool(short_tmp, WAITING, "wait"), protected=[str(document)]) as made:
         first, *calls = (made.start("t__wait", workdir=workdir)[1] for _ in range(MAX_CALLS_PER_JAIL + 2))
-        (slot,) = made.host.jails.pool.slots()
-        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL and slot.jail.jail.live)
+        (slot,) = made.host.sessions.pool.sessions()
+        await until(lambda: len(slot.calls) == MAX_CALLS_PER_JAIL and made.host.sessions.live_of(slot).jail.live)
         (workdir / "edited").write_text("b")
         (workdir / "edited").rename(document)  # as editors save: the jail's mount is gone with the old file
         (workdir / "go").touch()
@@ -393,7 +393,7 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
         assert (await made.call("t__echo", {"a": 1}, workdir=workdir))["output"] == {"a": 1}
         for _ in range(3):
             assert (await made.call("t__deep", workdir=workdir))["output"] == "too deep"
-        (slot,) = made.host.jails.pool.slots()
+        (slot,) = made.host.sessions.pool.sessions()
         assert len(slot.pending) == most
         (workdir / "go").touch()
         await until(lambda: not slot.calls)
@@ -402,15 +402,15 @@ async def test_pending_work_takes_no_places_of_calls_and_has_a_bound_of_its_own(
 async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not_end(
     tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolhost.jails.live, "CLOSE_S", 0.3)
+    monkeypatch.setattr(toolhost.sessions.sessions, "CLOSE_S", 0.3)
     first, second = tool(tmp_path, name="first"), tool(tmp_path, name="second")
     async with bench(first, second) as host:
         call = {"file": "marks"}
         assert (await host.call("first__mark", call, workdir=workdir))["status"] == "ok"
-        [slot] = host.host.jails.pool.slots()
-        slot.jail.jail.dying = (
-            True  # as after a SIGKILL that the kernel cannot carry out: its processes are still there
-        )
+        [slot] = host.host.sessions.pool.sessions()
+        host.host.sessions.live_of(
+            slot
+        ).jail.dying = True  # as after a SIGKILL that the kernel cannot carry out: its processes are still there
         refused = await host.call("second__mark", call, workdir=workdir)
         assert code(refused) == "E_SANDBOX_UNAVAILABLE"
         assert f"the jail before this one does not end in {workdir}" in refused["error"]["message"]
@@ -418,6 +418,6 @@ async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not
         other = workdir.parent / "other"
         other.mkdir()
         assert (await host.call("second__mark", call, workdir=other))["status"] == "ok"
-        slot.jail.jail.dying = False
-        slot.jail.jail.kill("it ends after all")
+        host.host.sessions.live_of(slot).jail.dying = False
+        host.host.sessions.live_of(slot).jail.kill("it ends after all")
         assert (await host.call("second__mark", call, workdir=workdir))["status"] == "ok"

@@ -24,12 +24,14 @@ from schemas.launch import Limits, SandboxSpec, ToolHostSpec
 from schemas.worker_frames import Answer, Ask, Ended, LoadFailed, Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost import offload
-from toolhost.calls.receipts import Usage
 from toolhost.host import Host
-from toolhost.jails.channel import Channel, Violation
-from toolhost.jails.pool import Slot, Start
-from toolhost.jails.tenancy import Tenancy
+from toolhost.jails.channel import Channel
 from toolhost.limits.account import Account
+from toolhost.limits.decide import Used
+from toolhost.policy.hiding import Hiding
+from toolhost.sessions.pool import Start
+from toolhost.sessions.session import Session
+from toolhost.untrusted import Violation
 
 SEED = 20261121
 FRAMES = 100_000
@@ -102,8 +104,8 @@ class NoJail:
     def mark_live(self) -> None:
         self.live = True
 
-    def usage(self) -> Usage:
-        return Usage(0, 0)
+    def usage(self) -> Used:
+        return Used(0, 0)
 
     unread = 0
 
@@ -166,9 +168,9 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
                 frames: list[WorkerFrame] = channel.feed(mutate(rng), 0.0)
             except Violation as violation:
                 jail.kill(str(violation))
-                host.jails.jail_broken(jail, violation)
+                host.sessions.jail_broken(jail, violation)
             else:
-                host.jails.jail_frames(jail, frames)
+                host.sessions.jail_frames(jail, frames)
                 accepted += len(frames)
             assert channel.kept <= (1 << 20) + (64 << 10) + 4
             if jail.dying:
@@ -176,7 +178,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
                 break
         if not jail.dying:
             jail.kill("the end")
-        host.jails.jail_gone(jail, "exited with status 0")
+        host.sessions.jail_gone(jail, "exited with status 0")
         results = [frame.call_id or "" for frame in sent if frame.type == "tool.result"]
         assert sorted(results) == sorted(calls), "each call has exactly one result"
         host.on_frame(Frame("ack", stage="result", calls=calls))
@@ -197,7 +199,7 @@ def fresh_jail(host: Host, tool: Any, account: Account) -> tuple[Any, list[str]]
     from tests.unit.toolhost.test_calls import call
 
     calls = [call(f"turn/{number}") for number in (1, 2, 3)]
-    pool, book = host.jails.pool, host.answers.book
+    pool, book = host.sessions.pool, host.answers.book
     jail: Any = NoJail(account)
     for number, made in enumerate(calls, 1):
         made.tool = tool
@@ -206,18 +208,17 @@ def fresh_jail(host: Host, tool: Any, account: Account) -> tuple[Any, list[str]]
         if slot is None:
             actions = pool.place(("t",), made)
             assert isinstance(actions[0], Start)
-            slot = actions[0].slot
-            slot.jail = Tenancy(slot, jail, ["agents"])
-            jail.tenant = slot.jail
+            slot = actions[0].session
+            host.sessions.adopt(slot, jail, ["agents"], Hiding([]))
             pool.withdraw(("t",), made)
             pool.launched(slot, 0.0)
         enter(host, slot, str(number), made)
     return jail, [made.id for made in calls]
 
 
-def enter(host: Host, slot: Slot, jail_id: str, made: Any) -> None:
-    host.jails.pool.enter(slot, jail_id, made)
-    made.slot, made.state, made.jail_id = slot, "running", jail_id
+def enter(host: Host, slot: Session, jail_id: str, made: Any) -> None:
+    host.sessions.pool.enter(slot, jail_id, made)
+    made.session, made.state, made.jail_id = slot.number, "running", jail_id
 
 
 HOSTILE = """

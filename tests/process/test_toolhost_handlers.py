@@ -346,7 +346,7 @@ async def test_the_tools_own_wall_clock_limit_counts_too(short_tmp: Path, workdi
 
 
 async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolhost.jails.live.SIBLING_GRACE_S", 1.0)
+    monkeypatch.setattr("toolhost.sessions.machine.SIBLING_GRACE_S", 1.0)
     source = (
         "import os, time\n"
         "def nap(ctx, input): time.sleep(input['s']); return 'rested'\n"
@@ -373,7 +373,7 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
 
 
 async def test_cancelling(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolhost.jails.live.CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr("toolhost.sessions.machine.CANCEL_GRACE_S", 0.3)
     async with bench(tool(short_tmp)) as made:
         call_id, waiter = made.start("t__waits", workdir=workdir)
         await made.call("t__echo", {}, workdir=workdir)
@@ -601,9 +601,9 @@ async def test_granted_variables_join_the_environment(short_tmp: Path, workdir: 
         output = (await made.call("t__environment", workdir=workdir))["output"]
         assert output.pop("SHOP_KEY") == "s3cret"
         assert set(output) - {"PWD"} == {"PATH", "HOME", "TMPDIR", "LANG"}
-        (slot,) = made.host.jails.pool.slots()
+        (slot,) = made.host.sessions.pool.sessions()
         # They come in a frame: whoever can read a process's arguments or first environment finds none of them.
-        for pid in (slot.jail.jail.pid, *slot.jail.jail.processes()):
+        for pid in (made.host.sessions.live_of(slot).jail.pid, *made.host.sessions.live_of(slot).jail.processes()):
             for name in ("cmdline", "environ"):
                 assert b"s3cret" not in Path(f"/proc/{pid}/{name}").read_bytes()
 

@@ -17,7 +17,6 @@ from toolhost.calls.completions import Announce, Completions
 from toolhost.calls.pending import Promise, Work
 from toolhost.calls.results import error_result
 from toolhost.calls.taken import Call, CallBook, Kept
-from toolhost.jails.tenancy import Tenancy, receipt
 
 
 class Answers:
@@ -44,11 +43,9 @@ class Answers:
             self._on_end(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
-    def fail(self, call: Call, error: ToolError, cause: str | None = None) -> None:
-        """`error` is its result, with the receipt of its jail if it has one. `cause`: why its processes ended."""
-        tenancy: Tenancy | None = call.slot.jail if call.state == "running" else None
-        told = None if tenancy is None else receipt(tenancy, call, self._loop.time(), cause)
-        self.finish(call, error_result(error, call.tool.error_message_limit, told))
+    def fail(self, call: Call, error: ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
+        """`error` is its result, or that of the `work` that went on after it; with the receipt of its jail."""
+        self.conclude(call, work, error_result(error, call.tool.error_message_limit, receipt))
 
     def conclude(self, call: Call, work: Work | None, payload: Raw) -> None:
         """The end of a call, or of the work that went on after it."""

@@ -20,7 +20,7 @@ from schemas.frames import Frame
 from schemas.worker_frames import Answer, Ask
 from toolhost.calls.asks import Asker, Refused, ended, refusal, value_of
 from toolhost.calls.taken import Call
-from toolhost.jails.tenancy import LogLine, rfc3339
+from toolhost.news import LogLine, rfc3339
 
 Reply = Callable[[Answer], None]
 

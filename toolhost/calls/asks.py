@@ -37,7 +37,7 @@ from schemas.frames import (
 from schemas.questions import EVENT_TYPES, LOOK_UP_MS, TIMEOUT_MS, answer_error, answered, correlation, is_event_type
 from schemas.worker_frames import Answer, Ask, WorkerError
 from toolhost.calls.taken import Call
-from toolhost.jails.channel import Violation, check_json
+from toolhost.untrusted import Violation, check_json
 
 #: Questions of one call that may be open at once, and that it may ask in all.
 MAX_OPEN: Final = 16

@@ -25,7 +25,7 @@ from schemas.spans import call_span
 from toolhost.calls.pending import MAX_RUNNING, PendingBook, Promise, Work, full_handle
 from toolhost.calls.results import error_result
 from toolhost.calls.taken import Call
-from toolhost.jails.tenancy import rfc3339
+from toolhost.news import rfc3339
 
 #: The bundled tool whose calls are answered here and never in a jail.
 POLLING_TOOL: Final = "tool-result"

@@ -20,7 +20,7 @@ from schemas.codec import encode_value
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.launch import ExportSpec, ToolHostSpec, ToolSpec
-from toolhost.jails.channel import Violation, check_json
+from toolhost.untrusted import Violation, check_json
 
 
 class Entry(NamedTuple):

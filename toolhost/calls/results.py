@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from schemas.blobs import MAX_OUTPUT_BYTES
 from schemas.codec import encode_value
 from schemas.errors import CODES, help_url, tool_error
 from schemas.frames import ErrorPayload, ToolError, ToolResult
@@ -21,7 +20,7 @@ from schemas.launch import ToolSpec
 from schemas.results import cut_message
 from schemas.worker_frames import Result, WorkerError
 from toolhost.calls.pending import full_handle
-from toolhost.jails.channel import Violation, check_json
+from toolhost.untrusted import Violation, check_json, output_limit
 
 #: What a worker may say about its error beside the message (characters); a handler has no reason to say more.
 MAX_NAME: Final = 200
@@ -33,11 +32,6 @@ _NIL: Final = b"\xc0"
 # {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
 _OK: Final = encode_value({"status": "ok", "output": None, "receipt": None}).partition(b"\xc0")[0]
 _RECEIPT: Final = encode_value("receipt")
-
-
-def output_limit(output_mb: int) -> int:
-    """How many bytes an output may have: the tool's outputMb, and what the bus carries."""
-    return min(output_mb << 20, MAX_OUTPUT_BYTES)
 
 
 def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:

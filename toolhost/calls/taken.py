@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from itertools import chain, count
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Raw
 
@@ -48,14 +48,14 @@ class Call:
     `generation` tells a tool from what the same name stood for in an earlier bundle. `root_event`, `trace_id` and
     `workdir_base` are the frame's.
 
-    `key` says which jail it belongs to (pool.Key), `jail_id` is its name there, `started` when that got it (on the same
-    clock). `cell` is its own place in a jail that forks calls.
+    `key` says which jail it belongs to, `session` is the number of the session that runs it, `jail_id` its name there,
+    `started` when its jail got it (on the same clock).
     """
 
     __slots__ = (
-        "agent", "allowed_ms", "args", "attempts", "cell", "deadline", "denied_before", "export", "generation", "id",
-        "instance_key", "jail_id", "key", "left", "message_id", "progress_at", "root_event", "slot", "started", "state",
-        "tool", "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
+        "agent", "allowed_ms", "args", "attempts", "deadline", "denied_before", "export", "generation", "id",
+        "instance_key", "jail_id", "key", "left", "message_id", "progress_at", "root_event", "session", "started",
+        "state", "tool", "tool_call_id", "trace_id", "turn_id", "workdir", "workdir_base",
     )  # fmt: skip
 
     def __init__(
@@ -97,8 +97,7 @@ class Call:
         #: What it has left (seconds), while its time stands still.
         self.left: float | None = None
         self.state: State = "waiting"
-        self.slot: Any = None  # pool.Slot once it is in a jail
-        self.cell: Any = None  # cells.Cell
+        self.session = 0  # the number of the session that runs it
         self.key: tuple[str, ...] = ()
         self.jail_id = ""
         self.attempts = 0

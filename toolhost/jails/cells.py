@@ -18,12 +18,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from schemas.worker_frames import Ended, Exit, Fork, Forked, HostFrame, Init, Kill, WorkerFrame
-from toolhost.jails.channel import Violation
 from toolhost.jails.jail import EXIT_GRACE_S, Jail, exit_cause
 from toolhost.jails.stream import FrameStream, StrayOutput
+from toolhost.untrusted import Violation
 
 #: What a worker that was told to leave may take (seconds): enough to run exit handlers.
 LEAVE_S: Final = 0.3
@@ -32,7 +32,7 @@ KILL_S: Final = 20.0
 
 
 class Owner(Protocol):
-    """Who a cell reports to, in the loop. `cell.call` is the call it has."""
+    """Who a cell reports to, in the loop. `cell.name` is that of the call it has."""
 
     def cell_frames(self, cell: Cell, frames: list[WorkerFrame]) -> None:
         """Frames of its worker, already within the limits."""
@@ -56,7 +56,7 @@ class Cell:
         """Ask the jail's fork server for it. Raises OSError when there are no descriptors left."""
         self.number = number
         self.jail = jail
-        self.call: Any = None  # the owner's: what it runs, with its name in the jail as `jail_id`
+        self.name: str | None = None  # of its call, in the jail; None while it is spare
         self.live = False
         self.unmade: str | None = None  # why it could not be made
         self.pid = 0  # of its first process, by its number in the jail; 0 until it is known
@@ -101,7 +101,7 @@ class Cell:
         return self._output.last_words
 
     def _frames(self, frames: list[WorkerFrame]) -> None:
-        if self.call is None:
+        if self.name is None:
             self.broken(Violation("a worker spoke before it had a call"))
         else:
             self._owner.cell_frames(self, frames)
@@ -157,6 +157,7 @@ class Cells:
         self._output_limit = output_limit
         self._init = init
         self._cells: dict[int, Cell] = {}
+        self._by_name: dict[str, Cell] = {}
         self._spare: Cell | None = None
         self._count = 0
         self._held = False
@@ -171,12 +172,17 @@ class Cells:
         for cell in self._cells.values():
             cell.release()
 
-    def enter(self, call: Any) -> Cell:
-        """A cell for this call. Raises OSError when none can be asked for."""
+    def enter(self, name: str) -> Cell:
+        """A cell for the call of this name. Raises OSError when none can be asked for."""
         cell, self._spare = self._spare or self._make(), None
-        cell.call = call
+        cell.name = name
+        self._by_name[name] = cell
         cell.send(self._init)
         return cell
+
+    def of(self, name: str) -> Cell | None:
+        """The cell of a call; None when it is gone."""
+        return self._by_name.get(name)
 
     def prepare(self) -> None:
         """Have one made ahead for the next call, if there is none."""
@@ -186,7 +192,7 @@ class Cells:
     def processes(self) -> dict[str, int]:
         """The first process of each call that runs, by the call's name in the jail. Called from any thread."""
         cells = list(self._cells.values())
-        return {cell.call.jail_id: cell.pid for cell in cells if cell.call is not None and cell.pid}
+        return {cell.name: cell.pid for cell in cells if cell.name is not None and cell.pid}
 
     def forked(self, frame: Forked) -> None:
         """The fork server says that a cell is there. Raises Violation for one that was not asked for."""
@@ -201,12 +207,14 @@ class Cells:
             raise Violation("the fork server told of a call that it does not run")
         if cell is self._spare:
             self._spare = None
+        self._by_name.pop(cell.name or "", None)
         cell.unmade = frame.message
         cell.ended(f"could not be started: {frame.message}" if frame.message else exit_cause(frame.status))
 
     def close(self, cause: str) -> None:
         """The jail is gone, and with it every cell."""
         self._spare = None
+        self._by_name.clear()
         while self._cells:
             self._cells.popitem()[1].ended(cause)
 

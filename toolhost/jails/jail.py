@@ -19,7 +19,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -27,17 +27,16 @@ from schemas.codec import DECODE_ERRORS
 from schemas.trees import remove_tree
 from schemas.worker_frames import WorkerFrame
 from toolhost import offload
-from toolhost.calls.receipts import Usage
-from toolhost.jails.channel import Violation
 from toolhost.jails.launch import Launched, launch
 from toolhost.jails.remains import end_session, members
 from toolhost.jails.stream import FrameStream, StrayOutput
 from toolhost.limits import look
 from toolhost.limits.account import Account
-from toolhost.limits.decide import limit_error
+from toolhost.limits.decide import Used, limit_error
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
+from toolhost.untrusted import Violation
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
@@ -106,7 +105,6 @@ class Jail:
         self.dying = False
         self.gone = False
         self.worker_pid: int | None = None
-        self.tenant: Any = None  # what the owner knows about this jail
         self._owner = owner
         self._powers = powers
         self._loop = loop
@@ -201,7 +199,7 @@ class Jail:
             found += _children(pid)  # the list grows while it is walked
         return found
 
-    def usage(self) -> Usage:
+    def usage(self) -> Used:
         """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
 
         A few file reads, because this is asked in the loop: a jail with many processes is the watch's affair.
@@ -216,7 +214,7 @@ class Jail:
                 fields = stat.read().rpartition(b")")[2].split()
                 ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
                 kilobytes = int(process_status(self.worker_pid)["VmHWM"].removesuffix(" kB"))
-        return Usage(
+        return Used(
             int(max(ticks / _TICKS_PER_S, self.account.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
         )

@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 
 from schemas.worker_frames import HostFrame, WorkerFrame
-from toolhost.jails.channel import Channel, Violation
+from toolhost.jails.channel import Channel
+from toolhost.untrusted import Violation
 
 #: Frames written together: one by one each would wake the worker anew (docs/decisions/016).
 BURST: Final = 8

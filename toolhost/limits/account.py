@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from schemas.launch import Limits
 from toolhost import offload
@@ -32,7 +32,7 @@ def _nothing() -> None:
 
 
 class Account:
-    """One jail's. `tenant` is the owner's. `running` says what is to be watched: the names of the calls that it runs,
+    """One jail's. `running` says what is to be watched: the names of the calls that it runs,
     pending work included; None when nothing needs to be looked at.
     """
 
@@ -54,7 +54,6 @@ class Account:
         self.limits = limits
         self._trusted = trusted
         self._powers = powers
-        self.tenant: Any = None
         self.running: Callable[[], Sequence[str] | None] = _nothing
         self.cells: Callable[[], Mapping[str, int]] = dict  # first processes of calls that have some of their own
         self.cpu = CpuMeter()

@@ -32,6 +32,13 @@ _UNITS: Final = {"memoryMb": "MiB of memory", "processes": "processes and thread
                  "openFiles": "open files in one process"}  # fmt: skip
 
 
+class Used(NamedTuple):
+    """What a jail's living processes have used: processor time (milliseconds), the sum of their memory's peaks (kB)."""
+
+    cpu_ms: int
+    memory_kb: int
+
+
 class Usage(Struct, frozen=True, kw_only=True):
     """What was seen of a jail. `memory` in bytes, None when the kernel keeps that limit itself.
 

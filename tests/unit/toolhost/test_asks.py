@@ -28,7 +28,7 @@ from toolhost.calls.asks import (
 )
 from toolhost.calls.taken import Call
 from toolhost.inside import runtime
-from toolhost.jails.channel import Violation
+from toolhost.untrusted import Violation
 
 NOW, AT = 100.0, "2026-01-01T00:00:00.000Z"
 

@@ -13,15 +13,12 @@ from msgspec import Raw
 from schemas.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from toolhost.jails.channel import (
     FRAME_SLACK,
-    MAX_ELEMENTS,
-    MAX_OUTPUT_DEPTH,
     NEWS_BURST,
     NEWS_BYTES_BURST,
     NEWS_PER_S,
     Channel,
-    Violation,
-    check_json,
 )
+from toolhost.untrusted import MAX_ELEMENTS, MAX_OUTPUT_DEPTH, Violation, check_json
 
 encode = msgspec.msgpack.encode
 

@@ -12,11 +12,14 @@ import pytest
 import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.own_users import TOOLHOST_UID
+from schemas.own_users import NUMBERS, TOOLHOST_UID
 from tests.toolhost_fixture import POWERS
 from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
 from toolhost.policy.hiding import as_it_is_now, hidden_folders
 from toolhost.policy.subject import HostFacts
+from toolhost.privileges.ordinary import Ordinary
+from toolhost.privileges.rooted import Rooted
+from toolhost.privileges.uids import Uids
 from toolhost.probe import CAPABILITIES, judge, judge_processes
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")
@@ -179,10 +182,11 @@ def test_what_the_tool_host_may_not_write_to_itself_says_nothing_when_root_has_s
     (tmp_path / "link").symlink_to(tmp_path / "keys")
     granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(tmp_path / "link")])))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for uid, refused in ((0, True), (TOOLHOST_UID, True), (1000, False)):
+    rooted = Rooted(Uids(1, NUMBERS), None)
+    for uid, powers, refused in ((0, None, True), (TOOLHOST_UID, rooted, True), (1000, None, False)):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         with pytest.raises(GoondanError, match="leads through the link") if refused else nullcontext():
-            look_up(granted, None, spec(), HOST, POWERS)
+            look_up(granted, None, spec(), HOST, powers or Ordinary())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of somebody else")
@@ -198,12 +202,13 @@ def test_a_link_that_another_user_could_have_made_is_not_followed(
     granted = make(tmp_path, SandboxSpec(filesystem=Filesystem(read=[str(folder / "link")])))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert len(look_up(granted, None, spec(), HOST, POWERS).read) == 1
+    powers = Ordinary()
+    assert len(look_up(granted, None, spec(), HOST, powers).read) == 1
     if owner != "nobody":
         os.lchown({"link": folder / "link", "folder": folder}[owner], 4242, 4242)
     folder.chmod(mode)
     with pytest.raises(GoondanError, match="another user could have put there"):
-        look_up(granted, None, spec(), HOST, POWERS)
+        look_up(granted, None, spec(), HOST, powers)
 
 
 def test_links_where_no_jail_can_write_are_followed(tmp_path: Path) -> None:

@@ -11,20 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from schemas.launch import SandboxSpec
 from tests.unit.toolhost.test_calls import call
 from toolhost.calls.taken import Call
-from toolhost.jails.pool import (
+from toolhost.policy.nested import MAX_CALLS
+from toolhost.sessions.pool import (
     LEFT_PART,
-    MAX_CALLS_PER_JAIL,
-    MAX_PENDING_PER_JAIL,
-    Action,
     Assign,
     End,
-    Key,
     Pool,
-    Slot,
+    PoolAction,
     Start,
+)
+from toolhost.sessions.session import (
+    MAX_CALLS_PER_JAIL,
+    MAX_PENDING_PER_JAIL,
+    Key,
+    Session,
     key_of,
 )
-from toolhost.policy.nested import MAX_CALLS
 
 
 class Driver:
@@ -33,40 +35,40 @@ class Driver:
     def __init__(self, max_jails: int, *, prompt: bool = True) -> None:
         self.prompt = prompt
         self.pool = Pool(max_jails)
-        self.where: dict[str, Slot] = {}
-        self.launching: list[Slot] = []
-        self.live: list[Slot] = []
-        self.ending: list[Slot] = []
+        self.where: dict[str, Session] = {}
+        self.launching: list[Session] = []
+        self.live: list[Session] = []
+        self.ending: list[Session] = []
         self.now = 0.0
 
-    def perform(self, actions: list[Action]) -> None:
+    def perform(self, actions: list[PoolAction]) -> None:
         for action in actions:
             if isinstance(action, Start):
-                assert action.slot not in self.live + self.launching
-                assert action.slot.room == 0
-                self.launching.append(action.slot)
+                assert action.session not in self.live + self.launching
+                assert action.session.room == 0
+                self.launching.append(action.session)
                 if self.prompt:
-                    self.launched(action.slot)
+                    self.launched(action.session)
             elif isinstance(action, Assign):
-                self.enter(action.slot, action.call)
+                self.enter(action.session, action.call)
             elif isinstance(action, End):
-                assert not action.slot.calls
-                if action.slot not in self.ending:
-                    self.ending.append(action.slot)
+                assert not action.session.calls
+                if action.session not in self.ending:
+                    self.ending.append(action.session)
 
-    def launched(self, slot: Slot) -> None:
+    def launched(self, slot: Session) -> None:
         self.launching.remove(slot)
         self.live.append(slot)
         self.perform(self.pool.launched(slot, self.now))
 
-    def failed(self, slot: Slot) -> list[Call]:
+    def failed(self, slot: Session) -> list[Call]:
         """The jail could not be started; the calls that have waited for it."""
         self.launching.remove(slot)
         lost, actions = self.pool.failed(slot)
         self.perform(actions)
         return lost
 
-    def enter(self, slot: Slot, made: Call) -> None:
+    def enter(self, slot: Session, made: Call) -> None:
         assert slot in self.live
         assert not slot.closed
         assert made.id not in self.where
@@ -84,7 +86,7 @@ class Driver:
         slot = self.where.pop(made.id)
         self.perform(self.pool.leave(slot, made.id, self.now))
 
-    def over(self, slot: Slot) -> list[Call]:
+    def over(self, slot: Session) -> list[Call]:
         """The jail has ended; the calls it still ran."""
         self.live.remove(slot)
         if slot in self.ending:
@@ -392,10 +394,10 @@ class Jails(RuleBasedStateMachine):
     @invariant()
     def bounded_and_complete(self) -> None:
         pool = self.driver.pool
-        assert len(self.driver.live) + len(self.driver.launching) == len(pool.slots()) <= 3
+        assert len(self.driver.live) + len(self.driver.launching) == len(pool.sessions()) <= 3
         assert len(self.calls) == len(self.driver.where) + pool.waiting_count
         assert all(slot.closed for slot in self.driver.ending)
-        if pool._waiting.keys() - pool._by_key.keys() and len(pool.slots()) == 3:
+        if pool._waiting.keys() - pool._by_key.keys() and len(pool.sessions()) == 3:
             leaving = self.driver.ending or [slot for slot in self.driver.launching if slot.closed]
             assert leaving or not pool.idle(), "an idle jail keeps its place while calls wait for one"
 

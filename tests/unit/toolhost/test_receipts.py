@@ -7,9 +7,10 @@ import msgspec
 from schemas.launch import ToolSpec
 from schemas.receipts import Receipt
 from tests.unit.toolhost.test_policy import HOST
-from toolhost.calls.receipts import LONG_S, LOOK_S, Ledger, Usage
+from toolhost.limits.decide import Used
 from toolhost.policy.plan import plan
 from toolhost.policy.subject import Request
+from toolhost.sessions.receipts import LONG_S, LOOK_S, Ledger
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)
 
@@ -28,16 +29,16 @@ def test_a_fresh_jail() -> None:
 
 def test_what_was_seen_never_falls() -> None:
     ledger = Ledger(PLAN)
-    ledger.look(1.0, Usage(50, 9000))
-    ledger.look(2.0, Usage(40, 12000))
-    ledger.look(3.0, Usage(60, 100))
+    ledger.look(1.0, Used(50, 9000))
+    ledger.look(2.0, Used(40, 12000))
+    ledger.look(3.0, Used(60, 100))
     assert (read(ledger).jail.cpu_ms, read(ledger).jail.peak_memory_kb) == (60, 12000)
 
 
 def test_quick_calls_are_not_looked_at_each_time() -> None:
     ledger = Ledger(PLAN)
     assert ledger.is_due(10.0, 0.0)  # never looked at
-    ledger.look(10.0, Usage(1, 1))
+    ledger.look(10.0, Used(1, 1))
     assert not ledger.is_due(10.0 + LOOK_S / 2, LONG_S / 2)
     assert ledger.is_due(10.0 + LOOK_S / 2, LONG_S)
     assert ledger.is_due(10.0 + LOOK_S, 0.0)

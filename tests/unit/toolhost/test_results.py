@@ -22,8 +22,8 @@ from toolhost.calls.messages import (
     SentMessages,
 )
 from toolhost.calls.pending import MAX_HANDLE
-from toolhost.calls.results import error_result, output_limit, refusal, shape
-from toolhost.jails.channel import Violation
+from toolhost.calls.results import error_result, refusal, shape
+from toolhost.untrusted import Violation, output_limit
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 RECEIPT = Raw(pack("told"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolhost.inside import wire
-from toolhost.jails.channel import MAX_OUTPUT_DEPTH, check_json
+from toolhost.untrusted import MAX_OUTPUT_DEPTH, check_json
 
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 scalars = (

@@ -10,16 +10,15 @@ Source: docs/design/sandbox.md section 7.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Raw
 
 from schemas.codec import encode_value
 from schemas.receipts import CallReceipt, JailReceipt
-
-if TYPE_CHECKING:
-    from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.limits.decide import Used
+from toolhost.policy.launch_plan import LaunchPlan
 
 #: A look costs some 150 µs: at most so often (seconds), …
 LOOK_S: Final = 1.0
@@ -30,13 +29,6 @@ _START: Final = b"\x82\xa4jail"
 _CALL: Final = b"\xa4call"
 _WALL: Final = b"\x81\xa6wallMs\xcb"
 _pack_double = struct.Struct(">d").pack
-
-
-class Usage(NamedTuple):
-    """What a jail's living processes have used: processor time (milliseconds), the sum of their memory's peaks (kB)."""
-
-    cpu_ms: int
-    memory_kb: int
 
 
 class Ledger:
@@ -56,12 +48,12 @@ class Ledger:
         """Whether to look at the jail's processes after a call of that length (seconds)."""
         return now - self._looked_at >= LOOK_S or call_s >= LONG_S
 
-    def look(self, now: float, usage: Usage) -> None:
+    def look(self, now: float, used: Used) -> None:
         """Note what was seen. Neither value ever falls."""
         self._looked_at = now
         self._change(
-            cpu_ms=max(self._known.cpu_ms, usage.cpu_ms),
-            peak_memory_kb=max(self._known.peak_memory_kb, usage.memory_kb),
+            cpu_ms=max(self._known.cpu_ms, used.cpu_ms),
+            peak_memory_kb=max(self._known.peak_memory_kb, used.memory_kb),
         )
 
     def network(self, reached: list[str], denied: list[str]) -> None:

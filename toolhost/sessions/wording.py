@@ -14,9 +14,9 @@ from schemas.worker_frames import Call as WorkerCall
 from toolhost.calls.denials import shown
 from toolhost.calls.taken import Call
 from toolhost.egress.messages import Denied, Failed
-from toolhost.jails.channel import Violation
-from toolhost.jails.pool import instance_of
-from toolhost.jails.tenancy import LogLine, Tenancy
+from toolhost.news import LogLine
+from toolhost.sessions.live import LiveSession
+from toolhost.untrusted import Violation
 
 
 def progress_frame(call: Call, progress: Progress) -> Frame:
@@ -26,33 +26,33 @@ def progress_frame(call: Call, progress: Progress) -> Frame:
     return Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key, payload=to_raw(told))
 
 
-def log_line(tenancy: Tenancy, call: Call | None, log: Log) -> LogLine:
+def log_line(live: LiveSession, call: Call | None, log: Log) -> LogLine:
     """What a handler, or its module, has logged."""
-    line = LogLine(time=time.time(), level=log.level, message=log.message[:16384], tool=tenancy.jail.name)
-    return _of(line, call, tenancy)
+    line = LogLine(time=time.time(), level=log.level, message=log.message[:16384], tool=live.jail.name)
+    return _of(line, call, live)
 
 
-def printed_lines(tenancy: Tenancy, text: str, call: Call | None = None) -> list[LogLine]:
+def printed_lines(live: LiveSession, text: str, call: Call | None = None) -> list[LogLine]:
     """What was written to a jail's standard output or error, past its worker."""
-    now, tool = time.time(), tenancy.jail.name
+    now, tool = time.time(), live.jail.name
     lines = [line for line in text.splitlines() if line.strip()]
-    return [_of(LogLine(time=now, level="info", message=line[:8192], tool=tool), call, tenancy) for line in lines]
+    return [_of(LogLine(time=now, level="info", message=line[:8192], tool=tool), call, live) for line in lines]
 
 
-def _of(line: LogLine, call: Call | None, tenancy: Tenancy) -> LogLine:
+def _of(line: LogLine, call: Call | None, live: LiveSession) -> LogLine:
     """The line with whose it is: the call's, or that of the one instance that the jail is for."""
     if call is not None:
         line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
-    elif (whose := instance_of(tenancy.slot.key)) is not None:
+    elif (whose := live.session.instance) is not None:
         line.agent, line.instance_key = whose
     return line
 
 
-def network_line(tenancy: Tenancy, news: Denied | Failed) -> LogLine:
+def network_line(live: LiveSession, news: Denied | Failed) -> LogLine:
     """What the egress proxy has refused a jail, or could not get for it."""
     what = "was denied" if isinstance(news, Denied) else "could not be reached"
     message = f"{shown(news.host, news.port)} {what}: {news.reason}"
-    return _of(LogLine(time=time.time(), level="warn", message=message, tool=tenancy.jail.name), None, tenancy)
+    return _of(LogLine(time=time.time(), level="warn", message=message, tool=live.jail.name), None, live)
 
 
 def protocol_error(violation: Violation, what_then: str) -> ToolError:
@@ -67,22 +67,22 @@ def load_error(tool: str, frame: LoadFailed) -> ToolError:
     return tool_error("E_CONFIG_ENTRY", message, name="ToolLoadError")
 
 
-def worker_init(tenancy: Tenancy, tool: ToolSpec, env: dict[str, str], output_limit: int) -> Init:
+def worker_init(live: LiveSession, tool: ToolSpec, env: dict[str, str], output_limit: int) -> Init:
     """The first frame to a jail: what to load. `env` is what was granted."""
     return Init(
         protocol=WORKER_PROTOCOL,
         tool=tool.name,
         entry=os.path.realpath(tool.entry),
         env=env,
-        import_paths=tenancy.jail.plan.import_paths,
+        import_paths=live.jail.plan.import_paths,
         output_limit=output_limit,
         jailed=True,
-        offline=tenancy.network is None,
-        permissions=tenancy.permissions,
+        offline=live.network is None,
+        permissions=list(live.session.permissions),
     )
 
 
-def worker_call(tenancy: Tenancy, call: Call, message_id: str | None, now: float) -> WorkerCall:
+def worker_call(live: LiveSession, call: Call, message_id: str | None, now: float) -> WorkerCall:
     """The frame that hands a call to its jail."""
     return WorkerCall(
         call_id=call.jail_id,
@@ -92,7 +92,7 @@ def worker_call(tenancy: Tenancy, call: Call, message_id: str | None, now: float
         instance_key=call.instance_key,
         turn_id=call.turn_id,
         tool_call_id=call.tool_call_id,
-        workdir=tenancy.jail.plan.workdir,
+        workdir=live.jail.plan.workdir,
         message_id=message_id,
         deadline_ms=None if call.deadline is None else max(0, int((call.deadline - now) * 1000)),
         background=call.export.background,

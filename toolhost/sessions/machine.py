@@ -1,0 +1,378 @@
+"""Sessions and the calls in them, decided: inputs in, actions out. No jails, sockets, files, loops or clock.
+
+The shell (sessions.py) tells what has happened and performs the actions in their order; pool.py decides which call goes
+where. Calls are answered by actions, each once.
+
+Rules.
+- A jail that is ended for one call's sake gives the others in it SIBLING_GRACE_S to finish; after that they run again
+  if their export is idempotent, and else their outcome is unknown.
+- A cancelled call's handler is asked to stop, and after CANCEL_GRACE_S its jail ends like that.
+- A call with processes of its own ends by these alone, and its jail goes on.
+- What a worker says about a call that its session does not run is a Violation: the shell ends the jail, or that call's
+  processes.
+
+Source: docs/design/sandbox.md; docs/decisions/081.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from msgspec import Raw, Struct
+
+from schemas.errors import tool_error
+from schemas.frames import ToolError
+from schemas.worker_frames import Cancel, Result
+from toolhost.calls.pending import Work
+from toolhost.calls.taken import Call
+from toolhost.sessions.pool import Assign, End, Pool, Start
+from toolhost.sessions.session import Session
+from toolhost.untrusted import Violation
+
+#: What siblings of a call that ran out of time may still take (seconds): most calls take less.
+SIBLING_GRACE_S: Final = 5.0
+#: What a cancelled handler may take to stop before its jail is ended (seconds).
+CANCEL_GRACE_S: Final = 2.0
+#: What a worker that was told to leave may take (seconds): enough to run exit handlers, short for whoever waits.
+EXIT_GRACE_S: Final = 0.3
+#: What a tool's module may take to load when none of its calls has a deadline (seconds).
+LOAD_TIMEOUT_S: Final = 60.0
+#: How often a call goes to a new jail because a place of the last one was replaced while it was made: an editor that
+#: saves does that once, a hostile neighbour for ever.
+MAX_MADE: Final = 3
+
+_NOT_NEEDED: Final = "not needed any more"
+
+
+# --- actions --------------------------------------------------------------------------------------------------------
+
+
+class Answer(Struct, frozen=True):
+    """The call ends with this error, or the `work` that went on after it. `cause`: why its own processes ended.
+
+    `session` is where it ran; None for one that has waited.
+    """
+
+    session: Session | None
+    call: Call
+    error: ToolError
+    cause: str | None = None
+    work: Work | None = None
+
+
+class Finish(Struct, frozen=True):
+    """The call ends with what its worker said; its work goes on."""
+
+    call: Call
+    payload: Raw
+
+
+class Conclude(Struct, frozen=True):
+    """The call, or the `work` that went on after it, ends with what its worker said: `payload`, made from `result`."""
+
+    session: Session
+    call: Call
+    work: Work | None
+    result: Result
+    payload: Raw
+
+
+class Tell(Struct, frozen=True):
+    """Ask the handler of a call to stop."""
+
+    session: Session
+    call: Call
+    frame: Cancel
+
+
+class LeaveCall(Struct, frozen=True):
+    """Let the own processes of a call end, with all that it has left behind."""
+
+    session: Session
+    call: Call
+
+
+class EndCall(Struct, frozen=True):
+    """End the own processes of a call."""
+
+    session: Session
+    call: Call
+    reason: str
+
+
+class Leave(Struct, frozen=True):
+    """Ask the worker to leave."""
+
+    session: Session
+
+
+class Kill(Struct, frozen=True):
+    """End the jail."""
+
+    session: Session
+    reason: str
+
+
+class Note(Struct, frozen=True):
+    """Receipts say from now on that the jail has ended, or is being ended, for this reason."""
+
+    session: Session
+    cause: str
+
+
+class Wait(Struct, frozen=True):
+    """Say `waited` after so many seconds. A session waits for one thing at a time; the last one counts."""
+
+    session: Session
+    seconds: float
+    then: Waiting
+
+
+class WaitForStop(Struct, frozen=True):
+    """Say `did_not_stop` after so many seconds."""
+
+    session: Session
+    call: Call
+    seconds: float
+
+
+class Again(Struct, frozen=True):
+    """Place the call once more."""
+
+    call: Call
+
+
+Waiting = Literal["load", "leave", "siblings"]
+Action = (
+    Answer | Finish | Conclude | Tell | LeaveCall | EndCall | Leave | Kill | Note | Wait | WaitForStop | Again
+    | Start | Assign | End
+)  # fmt: skip
+
+
+class Machine:
+    """All sessions of one tool host. `now` is seconds on any one clock."""
+
+    def __init__(self, max_jails: int) -> None:
+        self.pool = Pool(max_jails)
+        self._names = 0
+
+    def session_of(self, call: Call) -> Session | None:
+        """Where a call runs."""
+        return self.pool.get(call.session) if call.state == "running" else None
+
+    # --- a call's way in
+
+    def enter(self, session: Session, call: Call, now: float) -> None:
+        """The session's jail is about to get the call, under the name `call.jail_id`."""
+        self._names += 1
+        call.jail_id = str(self._names)
+        call.session = session.number
+        call.state = "running"
+        call.attempts += 1
+        call.started = now
+        self.pool.enter(session, call.jail_id, call)
+        if session.forks:
+            session.own[call.jail_id] = call
+        else:
+            session.clean = False
+            session.background = session.background or call.export.background
+
+    def not_started(self, session: Session, call: Call, why: str, now: float) -> list[Action]:
+        """The jail could not get it."""
+        session.own.pop(call.jail_id, None)
+        message = f"the call could not be started: {why}"
+        error = tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
+        return [Answer(session, call, error), *self.pool.leave(session, call.jail_id, now)]
+
+    # --- from workers
+
+    def ready(self, session: Session) -> None:
+        """Its worker has loaded the tool."""
+        session.state = "serving"
+
+    def asker(self, session: Session, name: str, own: Call | None) -> Call | None:
+        """Whose question it is; None for a call that is over. `own`: the call with the processes that ask.
+
+        Raises Violation.
+        """
+        if "agents" not in session.permissions:
+            raise Violation("the worker asked agents, and its tool has not the permission")
+        call = session.calls.get(name)
+        if own is None or name == own.jail_id:
+            if call is not None and call.state == "running":
+                return call
+            if call is not None or name in session.abandoned or name in session.ended:
+                return None
+        raise Violation("the worker asked in the name of a call that it does not run")
+
+    def late_result(self, session: Session, name: str) -> list[Action]:
+        """A result that nobody waits for. Raises Violation for one of a call that the session never had."""
+        if name not in session.abandoned:
+            raise Violation("the worker sent a result for a call that it does not run")
+        session.abandoned.discard(name)
+        session.ended.append(name)
+        if session.closed and not session.calls and not session.abandoned:
+            return [Kill(session, _NOT_NEEDED)]
+        return []
+
+    def check_continues(self, session: Session, call: Call, result: Result) -> None:
+        """Raise Violation unless a result that continues is the call's first `pending`."""
+        if result.status != "pending" or call.jail_id in session.works:
+            raise Violation("the worker sent a result that continues without being the first `pending`")
+
+    def goes_on(self, session: Session, call: Call, begun: Work | ToolError, payload: Raw, now: float) -> list[Action]:
+        """A call is answered with `pending`; `begun` is the work that goes on, or why nobody will hear of it."""
+        name = call.jail_id
+        if isinstance(begun, ToolError):
+            actions: list[Action] = [
+                Answer(session, call, begun),
+                Tell(session, call, Cancel(name)),
+                *self._abandon(session, call, now),
+            ]
+            return [*actions, EndCall(session, call, "its work has no name")] if session.forks else actions
+        session.works[name] = begun
+        if session.forks:  # it keeps its place, of which there are so many
+            return [Finish(call, payload)]
+        return [Finish(call, payload), *self.pool.goes_on(session, name)]
+
+    def result(
+        self, session: Session, call: Call, result: Result, payload: Raw, *, spent: bool, now: float
+    ) -> list[Action]:
+        """A call has ended, or the work that went on after it. `spent`: it has met a limit of the jail. Raises
+        Violation.
+        """
+        name = call.jail_id
+        work = session.works.get(name)
+        if work is not None and result.status == "pending":
+            raise Violation("the worker said `pending` twice")
+        session.works.pop(name, None)
+        session.ended.append(name)
+        freed = self.pool.leave(session, name, now)
+        actions: list[Action] = [Conclude(session, call, work, result, payload)]
+        if session.forks:
+            actions.append(LeaveCall(session, call))
+        elif spent or call.tool.sandbox.isolation == "call":
+            # A jail that has met one of its own limits may hold what nobody can sweep.
+            freed += self.pool.close(session)
+        return [*actions, *freed] if freed else actions
+
+    # --- calls that end before their handlers do
+
+    def run_out(self, call: Call, now: float, *, dying: bool = False) -> list[Action]:
+        """The call has reached its deadline. `dying`: its jail is ending anyway."""
+        session = self.session_of(call)
+        where = "before it could start"
+        if session is not None:
+            where = "and its processes were ended" if session.forks else "and its jail was ended"
+        message = f"the call ran out of its {call.allowed_ms} ms {where}"
+        error = tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout")
+        if session is None:
+            self.pool.withdraw(call.key, call)
+            return [Answer(None, call, error)]
+        if session.forks:
+            told: list[Action] = [Answer(session, call, error, "it ran out of time")]
+        else:
+            told = [Note(session, "a call ran out of time"), Answer(session, call, error)]
+        told += self._abandon(session, call, now)
+        return told if dying else [*told, *self._give_up(session, [call])]
+
+    def cancel(self, call: Call, now: float) -> list[Action]:
+        """Nobody wants the call any more: answer it, ask its handler to stop, and see to it that it does."""
+        session = self.session_of(call)
+        answer = Answer(session, call, tool_error("E_CANCELLED", "the call was cancelled", name="ToolCancelled"))
+        if session is None:
+            self.pool.withdraw(call.key, call)
+            return [answer]
+        tell = Tell(session, call, Cancel(call.jail_id))
+        return [answer, tell, *self._abandon(session, call, now), WaitForStop(session, call, CANCEL_GRACE_S)]
+
+    def did_not_stop(self, session: Session, call: Call) -> list[Action]:
+        """CANCEL_GRACE_S are over."""
+        return self._give_up(session, [call]) if call.jail_id in session.abandoned else []
+
+    def calls_over_limit(self, session: Session, error: ToolError, names: Iterable[str], now: float) -> list[Action]:
+        """These calls have reached a limit that each of them has."""
+        actions: list[Action] = [] if session.forks else [Note(session, error.message)]
+        calls = [session.calls[name] for name in names if name in session.calls]
+        for call in calls:
+            work = session.works.pop(call.jail_id, None)
+            actions.append(Answer(session, call, error, error.message if session.forks else None, work))
+            actions += self._abandon(session, call, now)
+        return actions + self._give_up(session, calls)
+
+    def call_failed(self, session: Session, call: Call, error: ToolError, cause: str, now: float) -> list[Action]:
+        """The own processes of a call are of no use any more: it ends with `error`, unless it has its result."""
+        actions: list[Action] = [EndCall(session, call, cause)]
+        if call.jail_id not in session.calls:
+            return actions
+        work = session.works.pop(call.jail_id, None)
+        return [*actions, Answer(session, call, error, cause, work), *self.pool.leave(session, call.jail_id, now)]
+
+    def _abandon(self, session: Session, call: Call, now: float) -> list[Action]:
+        """Nobody waits for this call any more, but its handler still runs."""
+        session.abandoned.add(call.jail_id)
+        return [*self.pool.leave(session, call.jail_id, now)]
+
+    def _give_up(self, session: Session, calls: Sequence[Call]) -> list[Action]:
+        """Handlers do not end: their own processes must, or else their jail. Others there get a last chance."""
+        if session.forks:
+            return [EndCall(session, call, "it did not end") for call in calls]
+        session.rerun = True
+        session.reason = tool_error(
+            "E_TOOL_OUTCOME_UNKNOWN",
+            "the jail was ended because another call in it did not end",
+            name="ToolInterrupted",
+        )
+        closed = self.pool.close(session)
+        if session.calls:
+            return [*closed, Wait(session, SIBLING_GRACE_S, "siblings")]
+        return [*closed, Kill(session, "a call did not end")]
+
+    # --- the end of sessions
+
+    def end(self, session: Session) -> list[Action]:
+        """It runs nothing and is not needed: it ends, politely if that is of use, so that exit handlers run."""
+        if session.abandoned or session.state != "serving":
+            return [Kill(session, _NOT_NEEDED)]
+        return [Leave(session), Wait(session, EXIT_GRACE_S, "leave")]
+
+    def waited(self, session: Session, then: Waiting, tool: str) -> list[Action]:
+        """The time is over that `Wait` has named."""
+        if then == "load":
+            message = f"the tool {tool} did not load in {LOAD_TIMEOUT_S:g} s"
+            return self.break_off(
+                session, tool_error("E_TOOL_TIMEOUT", message, name="ToolTimeout"), "did not load in time"
+            )
+        return [Kill(session, _NOT_NEEDED if then == "leave" else "a call did not end")]
+
+    def break_off(self, session: Session, error: ToolError, reason: str) -> list[Action]:
+        """It is good for nothing: all of its calls get `error`, and new ones another jail."""
+        failed = self._fail_all(session, error)
+        return [Kill(session, reason), Note(session, reason), *failed, *self.pool.close(session)]
+
+    def gone(
+        self, session: Session, error: ToolError, *, replaced: bool = False, closing: bool = False
+    ) -> list[Action]:
+        """The last process of its jail has ended: calls that still run end with `error`, or run again.
+
+        `replaced`: it has run nothing, because a place of it was replaced while it was made. `closing`: the tool host
+        ends, and answers nobody.
+        """
+        session.state = "gone"
+        running = [call for call in session.calls.values() if call.state == "running"]
+        if replaced:
+            again = [call for call in running if call.attempts < MAX_MADE]
+        else:
+            again = [call for call in running if session.rerun and call.export.idempotent]
+        for call in again:
+            call.state = "waiting"
+            del session.calls[call.jail_id]
+        failed = self._fail_all(session, error)
+        freed = self.pool.gone(session)
+        return failed if closing else [*failed, *freed, *(Again(call) for call in again)]
+
+    def _fail_all(self, session: Session, error: ToolError) -> list[Action]:
+        calls, works = list(session.calls.values()), session.works
+        session.calls, session.pending, session.works = {}, set(), {}
+        return [Answer(session, call, error, None, works.get(call.jail_id)) for call in calls]
