@@ -75,6 +75,8 @@ class Bus:
         self.booted_at = booted_at
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
+        #: Instances whose next event may be handed over, once what is looked at now is done (router.py).
+        self.due: dict[Instance, None] = {}
         self.archive = archive
         self.ledger = ledger
         #: The broker's clock in the moment of the frame, the tick or the answer of the journal that is looked at.

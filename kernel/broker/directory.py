@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -27,10 +27,12 @@ from kernel.broker.journal.interface import Item, Write
 from kernel.broker.mailbox import Instance, PendingSpawn, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import Connection
+from kernel.broker.processes import Processes, spawn_failure
 from kernel.broker.spawns import Spawned, SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, shared
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
+from schemas.control import SpawnFailed
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import (
     NO_PAYLOAD,
@@ -44,9 +46,6 @@ from schemas.frames import (
     SpawnedAgent,
 )
 
-if TYPE_CHECKING:
-    from kernel.broker.processes import Processes
-
 #: How long a process may take to be there when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0
 #: Instances that one asker has spawned, and that all have, of which it is remembered who did.
@@ -59,13 +58,12 @@ MAX_LIST_BYTES: Final = 768 << 10
 
 
 class Directory:
-    """The side of the broker that knows who there is. `processes` is set once both exist."""
+    """The side of the broker that knows who there is."""
 
-    processes: Processes
-
-    def __init__(self, bus: Bus, actors: Actors) -> None:
+    def __init__(self, bus: Bus, actors: Actors, processes: Processes) -> None:
         self._bus = bus
         self._actors = actors
+        self._processes = processes
         #: Oldest first.
         self._spawned: dict[Instance, None] = {}
         #: Instances for whose process somebody may still wait.
@@ -176,7 +174,7 @@ class Directory:
     def settled(self, instance: Instance, now: float) -> None:
         """The journal knows who spawned this instance: its process may be started."""
         if instance.spawns:
-            self.processes.want(instance, now)
+            self._processes.want(instance, now)
 
     # --- what comes of it
 
@@ -186,8 +184,15 @@ class Directory:
             self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
         instance.spawns.clear()
 
+    def spawn_failed(self, message: SpawnFailed) -> None:
+        """The supervisor could not start a process."""
+        principal = message.principal
+        instance = self._bus.mailbox.instances.get((principal.name, principal.instance_key or ""))
+        if principal.role == "agent" and instance is not None:
+            self.failed(instance, "E_AGENT_SPAWN_FAILED", spawn_failure(message))
+
     def failed(self, instance: Instance, code: str, message: str) -> None:
-        """The process of an instance could not be started."""
+        """The process of an instance does not come: who waits for it is told."""
         for waiting in instance.spawns.values():
             self._refuse(waiting, code, message)
         instance.spawns.clear()

@@ -14,24 +14,28 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final
 
-from msgspec import Raw, structs
+from msgspec import Raw
 
 from kernel.broker.acting import Actor, Actors
-from kernel.broker.answers import deleted_answer, failure_answer, no_room_answer
+from kernel.broker.answers import deleted_answer
 from kernel.broker.approvals.clocks import left_ms
-from kernel.broker.blobs import Receiver, size_of
+from kernel.broker.approvals.room import Approvals
+from kernel.broker.blobs import Receiver
+from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.contents import Content
 from kernel.broker.dead_letters import REQUEUED_SUFFIX
-from kernel.broker.journal.interface import Ended, Item
+from kernel.broker.ends import Ends
+from kernel.broker.journal.interface import Ended
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
 from kernel.broker.journal.records import decode as decode_record
-from kernel.broker.late_answers import late_answer, news, waiting_news
+from kernel.broker.late_answers import news, waiting_news
 from kernel.broker.mailbox import LEASE_S, MAX_LATE, MAX_QUEUED, Event, Instance, Staged, State
 from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.restarts import Restarts
 from kernel.broker.shares import describe_shortage
@@ -40,11 +44,8 @@ from kernel.broker.tracing import trace_of
 from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
 from schemas.codec import encode_value
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import OPERATOR_AGENT, Blob, ErrorPayload, Frame, Hello, ReplyTo, Source
+from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, Hello, ReplyTo, Source
 from schemas.questions import ANSWER_SUFFIX
-
-if TYPE_CHECKING:
-    from kernel.broker.processes import Processes
 
 #: Agents that may wait for each other in a row; a longer chain is taken for a loop.
 MAX_CHAIN: Final = 32
@@ -57,21 +58,34 @@ MAX_NESTED_BYTES: Final = 64 << 10
 
 
 class Events:
-    """The event side of the broker. `processes` is set once both exist."""
+    """The event side of the broker."""
 
-    processes: Processes
-
-    def __init__(self, bus: Bus, tool_calls: ToolCalls, actors: Actors, quiet: QuietPeers, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        actors: Actors,
+        approvals: Approvals,
+        budgets: Budgets,
+        cancels: Cancels,
+        ends: Ends,
+        processes: Processes,
+        quiet: QuietPeers,
+        restarts: Restarts,
+        tool_calls: ToolCalls,
+    ) -> None:
         self._bus = bus
-        self._budgets = tool_calls.budgets
-        self._approvals = tool_calls.approvals
-        self._restarts = restarts
-        self._quiet = quiet
-        self._mailbox = bus.mailbox
-        self._tool_calls = tool_calls
         self._actors = actors
+        self._approvals = approvals
+        self._budgets = budgets
+        self._cancels = cancels
+        self._ends = ends
+        self._processes = processes
+        self._quiet = quiet
+        self._restarts = restarts
+        self._tool_calls = tool_calls
+        self._mailbox = bus.mailbox
         self._ledger = bus.ledger
-        self.cancels = tool_calls.cancels = Cancels(bus)
 
     # --- in
 
@@ -365,14 +379,14 @@ class Events:
     def _end(self, event: Event, item: Staged) -> None:
         self._tool_calls.drop(event)
         self._approvals.drop(event)
-        self.cancels.ending(event)
+        self._cancels.ending(event)
         self._mailbox.finish(event, item.state, item.answer, item.blob)
         self._budgets.ended(event)
         self._bus.counters["answers"] += 1
         if item.state in ("expired", "dead"):
             self._bus.counters[f"events_{item.state}"] += 1
         self._send_answer(event)
-        self.cancels.ended(event)
+        self._cancels.ended(event)
         self._restarts.left(event)
 
     def refused(self, item: Staged) -> None:
@@ -400,23 +414,23 @@ class Events:
             return
         first = instance.queue[0] if instance.queue else None
         if first is not None and first.deadline is not None and first.deadline <= now and not first.held:
-            self._expire(first)
+            self._ends.expire(first)
         if not instance.queue:
-            self.processes.rests(instance, now)
+            self._processes.rests(instance, now)
             return
         if instance.queue[0].ending:
             return  # its end is on the way to the journal
         if instance.queue[0].cancelled:
-            self.cancels.end_queued(instance.queue[0])
+            self._cancels.end_queued(instance.queue[0])
             return
         if instance.queue[0].waits:
-            self.processes.rests(instance, now)
+            self._processes.rests(instance, now)
             return
         connection = instance.conn
         if connection is None or instance.leaving:
-            self.processes.want(instance, now)
+            self._processes.want(instance, now)
             return
-        if not self.processes.has_place(instance, now):
+        if not self._processes.has_place(instance, now):
             return
         event = instance.queue[0]
         self._budgets.begin(event, anew=True)
@@ -506,7 +520,7 @@ class Events:
             if instance.deleting and state == "cancelled":
                 self._mailbox.blobs.discard(blob)
                 answer, blob = deleted_answer(event), None
-            self._stage_end(event, state, answer, blob, conn=connection, frame_id=frame.id)
+            self._ends.stage(event, state, answer, blob, conn=connection, frame_id=frame.id)
         elif frame.stage in ("release", "park"):
             above = True
             if frame.seen_epoch is not None:  # the instance's file is ahead of us: go above it
@@ -516,12 +530,12 @@ class Events:
             self._mailbox.give_back(instance)
             if not above:  # the file is damaged: nobody ever gets above that, and it would go round for ever
                 event.work.attempts += 1
-                self.processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
+                self._processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
             self._bus.ack(connection, frame.id, event)
             self._restarts.left(event)
             if frame.seen_epoch is not None or frame.stage == "park":
                 self.dispatch(instance, now)  # of a parked one, what it waited for may be decided meanwhile
-            self.processes.serve(now)
+            self._processes.serve(now)
         else:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
 
@@ -596,53 +610,11 @@ class Events:
         for data in instance.answers.values():
             self._bus.out.append((AGENTS, connection.ident, data))
 
-    def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
-        """End an event in its agent's place: the sender gets an answer all the same."""
-        if not event.ending:
-            self._mailbox.contents.recall(event)
-            answer = failure_answer(event, error_payload(code, message))
-            self._stage_end(event, state, answer, None, cause=f"{code}: {message}")
-
-    def end_without_agent(self) -> None:
-        """After a restart: events for agents that the bundle has no more become dead letters."""
-        for event in list(self._mailbox.events.values()):
-            if not event.ending and event.instance.agent not in self._bus.plan.agents:
-                message = f"the bundle has no agent {event.instance.agent!r} any more"
-                self.end(event, "dead", "E_AGENT_NOT_FOUND", message)
-
-    def _stage_end(
-        self,
-        event: Event,
-        state: State,
-        answer: Raw,
-        blob: Blob | None,
-        *,
-        cause: str = "",
-        conn: Connection | None = None,
-        frame_id: str = "",
-    ) -> None:
-        """Have the journal write an end; a second word about it waits for the first and changes nothing."""
-        item, follow = Item(()), None
-        if not event.ending:
-            self._mailbox.contents.recall(event)
-            if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
-                self._bus.counters["answers_too_large"] += 1
-                self._mailbox.blobs.discard(blob)
-                answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
-            follow = late_answer(self._bus, event, answer, blob)
-            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
-            event.end = state
-        staged = Staged("finish", item, event, conn=conn, frame_id=frame_id, answer=answer, blob=blob, state=state)
-        self._bus.staged.append(staged if follow is None else structs.replace(staged, follow=follow))
-
-    def _expire(self, event: Event) -> None:
-        self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
-
     def tick(self, now: float) -> None:
         """Queued events end at their deadline."""
         for event in self._mailbox.deadlines.take(now):
             if event.deadline is not None and event.deadline <= now:  # else it has moved
-                self._expire(event)
+                self._ends.expire(event)
 
 
 def _check_kept(frame: Frame) -> None:

@@ -19,8 +19,8 @@ from itertools import islice
 from typing import Final
 
 from kernel.broker.bus import Bus, principal_of
-from kernel.broker.directory import Directory
-from kernel.broker.events import Events
+from kernel.broker.cancels import Cancels
+from kernel.broker.ends import Ends
 from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
 from kernel.broker.places import Claim
 from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
@@ -55,10 +55,10 @@ STARTING_S: Final = 1.0
 class Processes:
     """The process side of the broker."""
 
-    def __init__(self, bus: Bus, events: Events, tool_calls: ToolCalls, directory: Directory) -> None:
+    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls) -> None:
         self._bus = bus
-        self._events = events
-        self._directory = directory
+        self._cancels = cancels
+        self._ends = ends
         self._tool_calls = tool_calls
         self._instances = bus.mailbox.instances
         self._places = bus.mailbox.places
@@ -148,7 +148,7 @@ class Processes:
                 else:
                     self._places.grant(grant)
                     instance.place_s = now - instance.in_line_since
-                    self._events.dispatch(instance, now)
+                    self._bus.due[instance] = None
         finally:
             self._serving = False
 
@@ -194,7 +194,6 @@ class Processes:
         self._leaving.discard(instance)
         self._starting.pop(instance, None)
         self._delayed.pop(instance, None)
-        self._directory.started(instance, now)
 
     def leave(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process goes with our consent; its exit is still to be seen if a supervisor started it."""
@@ -269,7 +268,7 @@ class Processes:
     def _reopen(self, now: float) -> None:
         """The kernel goes on: what was held back is handed out."""
         for instance in list(self._instances.values()):
-            self._events.dispatch(instance, now)
+            self._bus.due[instance] = None
         self.serve(now)
 
     def _inventory(self, message: Inventory, now: float) -> None:
@@ -315,13 +314,12 @@ class Processes:
             return
         instance.requested = False
         self._bus.mailbox.lose_holder(instance, counts=False)  # it was welcomed, handed its event, and ended then
-        text = f"the agent could not be started in {message.attempts} attempts: {message.message}"
+        text = spawn_failure(message)
         for event in list(instance.queue):
             if event.cancelled:
-                self._events.cancels.end_queued(event)
+                self._cancels.end_queued(event)
             else:
-                self._events.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
-        self._directory.failed(instance, "E_AGENT_SPAWN_FAILED", text)
+                self._ends.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
         self._gone(instance, now)
 
     # --- losses
@@ -334,7 +332,7 @@ class Processes:
             if not instance.wanted:
                 self._gone(instance, now)
                 return
-        self._events.dispatch(instance, now)
+        self._bus.due[instance] = None
         if instance.spawns:
             self.want(instance, now)
         self._fill(now)
@@ -349,7 +347,7 @@ class Processes:
         self._bus.staged.append(Staged("note", self._bus.ledger.attempt(event)))
         if event.work.attempts >= MAX_ATTEMPTS:
             message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
-            self._events.end(event, "dead", "E_AGENT_FAILED", message)
+            self._ends.end(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """libzmq has no such peer any more. With a supervisor its word counts, without one this is all there is."""
@@ -420,6 +418,11 @@ class Processes:
             self._bus.presence.drop(connection)
             instance.conn = None
         self.lost(instance, reason, counts=True, now=now)
+
+
+def spawn_failure(message: SpawnFailed) -> str:
+    """Why an agent is not there, for those who wait for it."""
+    return f"the agent could not be started in {message.attempts} attempts: {message.message}"
 
 
 def _address(principal: Principal) -> str:

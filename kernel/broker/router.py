@@ -20,10 +20,12 @@ from kernel.broker.acting import Actors
 from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
+from kernel.broker.cancels import Cancels
 from kernel.broker.changesets import Changesets
 from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
 from kernel.broker.directory import Directory
+from kernel.broker.ends import Ends
 from kernel.broker.events import Events
 from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
@@ -60,6 +62,7 @@ from schemas.control import (
     RestartUndone,
     Revise,
     Revised,
+    SpawnFailed,
     ToBroker,
 )
 from schemas.errors import GoondanError, error_payload
@@ -81,27 +84,40 @@ class Router:
     def __init__(self, bus: Bus, folders: Folders, restored: Restored = NOTHING) -> None:
         """`folders` are those of instances. `restored`: what an earlier broker has remembered of them."""
         self.bus = bus
-        self._budgets = budgets = Budgets(bus)
-        self._approvals = approvals = Approvals(bus, budgets)
-        self._tool_calls = approvals.tool_calls = ToolCalls(bus, budgets, approvals)
+        # Each gets what it needs when it is made, so the order says who knows whom.
         actors = Actors(bus)
-        self._quiet = QuietPeers(bus)
+        cancels = self._cancels = Cancels(bus)
+        ends = self._ends = Ends(bus)
+        self._quiet = quiet = QuietPeers(bus)
         self._restarts = restarts = Restarts(bus)
         self._changesets = changesets = Changesets(bus)
         self._fresh = FreshStarts(bus)
         self._pieces = Pieces()
         self._tokens = tokens = TokenOrders(bus)
-        self._events = approvals.events = Events(bus, self._tool_calls, actors, self._quiet, restarts)
-        self._directory = directory = Directory(bus, actors)
-        self._processes = Processes(bus, self._events, self._tool_calls, directory)
-        self._events.processes = directory.processes = self._processes
+        self._budgets = budgets = Budgets(bus)
+        self._approvals = approvals = Approvals(bus, budgets)
+        self._tool_calls = ToolCalls(bus, budgets, approvals, cancels)
+        self._processes = Processes(bus, cancels, ends, self._tool_calls)
+        self._directory = directory = Directory(bus, actors, self._processes)
+        self._deletions = Deletions(bus, cancels, self._processes, directory, folders)
+        self._events = Events(
+            bus,
+            actors=actors,
+            approvals=approvals,
+            budgets=budgets,
+            cancels=cancels,
+            ends=ends,
+            processes=self._processes,
+            quiet=quiet,
+            restarts=restarts,
+            tool_calls=self._tool_calls,
+        )
         directory.restore(restored.spawned)
-        self._deletions = Deletions(bus, self._events.cancels, self._processes, directory, folders)
         self._deletions.resume(restored.deleted, bus.now)
         budgets.resume(restored.budgets)
         self._configs = configs = LiveConfigs(bus)
         approvals.restore(restored.approvals)
-        self._events.end_without_agent()
+        ends.without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
             "dead.list": dead.list,
@@ -188,6 +204,8 @@ class Router:
             if frame.blob is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS)
             handler(connection, frame, now)
+            if self.bus.due:
+                self._hand_over(now)
         except GoondanError as error:
             self.bus.counters["frames_refused"] += 1
             self.bus.error(connection.cls, connection.ident, error.info, frame)
@@ -217,6 +235,7 @@ class Router:
             return
         try:
             self._greet(cls, ident, frame, now)
+            self._hand_over(now)
         except GoondanError as error:
             self.bus.counters["hello_refused"] += 1
             self.bus.error(cls, ident, error.info, frame)
@@ -241,7 +260,7 @@ class Router:
             elif item.kind == "config":
                 self._configs.settled(item.wish)
             elif item.kind == "approval":
-                self._approvals.settled(item.wish, now)
+                self._go_on(self._approvals.settled(item.wish, now), now)
             elif item.kind == "deletion" and item.instance is not None:
                 self._deletions.settled(item.instance, now)
                 if item.instance.deleting:
@@ -253,6 +272,25 @@ class Router:
                 self._dead.settled(item)
         if self._deletions.active:
             self._deletions.advance(now)
+        self._hand_over(now)
+
+    def _go_on(self, waited: tuple[Connection, Frame] | None, now: float) -> None:
+        """Make a tool call that has waited for the journal to have its approval."""
+        if waited is None:
+            return
+        connection, frame = waited
+        try:
+            self._tool_calls.call(connection, frame, now)
+        except GoondanError as error:
+            self.bus.error(connection.cls, connection.ident, error.info, frame)
+
+    def _hand_over(self, now: float) -> None:
+        """Hand their next events to instances that may have them now; that may make further ones due."""
+        due = self.bus.due
+        while due:
+            instance = next(iter(due))
+            del due[instance]
+            self._events.dispatch(instance, now)
 
     def unreachable(self, cls: int, ident: bytes, now: float) -> None:
         """libzmq has no peer of that routing id."""
@@ -263,6 +301,7 @@ class Router:
                 self.bus.control = None
             self._tokens.lost(connection)
             self._processes.unreachable(connection, now)
+            self._hand_over(now)
 
     def tick(self, now: float) -> None:
         """Deadlines, hung holders, quiet peers, epochs. Call a few times a second."""
@@ -279,6 +318,7 @@ class Router:
         self._budgets.tick(now)
         self._deletions.tick(now)
         self._approvals.tick(now)
+        self._hand_over(now)
 
     def shut_down(self, grace_ms: int) -> None:
         """Tell every agent and tool host to finish; nothing new is taken or handed out after this."""
@@ -312,6 +352,8 @@ class Router:
         else:
             if isinstance(message, RestartUndone):
                 self._restarts.undone(message)
+            if isinstance(message, SpawnFailed):
+                self._directory.spawn_failed(message)
             self._processes.control_event(message, now)
             if self._deletions.active:  # a deletion may have waited for this news
                 self._deletions.advance(now)
@@ -343,7 +385,7 @@ class Router:
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             bus.error(connection.cls, connection.ident, info, None)
         self._tokens.revised()
-        self._events.end_without_agent()
+        self._ends.without_agent()
         bus.tell_supervisor(Revised(plan.revision))
 
     # --- hello
@@ -392,6 +434,7 @@ class Router:
             self._processes.count_attempt(lost, "another process has taken its place")
         connection.allowed = self._configs.allowed(agent, key)
         self._processes.here(instance, connection, now)
+        self._directory.started(instance, now)
         self._events.adopt(instance, hello, now)
         self._welcome(
             connection,
@@ -407,7 +450,7 @@ class Router:
             reason, until = self.bus.draining
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
         self._events.repeat_answers(instance, connection)
-        self._events.cancels.holder_here(instance, connection, hello.leases)
+        self._cancels.holder_here(instance, connection, hello.leases)
         if instance.leased is not None:
             self._approvals.holder_here(instance.leased)
         self._events.dispatch(instance, now)
@@ -481,13 +524,13 @@ class Router:
             self._approve_ops[op](connection, frame, asked, now)
             return
         if op == "cancel":
-            self._events.cancels.ask(connection, frame, asked.get("eventId"), now)
+            self._cancels.ask(connection, frame, asked.get("eventId"), now)
             return
         if op in OPS and operator:
             self._tokens.administer(connection, frame, asked, now)
             return
         if op == "events" and operator:
-            self._events.cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
+            self._cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
             return
         if op == "instance.delete" and operator:
             self._deletions.ask(connection, frame, asked, now)

@@ -13,9 +13,7 @@ Source: docs/design/delivery.md section 6; docs/design/sandbox.md section 1.
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
@@ -24,11 +22,12 @@ from kernel.broker.calls import Call
 from kernel.broker.cancels import Cancels
 from kernel.broker.mailbox import Event, Instance
 from kernel.broker.presence import AGENTS, TOOLS, Connection
+from kernel.broker.refused_calls import tool_error
 from kernel.broker.shares import describe_shortage
 from kernel.broker.workdirs import Workdir, check_opened
 from schemas.codec import encode_value, to_raw
 from schemas.errors import GoondanError, error_payload
-from schemas.frames import Blob, ErrorPayload, Frame, Source
+from schemas.frames import Blob, Frame, Source
 
 #: Calls of one event that may be open: its agent's credit, and frames that crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK
@@ -39,14 +38,13 @@ _LOST: Final = ""
 
 
 class ToolCalls:
-    """The tool-call side of the broker. `cancels` is set once both exist."""
+    """The tool-call side of the broker."""
 
-    cancels: Cancels
-
-    def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals) -> None:
+    def __init__(self, bus: Bus, budgets: Budgets, approvals: Approvals, cancels: Cancels) -> None:
         self._bus = bus
-        self.budgets = budgets
-        self.approvals = approvals
+        self._budgets = budgets
+        self._approvals = approvals
+        self._cancels = cancels
         self._calls = bus.calls
         self._get = bus.calls.get
         self._out = bus.out
@@ -69,7 +67,7 @@ class ToolCalls:
         place = instance.workdir if named is None else Workdir(named)
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
-        approvals = self.approvals
+        approvals = self._approvals
         if (instance.agent in approvals.policies or event.standing is not None) and not approvals.admits(
             connection, event, frame, place, now
         ):
@@ -110,7 +108,7 @@ class ToolCalls:
         if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
         if event.budget is not None:
-            self.budgets.start_call(event.budget, event, call_id, frame, now)
+            self._budgets.start_call(event.budget, event, call_id, frame, now)
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         if frame.blob is not None:
             self._take_large(call, frame.blob)
@@ -160,7 +158,7 @@ class ToolCalls:
         if call.large:
             self._calls.forget_large(call)
         if event.work.requests:
-            self.cancels.call_ended(event, call.id)
+            self._cancels.call_ended(event, call.id)
         instance = event.instance
         target = instance.conn
         if target is None:
@@ -291,19 +289,13 @@ class ToolCalls:
     def fail(self, call: Call, code: str, message: str) -> None:
         """End a call with an error result of the broker's own; an agent that is away is told when it asks again."""
         self._calls.remove(call)
-        self.cancels.call_ended(call.event, call.id)
+        self._cancels.call_ended(call.event, call.id)
         target = call.event.instance.conn
         if target is not None:
-            error = _tool_error(error_payload(code, f"{call.tool}: {message}"))
+            error = tool_error(error_payload(code, f"{call.tool}: {message}"))
             frame = Frame("tool.result", call_id=call.id, to=call.event.instance.agent)
             frame.payload = to_raw({"status": "error", "error": error})
             self._bus.send(target, frame)
-
-    def refuse(self, connection: Connection, frame: Frame, info: ErrorPayload) -> None:
-        """Answer a call that is not made with an error result."""
-        refused = Frame("tool.result", call_id=frame.call_id, in_reply_to=frame.id, to=connection.claims.agent)
-        refused.payload = to_raw({"status": "error", "error": _tool_error(info)})
-        self._bus.send(connection, refused)
 
     def drop(self, event: Event) -> None:
         """The event has ended: what it still has open is cancelled."""
@@ -311,7 +303,7 @@ class ToolCalls:
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)
-                self.cancels.call_ended(event, call_id)
+                self._cancels.call_ended(event, call_id)
                 if call.host is not None:
                     self._bus.send(call.host, _cancel(event.instance, call_id))
 
@@ -333,9 +325,3 @@ def _forbidden(instance: Instance, frame: Frame) -> GoondanError:
         return GoondanError(error_payload("E_FORBIDDEN", "an agent may not name a workdir"))
     message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
     return GoondanError(error_payload("E_FORBIDDEN", message))
-
-
-def _tool_error(info: ErrorPayload) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(info)
-    fields.pop("retryAfterMs", None)
-    return {"name": "ToolHostError", **fields}

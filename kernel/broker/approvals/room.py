@@ -17,7 +17,7 @@ Source: docs/approvals.md, docs/decisions/069.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Raw
 
@@ -29,6 +29,7 @@ from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
 from kernel.broker.mailbox import Event, Instance, Staged
 from kernel.broker.presence import CLIENTS, Connection
+from kernel.broker.refused_calls import refuse_call
 from kernel.broker.shares import Pool, kept_of
 from kernel.broker.standing import Standing
 from kernel.broker.workdirs import Workdir
@@ -50,10 +51,6 @@ from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ErrorPayload, Frame
 from schemas.launch import AgentSpec
 
-if TYPE_CHECKING:
-    from kernel.broker.events import Events
-    from kernel.broker.tool_calls import ToolCalls
-
 #: Items that wait at once, and their bytes: shared by session and root, so that one turn cannot bury a person in them.
 MAX_ITEMS: Final = 4096
 MAX_ITEM_BYTES: Final = 64 << 20
@@ -65,10 +62,7 @@ MAX_DECIDERS: Final = 64
 
 
 class Approvals:
-    """The items of the bus. `events` and `tool_calls` are set once all exist."""
-
-    events: Events
-    tool_calls: ToolCalls
+    """The items of the bus."""
 
     def __init__(self, bus: Bus, budgets: Budgets) -> None:
         self._bus = bus
@@ -117,7 +111,7 @@ class Approvals:
             return False
         refusal = _refusal(item, event, tool, digest, call, decision)
         if refusal is not None or item is None:
-            self.tool_calls.refuse(connection, frame, refusal or _denied(tool, "a rule of the bundle"))
+            refuse_call(self._bus, connection, frame, refusal or _denied(tool, "a rule of the bundle"))
             self._heard(item)
             return False
         if item.open:
@@ -285,11 +279,13 @@ class Approvals:
 
     # --- the journal's word
 
-    def settled(self, subject: str, now: float) -> None:
-        """The journal has what was staged last of this item."""
+    def settled(self, subject: str, now: float) -> tuple[Connection, Frame] | None:
+        """The journal has what was staged last of this item. Returns a `tool.call` that goes on now, if one does, and
+        where it came from.
+        """
         item = self._items.get(subject)
         if item is None:
-            return  # its event has ended meanwhile
+            return None  # its event has ended meanwhile
         if item.state == "staged":
             item.state = "waits"
             self._tell_waits(item)
@@ -298,7 +294,8 @@ class Approvals:
             self._decided(item, item.deciding, now)
         elif item.state == "starting":
             item.state = "started"
-            self._go_on(item, now)
+            return self._go_on(item)
+        return None
 
     def refused(self, subject: str) -> None:
         """The disk has no room for a new item."""
@@ -327,21 +324,18 @@ class Approvals:
         item.operators = []
         self.tell_holder(event)
         self._tell_watchers()
-        self.events.dispatch(event.instance, now)
+        self._bus.due[event.instance] = None
 
-    def _go_on(self, item: Item, now: float) -> None:
+    def _go_on(self, item: Item) -> tuple[Connection, Frame] | None:
         """The use is journaled: the call that waited for that goes on, if its process still waits."""
         asker, item.asker = item.asker, None
         if asker is None:
-            return
+            return None
         connection, frame = asker
         if frame.type == "approval.ask":
             self._reply(connection, frame.id, ApprovalState(state="run"))
-            return
-        try:
-            self.tool_calls.call(connection, frame, now)
-        except GoondanError as error:
-            self._bus.error(connection.cls, connection.ident, error.info, frame)
+            return None
+        return asker
 
     # --- events
 

@@ -1,0 +1,75 @@
+"""How events end: the journal writes the end, with its answer, before anybody hears of it. Pure.
+
+An event ends by the word of its holder, or in its agent's place: at its deadline, when its agent cannot take it, after
+too many attempts. Whoever asked gets an answer in any case.
+
+Source: docs/design/delivery.md sections 2 and 5.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Raw, structs
+
+from kernel.broker.answers import failure_answer, no_room_answer
+from kernel.broker.blobs import size_of
+from kernel.broker.bus import Bus
+from kernel.broker.journal.interface import Item
+from kernel.broker.late_answers import late_answer
+from kernel.broker.mailbox import Event, Staged, State
+from kernel.broker.presence import Connection
+from schemas.errors import error_payload
+from schemas.frames import Blob
+
+
+class Ends:
+    """Stages the ends of events."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._mailbox = bus.mailbox
+        self._ledger = bus.ledger
+
+    def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
+        """End an event in its agent's place: the sender gets an answer all the same."""
+        if not event.ending:
+            self._mailbox.contents.recall(event)
+            answer = failure_answer(event, error_payload(code, message))
+            self.stage(event, state, answer, None, cause=f"{code}: {message}")
+
+    def without_agent(self) -> None:
+        """After a restart: events for agents that the bundle has no more become dead letters."""
+        for event in list(self._mailbox.events.values()):
+            if not event.ending and event.instance.agent not in self._bus.plan.agents:
+                message = f"the bundle has no agent {event.instance.agent!r} any more"
+                self.end(event, "dead", "E_AGENT_NOT_FOUND", message)
+
+    def stage(
+        self,
+        event: Event,
+        state: State,
+        answer: Raw,
+        blob: Blob | None,
+        *,
+        cause: str = "",
+        conn: Connection | None = None,
+        frame_id: str = "",
+    ) -> None:
+        """Have the journal write an end; a second word about it waits for the first and changes nothing."""
+        item, follow = Item(()), None
+        if not event.ending:
+            self._mailbox.contents.recall(event)
+            if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
+                self._bus.counters["answers_too_large"] += 1
+                self._mailbox.blobs.discard(blob)
+                answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
+            follow = late_answer(self._bus, event, answer, blob)
+            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
+            event.end = state
+        staged = Staged("finish", item, event, conn=conn, frame_id=frame_id, answer=answer, blob=blob, state=state)
+        self._bus.staged.append(staged if follow is None else structs.replace(staged, follow=follow))
+
+    def expire(self, event: Event) -> None:
+        """Its deadline has passed while it waited."""
+        self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
