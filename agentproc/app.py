@@ -1,8 +1,8 @@
 """One agent process: a link, the events that come over it one after another, and the ways to leave.
 
 Leaving. Idle for long enough: `bye` asks the broker, which alone decides. `shutdown` or SIGTERM: the running turn goes
-on to its next step boundary, or for as long as was granted; everything unfinished is released, `shutdown_ack` says
-so, and the process exits 0. A link that the broker refused ends the process with 1.
+on to its next step boundary, or for as long as was granted, if there is a limit; everything unfinished is released,
+`shutdown_ack` says so, and the process exits 0. A link that the broker refused ends the process with 1.
 
 Source: docs/design/processes.md section 6; requirement IPC-07.
 """
@@ -61,7 +61,9 @@ class AgentApp:
         self._working: asyncio.Task[None] | None = None
         self._bye: asyncio.Future[Frame] | None = None
         self._shutdown: Frame | None = None
-        self._leave_at: float | None = None
+        self._leaving = False
+        self._leave_at: float | None = None  # while leaving: when everything must be released; None: no limit
+        self._cut_at: float | None = None  # before that: when a step that still runs is cut off
         self.link = Link(
             endpoint,
             token,
@@ -104,8 +106,8 @@ class AgentApp:
                 log.error("the link is over: %s", self.link.closed.exception() or "closed")
                 runner.abandon()
                 return 1
-            if self._leave_at is not None:
-                return await self._leave(runner, self._leave_at)
+            if self._leaving:
+                return await self._leave(runner)
             if self._working is not None and self._working.done():
                 self._working.result()
                 self._working = None
@@ -136,15 +138,17 @@ class AgentApp:
     def _nudge(self, _: object = None) -> None:
         self._wake.set()
 
-    async def _leave(self, runner: TurnRunner, leave_at: float) -> int:
+    async def _leave(self, runner: TurnRunner) -> int:
         """Reach a step boundary in time, or not; release what is unfinished; acknowledge."""
         loop = asyncio.get_running_loop()
         held = runner.leases()
         runner.pause()
         unfinished: list[Lease] = []
         if self._working is not None:
-            left = max(0.0, leave_at - loop.time())
-            await asyncio.wait([self._working], timeout=left - min(RELEASE_S, left / 2))
+            await self._until_released(self._working)
+            if self.link.closed.done():
+                runner.abandon()
+                return 1
             if not self._working.done():
                 runner.abandon()
                 await asyncio.wait([self._working], timeout=RELEASE_S)
@@ -155,7 +159,8 @@ class AgentApp:
             for lease in unfinished
         ]
         if releases:
-            await asyncio.wait(releases, timeout=min(RELEASE_S, max(0.05, leave_at - loop.time())))
+            left = RELEASE_S if self._leave_at is None else self._leave_at - loop.time()
+            await asyncio.wait(releases, timeout=min(RELEASE_S, max(0.05, left)))
             for release in releases:
                 if release.done() and not release.cancelled():
                     release.exception()  # a refused release says that somebody else has the event already
@@ -164,6 +169,17 @@ class AgentApp:
             to = asked.from_ or ORCHESTRATOR
             self.link.send(Frame("shutdown_ack", from_=runner.spec.name, to=to, in_reply_to=asked.id))
         return 0
+
+    async def _until_released(self, working: asyncio.Task[None]) -> None:
+        """Wait for the running turn to come to its step boundary, as long as that may take. It may become less."""
+        loop = asyncio.get_running_loop()
+        while not working.done() and not self.link.closed.done():
+            patience = None if self._cut_at is None else self._cut_at - loop.time()
+            if patience is not None and patience <= 0:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), patience)
+            self._wake.clear()
 
     # --- what comes in
 
@@ -193,9 +209,9 @@ class AgentApp:
                 if self._runner is not None:
                     self._runner.set_clock(frame)
             elif frame.type == "shutdown":
-                grace = from_raw(frame.payload, Shutdown).grace_period_ms / 1000
+                grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
                 self._shutdown = frame
-                self._begin_leaving(grace)
+                self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
             elif frame.type == "error":
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
         except GoondanError as error:
@@ -204,7 +220,7 @@ class AgentApp:
     def _on_welcome(self, welcome: Welcome) -> None:
         if self._runner is not None:
             self._runner.caller.welcomed()
-            self._runner.live_config.take(welcome.config)
+            self._runner.live_config.take(welcome.config, welcome.spec)
 
     def _on_event(self, frame: Frame) -> None:
         if frame.in_reply_to is not None and not frame.asynchronous:
@@ -230,9 +246,12 @@ class AgentApp:
     def _terminate(self) -> None:
         self._begin_leaving(TERM_GRACE_S)
 
-    def _begin_leaving(self, grace_s: float) -> None:
-        leave_at = asyncio.get_running_loop().time() + grace_s
-        self._leave_at = leave_at if self._leave_at is None else min(self._leave_at, leave_at)
+    def _begin_leaving(self, grace_s: float | None) -> None:
+        self._leaving = True
+        if grace_s is not None:
+            leave_at = asyncio.get_running_loop().time() + grace_s
+            if self._leave_at is None or leave_at < self._leave_at:
+                self._leave_at, self._cut_at = leave_at, leave_at - min(RELEASE_S, grace_s / 2)
         if self._runner is not None:
             self._runner.pause()
         self._wake.set()

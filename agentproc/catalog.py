@@ -86,6 +86,8 @@ class DynamicItems(Protocol):
 
     def find(self, name: str) -> CatalogItem | None: ...
 
+    def reserve(self, taken: Mapping[str, Any]) -> None: ...
+
 
 class Catalog:
     """The registry of one agent, and the catalog its steps start with: the agent's own tools, then the dynamic ones.
@@ -115,22 +117,28 @@ class Catalog:
         #: Whether the agent's extensions may add tools at all.
         self.widened = widened
         self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
+        self._followed: AgentSpec | None = None
 
     @classmethod
     def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
         """The catalog of an agent. A name without a registry item is shown bare; calling it is E_TOOL_NOT_FOUND."""
-        registry = {item.name: item for item in spec.registry}
-        initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
-        return cls(
-            registry,
-            initial,
-            spec.allow_registry,
-            dynamic=dynamic,
-            named=spec.dynamic,
-            reach=reachable_tools(spec),
-            agent=spec.name,
-            widened=not all(extension.bundled for extension in spec.extensions),
-        )
+        catalog = cls({}, (), dynamic=dynamic, agent=spec.name)
+        catalog.follow(spec)
+        return catalog
+
+    def follow(self, spec: AgentSpec) -> None:
+        """Steps that begin from now on are of this specification. Nothing happens if the last ones were."""
+        if spec is self._followed:
+            return
+        self._followed = spec
+        self.registry = registry = {item.name: item for item in spec.registry}
+        self._declared = self._initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
+        self._patterns = spec.allow_registry
+        self._declared_dynamic = self._named = spec.dynamic
+        self._declared_reach = self._reach = reachable_tools(spec)
+        self.widened = not all(extension.bundled for extension in spec.extensions)
+        if self._dynamic is not None:
+            self._dynamic.reserve(registry)
 
     def begin_with(self, tools: Sequence[str] | None) -> None:
         """What steps begin with from now on: every export of these Tools, and dynamic tools by their own names. None:

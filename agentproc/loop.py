@@ -28,7 +28,7 @@ from agentproc.completions import Ended, read_answer, read_completion
 from agentproc.extensions.bundle_changes import BundleChanges
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.events import EventBus
-from agentproc.extensions.loaded import Extensions, InstancePaths, give_state
+from agentproc.extensions.loaded import Extensions, InstancePaths
 from agentproc.extensions.oauth import AccessTokens
 from agentproc.extensions.patience import Watch
 from agentproc.extensions.pipeline import Pipeline
@@ -92,14 +92,13 @@ class TurnRunner:
     ) -> None:
         """`secrets` are those that the process's log hides."""
         loop = asyncio.get_running_loop()
-        self.spec = spec
         self.instance_key = instance_key
         self.link = link
         self.store = store
         self.loop = loop
         self.clock = clock
         self.pipeline = Pipeline()
-        self.tools = DynamicTools({item.name: item for item in spec.registry})
+        self.tools = DynamicTools()
         self.catalog = Catalog.of(spec, self.tools)
         self.events = EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
@@ -132,9 +131,16 @@ class TurnRunner:
         self._broken: GoondanError | None = None  # why the agent cannot work at all
         self._loaded = self.live_config.current  # what the extensions were loaded for
 
+    @property
+    def spec(self) -> AgentSpec:
+        """What the bundle says of the agent. It becomes another one between two steps at any time (live_config.py), but
+        not in its model.
+        """
+        return self.live_config.current.spec
+
     def points(self, in_force: InForce) -> PointStages:
         """The points of one turn, which begins with this configuration."""
-        return PointStages(self.pipeline, self.tools, self.extensions, self.spec, in_force, self.watch)
+        return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
 
     def redact(self, text: str) -> str:
         """A text without what is secret of the agent's model, and without the tokens that its extensions got."""
@@ -158,7 +164,6 @@ class TurnRunner:
 
     async def load_extensions(self) -> None:
         """Load the agent's extensions. What goes wrong is answered to every event from then on."""
-        give_state(self.spec.extensions, self.spec.state_dir)
         try:
             await self.extensions.start()
             self._broken = None

@@ -37,12 +37,12 @@ from agentproc.extensions.contexts import Execution
 from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
-from agentproc.live_config import TurnConfig
 from agentproc.notes import ModelAttempts, TurnNotes, results_of
 from agentproc.own_calls import OwnCalls
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
+from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
 from agentproc.swarm import Swarm
 from agentproc.told_event import told_event
@@ -303,6 +303,7 @@ class TurnRun:
                 parent_span_id=self._parent_span,
                 waited_ms=self._waited_ms,
             )
+            self._config.begin_turn()
             self._notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
             actions = self.turn.handle(self._first, at)
             # The first messages go into the transaction that begins the turn.

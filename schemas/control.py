@@ -155,11 +155,15 @@ class BeginAnew(Struct, frozen=True, tag="begin_anew", tag_field="kind", rename=
 
 
 class RestartAgents(Struct, frozen=True, tag="restart_agents", tag_field="kind", rename="camel"):
-    """Every process of these agents is to come to a step boundary and to leave; what has work is wanted again."""
+    """Every process of these agents is to come to a step boundary and to leave; what has work is wanted again.
+
+    `grace_period_ms`: what takes longer is cut off; None: nothing is. `launches`: only these, None for all.
+    """
 
     agents: list[str]
-    grace_period_ms: int
+    grace_period_ms: int | None
     reason: ShutdownReason = "restart"
+    launches: list[int] | None = None
 
 
 class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"):

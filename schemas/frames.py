@@ -413,9 +413,11 @@ ShutdownReason = Literal["restart", "config_change", "orchestrator_shutdown", "i
 
 
 class Shutdown(Struct, frozen=True, rename="camel"):
-    """Payload of `shutdown`: finish or give up within `grace_period_ms`, then answer `shutdown_ack` (IPC-07)."""
+    """Payload of `shutdown`: finish or give up within `grace_period_ms`, then answer `shutdown_ack` (IPC-07). None: an
+    agent's running step takes its own time, within the deadlines that it has.
+    """
 
-    grace_period_ms: int
+    grace_period_ms: int | None
     reason: ShutdownReason
 
 

@@ -104,6 +104,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     `modules` are what it may import from the bundle, by the path from the entry's folder, with the SHA-256 that they
     had when the kernel started (hexadecimal); None: whatever lies in that folder. `config_schema` is the JSON Schema
     that its config must fit, None when it declares none. `bundled`: it comes with the kernel, in `agentproc.base`.
+    `confidential`: its config has values of environment variables, so no file may hold it.
     """
 
     name: str
@@ -114,6 +115,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     modules: dict[str, str] | None = None
     config_schema: dict[str, Any] | None = None
     bundled: bool = False
+    confidential: bool = False
 
 
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

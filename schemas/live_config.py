@@ -9,10 +9,10 @@ Source: requirements CONFIG-01, CONFIG-02.
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import Raw, Struct, UnsetType
 
 from schemas.effective_config import Change
-from schemas.frames import ErrorPayload
+from schemas.frames import NO_PAYLOAD, ErrorPayload
 
 #: Who a patch is for: the instance whose extension proposes it, or all instances of its agent.
 Scope = Literal["instance", "agent"]
@@ -65,9 +65,12 @@ class ConfigOutcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Payload of `config.changed`, and `config` of `welcome`: every change that is in force for the instance, in order.
 
-    `revision` is the number of the last patch or of the last revert; `base` names what the changes are for.
+    `revision` is the number of the last patch or of the last revert; `base` names what the changes are for. `spec` is
+    what the bundle says of the agent from now on (schemas.launch.AgentSpec, msgpack), nil when that has not changed: so
+    a step sees the bundle's part and the patches' part of one moment.
     """
 
     revision: int = 0
     base: str = ""
     changes: list[Change] = []
+    spec: Raw = NO_PAYLOAD

@@ -20,6 +20,7 @@ import logging
 import traceback
 from collections.abc import Callable, Mapping
 from inspect import isawaitable, iscoroutinefunction
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -79,7 +80,7 @@ class LocalContext:
 class DynamicTools:
     """The tools of one agent's extensions. `taken` are the names of the bundle's own tools."""
 
-    def __init__(self, taken: Mapping[str, Any]) -> None:
+    def __init__(self, taken: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._taken = taken
         self._tools: dict[str, DynamicTool] = {}
 
@@ -111,6 +112,14 @@ class DynamicTools:
         """The item of the tool of this name."""
         tool = self._tools.get(name)
         return None if tool is None else tool.item
+
+    def reserve(self, taken: Mapping[str, Any]) -> None:
+        """These are the names of the bundle's own tools from now on."""
+        self._taken = taken
+
+    def clashes(self, extension: str) -> bool:
+        """Whether a tool of this extension has a name that the bundle has taken since."""
+        return any(tool.extension == extension and name in self._taken for name, tool in self._tools.items())
 
     def register(self, item: Any, handler: Any, *, extension: str, exposed: bool = True) -> None:
         """Add or replace a tool. `item` is a mapping or an object with name, description, parameters and, when

@@ -4,8 +4,8 @@ Rules.
 - They are loaded in the order of the list, each `register` awaited before the next begins. One that fails makes every
   turn of the agent fail with the reason, instead of running without it.
 - An extension is known by its key, `Extension/<name>`. While its key stays in the list, what it has in memory stays:
-  its `ext_state`, its registrations, its connections. Another order changes nothing. Another `config` lets that one go
-  and registers it again, with the `ext_state` that it had.
+  its `ext_state`, its registrations, its connections. Another order changes nothing. Another `config`, or document,
+  lets that one go and registers it again, with the `ext_state` that it had.
 - Before an extension goes, it hears `extension.cleanup`, and its handlers are awaited, five seconds at most.
 - Modules are imported under names of their own, so that two extensions with a file of the same name do not meet;
   modules beside an entry can be imported by it.
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from agentproc.extensions.api import ExtensionApi
 from agentproc.extensions.bundle_changes import BundleChanges
@@ -125,6 +125,7 @@ class Extensions:
 
     async def _fit(self, wanted: Sequence[ExtensionSpec]) -> None:
         self._fitted = ()
+        give_state([spec for spec in wanted if spec.name not in self._loaded], self._place.state_dir)
         names = {spec.name for spec in wanted}
         for name in [name for name in self._loaded if name not in names]:
             await self._let_go(name)
@@ -132,7 +133,7 @@ class Extensions:
             known = self._loaded.get(spec.name)
             if known is None:
                 await self._load(spec, ExtState())
-            elif known.spec.config != spec.config:
+            elif _differs(known.spec, spec) or self._tools.clashes(spec.name):
                 await self._let_go(spec.name)
                 await self._load(spec, known.state, known.module)
         self._fitted = wanted
@@ -203,6 +204,11 @@ def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
             os.makedirs(f"{state_dir}/extensions/{path_segment(spec.name)}", 0o700, exist_ok=True)
         except OSError as error:
             log.warning("extension %s has no folder for its state: %s", spec.name, error)
+
+
+def _differs(one: ExtensionSpec, other: ExtensionSpec) -> bool:
+    """Whether an extension has to be registered again. Where its code lies does not matter: it is the same code."""
+    return structs.replace(one, entry="", modules=None) != structs.replace(other, entry="", modules=None)
 
 
 async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:

@@ -32,7 +32,7 @@ from agentproc.extensions.resource import Resource
 from agentproc.live_config import InForce
 from agentproc.providers.base import ModelAnswer
 from schemas.errors import GoondanError
-from schemas.launch import AgentSpec, CatalogItem
+from schemas.launch import CatalogItem
 
 #: How often `step.llmError` may ask the model again in one step: what fails a fourth time in a row is seldom cured by
 #: asking again, and each try costs money.
@@ -43,14 +43,13 @@ Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]
 
 
 class PointStages:
-    """The points of one turn. `spec` is what the bundle says of the agent, `in_force` what the turn begins with."""
+    """The points of one turn. `in_force` is what the turn begins with."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         tools: DynamicTools,
         extensions: Extensions,
-        spec: AgentSpec,
         in_force: InForce,
         watch: Watch,
     ) -> None:
@@ -58,11 +57,13 @@ class PointStages:
         self._watch = watch
         self._tools = tools
         self._extensions = extensions
-        self._around = Surroundings(Resource(spec.swarm), Resource(spec.resource))
+        self._around = _around(in_force)
         self._in_force = in_force
 
     async def begin_step(self, in_force: InForce) -> None:
         """A step begins with this configuration. Raises GoondanError E_EXTENSION_FAILED."""
+        if in_force.spec is not self._in_force.spec:
+            self._around = _around(in_force)
         self._in_force = in_force
         await self._extensions.settle(in_force.extensions)
 
@@ -214,3 +215,8 @@ class PointStages:
 
     def _call(self, step: StepScope, call: CallScope) -> ToolCallPointContext:
         return ToolCallPointContext(TurnView(step.turn), StepView(step), step, self._around, self._tools.dotted, call)
+
+
+def _around(in_force: InForce) -> Surroundings:
+    """The documents of the agent and of its Swarm, as written."""
+    return Surroundings(Resource(in_force.spec.swarm), Resource(in_force.spec.resource))

@@ -138,8 +138,8 @@ class Bus:
         frame.id = self.next_id()
         self.out.append((connection.cls, connection.ident, encode_value(frame)))
 
-    def shutdown(self, connection: Connection, grace_ms: int, reason: ShutdownReason) -> None:
-        """Tell an agent or a tool host to leave."""
+    def shutdown(self, connection: Connection, grace_ms: int | None, reason: ShutdownReason) -> None:
+        """Tell an agent or a tool host to leave; None: a running step takes its time."""
         to = connection.claims.agent or connection.address
         payload = to_raw(Shutdown(grace_ms, reason))
         self.send(connection, Frame("shutdown", from_=ORCHESTRATOR, to=to, payload=payload))

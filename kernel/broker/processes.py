@@ -70,6 +70,8 @@ class Processes:
         self._idle: dict[Instance, None] = {}
         #: Of these: on their way out.
         self._leaving: set[Instance] = set()
+        #: Of these: those whose running step may take its time.
+        self._unhurried: set[Instance] = set()
         #: Instances with a place that are started when a process has gone.
         self._delayed: dict[Instance, None] = {}
         #: Of these: holders that are being killed because they do not answer, and why.
@@ -192,6 +194,7 @@ class Processes:
         instance.requested = instance.leaving = False
         self._processes.add(instance)
         self._leaving.discard(instance)
+        self._unhurried.discard(instance)
         self._starting.pop(instance, None)
         self._delayed.pop(instance, None)
 
@@ -254,16 +257,34 @@ class Processes:
         """Processes of these agents leave, at once or at a step boundary; one with work is wanted when it is gone."""
         for instance in list(self._instances.values()):
             connection = instance.conn
-            if connection is None or instance.leaving or instance.agent not in message.agents:
+            if connection is None or instance.agent not in message.agents:
+                continue
+            launch = connection.claims.launch
+            if message.launches is not None and launch not in message.launches:
+                continue
+            if instance.leaving and (instance not in self._unhurried or message.grace_period_ms is None):
                 continue
             self._bus.shutdown(connection, message.grace_period_ms, message.reason)
             if instance.leased is None and not instance.answers:
                 self.leave(instance, connection, now)
-            elif connection.claims.launch:
+            elif launch:
                 # It goes on to speak until it has given back what it holds; the supervisor sees it gone.
                 instance.leaving = True
                 self._leaving.add(instance)
-                self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
+                if message.grace_period_ms is None:
+                    self._unhurried.add(instance)
+                else:
+                    self._retire(instance, connection)
+
+    def _retire(self, instance: Instance, connection: Connection) -> None:
+        """The supervisor follows a process to its end from now on, and kills one that takes too long."""
+        self._unhurried.discard(instance)
+        self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
+
+    def says_goodbye(self, instance: Instance) -> None:
+        """The process of an instance has released what it held, and ends now."""
+        if instance in self._unhurried and instance.conn is not None:
+            self._retire(instance, instance.conn)
 
     def _reopen(self, now: float) -> None:
         """The kernel goes on: what was held back is handed out."""
@@ -367,6 +388,7 @@ class Processes:
         """It has no process any more, nor will the one come that was asked for."""
         self._processes.discard(instance)
         self._leaving.discard(instance)
+        self._unhurried.discard(instance)
         for kept in (self._starting, self._idle, self._delayed):
             kept.pop(instance, None)
         self._hung.pop(instance, None)
@@ -392,6 +414,8 @@ class Processes:
             late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now and not event.held
             if late or event.work.lease_until <= now:
                 self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
+        for instance in [one for one in self._unhurried if one.leased is None]:  # so it should be gone in a moment
+            self.says_goodbye(instance)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
             del self._starting[instance]
         self._fill(now)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
@@ -67,7 +68,7 @@ from schemas.control import (
 )
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import NO_PAYLOAD, PROTOCOL_VERSION, Frame, Hello, Welcome
-from schemas.launch import KernelPlan
+from schemas.launch import AgentSpec, KernelPlan
 from schemas.oauth import TokensSpec
 from schemas.reach import reachable_tools
 
@@ -368,18 +369,22 @@ class Router:
         self._approvals.revise(plan.agents)
 
     def _revise(self, plan: KernelPlan) -> None:
-        """Another revision takes the place of the one that runs. Agents that it changes are restarted by another word;
-        what they may call is in force now. Tool hosts say hello again, and get their new specification.
+        """Another revision takes the place of the one that runs. Agents that it changes go on with it at their next step,
+        and those that cannot are restarted by another word. What they may call is in force now. Tool hosts say hello
+        again, and get their new specification.
         """
         bus = self.bus
-        bus.plan = plan
+        before, bus.plan = bus.plan, plan
         self._prepare(plan)
         self._budgets.revise(plan)
         self._actors.revise(plan)
+        changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
-            connection.allowed = self._configs.allowed(
-                connection.claims.agent or "", connection.claims.instance_key or ""
-            )
+            agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
+            connection.allowed = self._configs.allowed(agent, key)
+            if agent in changed:
+                told = self._configs.with_spec(agent, key, self._specs[agent])
+                bus.send(connection, Frame("config.changed", payload=to_raw(told)))
         for connection in list(self._connections[TOOLS].values()):
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
@@ -508,6 +513,8 @@ class Router:
     def _shutdown_ack(self, connection: Connection, frame: Frame, now: float) -> None:
         """A process has released what it held, and exits now."""
         self.bus.counters["shutdown_acks"] += 1
+        if connection.instance is not None:
+            self._processes.says_goodbye(connection.instance)
 
     def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
         """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
@@ -591,3 +598,8 @@ class Router:
 
     def _ignore(self, connection: Connection, frame: Frame, now: float) -> None:
         """A sign of life, or news that has no listener."""
+
+
+def _is_same(old: AgentSpec | None, new: AgentSpec) -> bool:
+    """Whether two specifications of an agent say the same; the bundle's revision is in each, and says nothing of it."""
+    return old is not None and replace(old, revision=new.revision) == new

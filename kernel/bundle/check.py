@@ -27,6 +27,7 @@ from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
+from kernel.bundle.variables import names_any
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
@@ -533,7 +534,8 @@ class Checker:
             elif extension.entry:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)
-                agent.extensions.append(extension.spec(own))
+                named = own is not None and names_any(document.node, "spec", "extensions")
+                agent.extensions.append(extension.spec(own, named=named))
         self._misplaced(agent, extensions)
 
     def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:

@@ -21,6 +21,7 @@ from kernel.bundle.extension_modules import modules_of
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.problems import Path, Report
 from kernel.bundle.shape import Document
+from kernel.bundle.variables import names_any
 from schemas import resources
 from schemas.address import is_resource_name
 from schemas.launch import ExtensionSpec
@@ -60,8 +61,10 @@ class CheckedExtension(Struct):
         body = (self.code_of or self.resource).spec
         return body.config_schema if isinstance(body, resources.ExtensionBody) else None
 
-    def spec(self, config: dict[str, Any] | None) -> ExtensionSpec:
-        """For one agent; its own `config` takes the place of the document's."""
+    def spec(self, config: dict[str, Any] | None, *, named: bool = False) -> ExtensionSpec:
+        """For one agent; its own `config` takes the place of the document's. `named`: the agent's document puts
+        variables of the environment into it.
+        """
         fields: dict[str, Any] = msgspec.to_builtins(self.resource)
         if config is not None:
             fields["spec"]["config"] = config
@@ -76,6 +79,7 @@ class CheckedExtension(Struct):
             modules=None if self.bundled else self.modules,
             config_schema=self.schema,
             bundled=self.bundled,
+            confidential=named if config is not None else names_any(self.document.node, "spec", "config"),
         )
 
 

@@ -39,6 +39,11 @@ def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, st
             yield name, kind
 
 
+def names_any(node: Node, *path: str) -> bool:
+    """Whether a document names a variable below these keys. Items of a list are not told apart."""
+    return any(below[: len(path)] == path for _, below in _names(node, ()))
+
+
 def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names, each with the keys above it."""
     if isinstance(node, Mapping):

@@ -42,12 +42,15 @@ from schemas.control import (
     WhichChangesets,
 )
 from schemas.errors import GoondanError, fail
-from schemas.frames import OPERATOR_AGENT, ShutdownReason
+from schemas.frames import OPERATOR_AGENT
 from schemas.launch import KernelPlan
 from schemas.visible import visible_line
 
 #: How long the broker may take to say that it has what it was told (seconds): a journal waits for the disk.
 ANSWER_S: Final = 5.0
+#: How long it may take until a broker serves another revision (seconds). One that was killed meanwhile is started
+#: again, several times if need be; one that hangs is found out, killed and replaced within this time.
+TAKE_OVER_S: Final = 30.0
 #: How often it is looked whether processes are gone (seconds).
 GONE_POLL_S: Final = 0.02
 #: A piece of a plan (bytes): well below a frame.
@@ -98,6 +101,8 @@ class Conductor:
         self._checked: Revision | None = None  # for the wish that is due next
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[str, asyncio.Future[None]] = {}  # what the broker is to say
+        self._broker_came = asyncio.Event()
+        self._replaced: set[int] = set()  # launches that are to leave, because they cannot follow the bundle
         self._changing = asyncio.Lock()
         self._watcher: Watcher | None = None
         self._refused = ""  # what was said last about a bundle that does not run
@@ -124,7 +129,7 @@ class Conductor:
         if fresh:
             await self._begin_anew(agent)
         before = self._agents.launches([agent])
-        self._tell_agents([agent], "restart")
+        self._kernel.answer(RestartAgents([agent], round(RESTART_GRACE_S * 1000)))
         loop = asyncio.get_running_loop()
         until = loop.time() + RESTART_GRACE_S + LEAVE_LIMIT_S
         while left := before & self._agents.launches([agent]):
@@ -142,6 +147,8 @@ class Conductor:
     def heard(self, message: AboutBundle) -> None:
         """A word of the broker."""
         if isinstance(message, ChangesetAsked | ChangesetsOver | WhichChangesets):
+            if isinstance(message, WhichChangesets):  # what every broker asks first
+                self._broker_here()
             self.changesets.heard(message)
         elif isinstance(message, RestartAsked):
             self.asked(message)
@@ -232,20 +239,17 @@ class Conductor:
                 await self._apply(plan, revision, change)
 
     async def _apply(self, plan: KernelPlan, revision: Revision, change: Difference) -> None:
-        """What the change affects restarts, and nothing else."""
+        """What the change affects goes on with it, or restarts where it cannot; and nothing else does."""
         self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
         self._kernel.revise(self._opened)
-        pieces = [revision.plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(revision.plan)), PIECE_BYTES)]
         try:
-            await self._told("", [Revise(number, len(pieces), piece) for number, piece in enumerate(pieces)])
+            await self._revised(revision.plan)
         except GoondanError as error:  # it may have one revision, and processes that start now another
             self.news.say(f"the bundle has changed, and the kernel restarts in place: {error.info.message}")
             self._begin(revision, "the broker did not take over the changed bundle")
             return
-        # The agent behind `gdn call` has every tool.
-        self._tell_agents(
-            [*change.agents, *([OPERATOR_AGENT] if change.tools or change.agents else [])], "config_change"
-        )
+        self._replaced |= self._agents.launches(change.replaced)
+        self._replace(change.replaced)
         what = [f"Agent/{name}" for name in change.agents] + [f"Tool/{name}" for name in change.tools]
         self.news.say(f"the bundle has changed: {', '.join(what) or 'nothing that runs'}; revision {plan.revision[:8]}")
 
@@ -256,23 +260,53 @@ class Conductor:
     # --- inside
 
     async def _begin_anew(self, agent: str) -> None:
-        await self._told(f"anew {agent}", [BeginAnew(agent)])
+        await self._told(f"anew {agent}", BeginAnew(agent))
 
-    async def _told(self, name: str, messages: list[BeginAnew] | list[Revise]) -> None:
+    async def _told(self, name: str, message: BeginAnew) -> None:
         """Tell the broker, and wait until it says that it has it. Raises GoondanError E_RESTART_REFUSED."""
         answer = self._answers[name] = asyncio.get_running_loop().create_future()
         try:
-            for message in messages:
-                self._kernel.answer(message)
+            self._kernel.answer(message)
             await asyncio.wait_for(answer, ANSWER_S)
         except TimeoutError:
             raise fail("E_RESTART_REFUSED", f"the broker did not answer within {ANSWER_S:g} s") from None
         finally:
             del self._answers[name]
 
-    def _tell_agents(self, agents: list[str], reason: ShutdownReason) -> None:
-        if agents:
-            self._kernel.answer(RestartAgents(agents, round(RESTART_GRACE_S * 1000), reason))
+    async def _revised(self, plan: bytes) -> None:
+        """Give the broker another plan, and wait until it serves that. A broker that comes in the place of one that was
+        killed is told again. Raises GoondanError E_RESTART_REFUSED.
+        """
+        pieces = [plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(plan)), PIECE_BYTES)]
+        answer = self._answers[""] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(TAKE_OVER_S):
+                while not answer.done():
+                    self._broker_came.clear()
+                    for number, piece in enumerate(pieces):
+                        self._kernel.answer(Revise(number, len(pieces), piece))
+                    came = asyncio.ensure_future(self._broker_came.wait())
+                    try:
+                        await asyncio.wait([answer, came], return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        came.cancel()
+        except TimeoutError:
+            raise fail("E_RESTART_REFUSED", f"the broker did not answer within {TAKE_OVER_S:g} s") from None
+        finally:
+            del self._answers[""]
+
+    def _replace(self, agents: list[str]) -> None:
+        """Those processes of these agents that cannot go on with their new revision leave when their step has ended."""
+        launches = sorted(self._replaced & self._agents.launches(agents))
+        if launches:
+            self._kernel.answer(RestartAgents(agents, None, "config_change", launches))
+
+    def _broker_here(self) -> None:
+        """A broker has connected. It has not heard what was said to one before it."""
+        self._broker_came.set()
+        agents = list(self._opened.plan.agents)
+        self._replaced &= self._agents.launches(agents)
+        self._replace(agents)
 
     async def _look(self) -> Revision:
         """The bundle as it is now, if it may run in the place of what does."""

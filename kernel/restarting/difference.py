@@ -1,6 +1,7 @@
 """What of a kernel that runs a new plan affects. Pure.
 
-An agent is affected by what it is told: its model, prompt, policy, extensions, and the tools that it can reach. A tool
+An agent is affected by what it is told: its model, prompt, policy, extensions, and the tools that it can reach. Its
+processes take that over at their next step, where they can (schemas/in_place.py). A tool
 is affected by its manifest, its grants and its code. Limits of the whole swarm are read once, when a broker or a tool
 host starts: when they change, the kernel restarts in place.
 """
@@ -14,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.frames import OPERATOR_AGENT
+from schemas.in_place import can_follow
 from schemas.launch import AgentSpec, KernelPlan, ToolSpec
 
 #: Of a plan: what a broker or a tool host takes only when it starts.
@@ -26,12 +28,14 @@ _WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s", "sized_workdirs")
 
 class Difference(Struct, frozen=True, kw_only=True):
     """What changes. `whole`: the setting for which the whole kernel has to restart, None for none. `agents` and `tools`
-    are those that changed, came or went. `quiet`: something did for which no process has to restart, such as the entry
-    agent, the files that jails may not write, or an OAuthApp: the process that holds tokens is told.
+    are those that changed, came or went. `replaced` are agents whose processes cannot go on with that. `quiet`: a
+    change for which no process has to restart, such as the entry agent, the files that jails may not write, or an
+    OAuthApp: the process that holds tokens is told.
     """
 
     agents: list[str] = []
     tools: list[str] = []
+    replaced: list[str] = []
     whole: str | None = None
     quiet: bool = False
 
@@ -55,9 +59,14 @@ def difference(old: KernelPlan, new: KernelPlan) -> Difference:
         tools=sorted(
             name for name in tools_before.keys() | tools_after.keys() if tools_before.get(name) != tools_after.get(name)
         ),
+        replaced=sorted(name for name, spec in old.agents.items() if not _goes_on(spec, new.agents.get(name))),
         whole=whole,
         quiet=_quiet(old) != _quiet(new),
     )
+
+
+def _goes_on(old: AgentSpec, new: AgentSpec | None) -> bool:
+    return new is not None and can_follow(old, new)
 
 
 def _quiet(plan: KernelPlan) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ from schemas.codec import to_raw
 from schemas.effective_config import Change, Edit, ListChange, Prompt
 from schemas.errors import error_payload
 from schemas.frames import Frame, Welcome
+from schemas.launch import AgentSpec, ModelSpec
 from schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges, Operation
 
 
@@ -37,6 +38,15 @@ def live_config_frames() -> list[tuple[str, Frame, str | None]]:
         instance_key="u1",
         config=to_raw(in_force),
     )
+    spec = AgentSpec(
+        name="coder",
+        model=ModelSpec(provider="embedded"),
+        registry=[],
+        catalog=[],
+        state_dir="/srv/state",
+        revision="00ff",
+        system="Be brief.",
+    )
     return [
         ("config.propose", Frame("config.propose", id="x.19", payload=to_raw(proposal)), "ConfigProposal"),
         (
@@ -50,5 +60,10 @@ def live_config_frames() -> list[tuple[str, Frame, str | None]]:
             "ConfigOutcome",
         ),
         ("config.changed", Frame("config.changed", id="b.21", payload=to_raw(in_force)), "LiveChanges"),
+        (
+            "config.changed with a specification",
+            Frame("config.changed", id="b.23", payload=to_raw(LiveChanges(spec=to_raw(spec)))),
+            "LiveChanges",
+        ),
         ("welcome with changes", Frame("welcome", id="b.22", in_reply_to="x.1", payload=to_raw(welcome)), "Welcome"),
     ]

@@ -76,6 +76,12 @@ async def register(api):
         opened = await api.swarm_bundle.open_changeset()
         return opened["workdir"]
 
+    async def memory(ctx, input):
+        state = api.ext_state()
+        state["calls"] = state.get("calls", 0) + 1
+        return {"success": True, "pid": os.getpid(), "calls": state["calls"]}
+
+    api.tools.register({"name": "myExt.memory", "description": "What it remembers.", "handler": memory})
     api.pipelines.mutate("step.blocks", seen)
     api.events.on("workspace.worktreeMounted", lambda payload: note(f"mounted {sorted(payload)} {payload['path']}"))
     api.tools.register({"name": "myExt.open", "description": "Opens one.", "handler": left_open})
@@ -135,7 +141,10 @@ class Changing:
 
     def update(self, text: str, instance: str = "k", **more: str) -> dict[str, object]:
         """The tool's result."""
-        line = "/myExt__updatePrompt " + json.dumps({"newPrompt": text, **more})
+        return self.call("updatePrompt", instance, newPrompt=text, **more)
+
+    def call(self, tool: str, instance: str = "k", **given: str) -> dict[str, object]:
+        line = f"/myExt__{tool} " + json.dumps(given)
         answer = self.kernel.gdn("send", line, "--instance", instance, timeout=60)
         assert answer.status == 0, answer.err
         assert "{" in answer.out, answer.out
@@ -172,6 +181,15 @@ def test_the_documented_example(changing: Changing) -> None:
     assert (changing.root / "prompts/system.md").read_text() == "NEW"
     assert git(changing.root, "status", "--porcelain", "-uno") == ""
     assert changing.worktrees == []
+
+
+@pytest.mark.requirement("BUNDLE-10")
+def test_a_commit_reaches_every_agent_in_its_process_and_its_extensions_keep_what_they_have(changing: Changing) -> None:
+    before = {key: changing.call("memory", key) for key in ("k", "other")}
+    assert changing.update("NEWER")["success"] is True
+    for key, one in before.items():
+        assert changing.call("memory", key) == {**one, "calls": 2}
+        assert changing.notes[-2:] == ["0 NEWER", "1 NEWER"]
 
 
 def test_operators_list_show_and_take_back(changing: Changing) -> None:

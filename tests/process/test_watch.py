@@ -112,15 +112,25 @@ def test_new_code_of_a_tool_takes_its_jails_and_no_other_process(watched: Watche
     assert {key for key in before if after.get(key) != before[key]} == {("worker", "words")}
 
 
-def test_a_new_prompt_takes_its_agent_and_keeps_the_conversation(watched: Watched) -> None:
+def test_a_new_prompt_and_another_tool_take_no_process_and_a_new_model_its_agents(watched: Watched) -> None:
     before = watched.pids()
     (watched.kernel.home / "prompt.md").write_text("two")
     assert watched.news().startswith("gdn: the bundle has changed: Agent/main;")
-    wait_until(lambda: ("agent", "main") not in watched.pids())
+    watched.kernel.bundle.write_text(BUNDLE.replace("[Tool/bash, Tool/words]", "[Tool/words, Tool/wait]"))
+    assert watched.news().startswith("gdn: the bundle has changed: Agent/main;")
     watched.say("/words__say {}")
     assert watched.hear() == "2"
+    watched.say('/wait__seconds {"seconds": 0}')
+    assert "not available" not in watched.hear()
+    watched.say("/bash__exec command='echo x'")
+    assert "not available" in watched.hear()
     after = watched.pids()
-    assert {key for key in before if after.get(key) != before[key]} == {("agent", "main")}
+    assert {key: after.get(key) for key in before} == before
+    watched.kernel.bundle.write_text(BUNDLE.replace("{provider: embedded}", "{provider: embedded, params: {a: 1}}"))
+    assert watched.news().startswith("gdn: the bundle has changed: Agent/main, Agent/other;")
+    wait_until(lambda: not {("agent", "main"), ("agent", "other")} & watched.pids().keys())
+    watched.say("/words__say {}")
+    assert watched.hear() == "2"
     [state] = watched.kernel.state_dirs
     with closing(sqlite3.connect(state / "instances/main/default/conversation.db")) as db:
         assert db.execute("SELECT count(*) FROM turns WHERE status = 'completed'").fetchone()[0] >= 2
@@ -176,7 +186,7 @@ def test_a_turn_that_runs_comes_to_its_step_boundary_and_goes_on_with_what_is_ne
     watched.say("/bash__exec command='echo x >> runs; sleep 2; wc -l < runs'")
     wait_until(lambda: ("worker", "bash") in watched.pids() and ("agent", "main") in watched.pids())
     before = watched.pids()
-    (watched.kernel.home / "prompt.md").write_text("three")
+    watched.kernel.bundle.write_text(BUNDLE.replace("{provider: embedded}", "{provider: embedded, params: {a: 2}}"))
     assert "Agent/main" in watched.news()
     assert watched.hear() == "1"
     after = watched.pids()

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
@@ -108,6 +108,10 @@ class LiveConfigs:
         if not revision:
             return None
         return LiveChanges(revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key))
+
+    def with_spec(self, agent: str, key: str, spec: Raw) -> LiveChanges:
+        """What is in force for an instance, with what the bundle says of its agent now."""
+        return replace(self.of(agent, key) or LiveChanges(), spec=spec)
 
     def allowed(self, agent: str, key: str) -> frozenset[str]:
         """The tools that an instance may call: what the bundle lets its agent call, and what an operator has added."""

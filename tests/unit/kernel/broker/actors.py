@@ -468,6 +468,8 @@ class Supervisor(Actor):
         self.backlog: list[Exited] = []
         #: What it heard about restarts, in order.
         self.restarts: list[RestartAsked | RestartDue] = []
+        #: Processes that it was told to follow to their ends, in order.
+        self.retired: list[Retire] = []
         #: What it heard about changesets, in order.
         self.changesets: list[object] = []
 
@@ -489,6 +491,7 @@ class Supervisor(Actor):
         elif isinstance(message, Wanted):
             self.wanted = set(message.principals) if message.full else self.wanted | set(message.principals)
         elif isinstance(message, Retire):
+            self.retired.append(message)
             self.wanted.discard(message.principal)
         else:
             agent = self.world.agents.get((message.principal.name, message.principal.instance_key or ""))

@@ -11,7 +11,7 @@ import pytest
 from kernel.broker.bus import Bus
 from kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
 from kernel.broker.live_config.service import MAX_PROPOSALS
-from kernel.broker.presence import CLIENTS, Connection
+from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import encode, from_raw, to_raw
 from schemas.effective_config import apply_changes, declared, digest_of, shown
 from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
@@ -576,6 +576,9 @@ def test_patches_act_on_the_bundle_that_comes_as_far_as_there_is_something() -> 
     live.world.router._revise(plan)
     assert live.tools() == ["bash"]
     assert live.config()["prompt"]["system"] == "x"
+    told = [from_raw(frame.payload, LiveChanges) for frame in out(live.world, AGENTS) if frame.type == "config.changed"]
+    assert [from_raw(one.spec, AgentSpec) for one in told] == [spec], "nobody but the agent that is another one"
+    assert (told[0].base, told[0].revision) == (digest_of(spec), 2), "the bundle's part and the patches, in one"
     assert [line.partition(" is without effect: ")[2] for line in live.bus.notices] == [
         "Tool/notes is not in the bundle any more",
         "the agent has no Extension/one",

@@ -7,7 +7,15 @@ import pytest
 from kernel.broker.bus import RETURN_S
 from kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
 from schemas.codec import encode, from_raw, to_raw
-from schemas.control import BeginAnew, RestartAgents, RestartAsked, RestartChecked, RestartDue, RestartUndone
+from schemas.control import (
+    BeginAnew,
+    RestartAgents,
+    RestartAsked,
+    RestartChecked,
+    RestartDue,
+    RestartUndone,
+    Retire,
+)
 from schemas.errors import error_payload
 from schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
 from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
@@ -252,6 +260,52 @@ def test_a_busy_agent_gives_its_event_back_first_and_an_idle_one_leaves_at_once(
     assert [event.id for event in busy.queue] == ["c0e0"]  # for its next process
     reviewer = world.router.bus.mailbox.instances["reviewer", "k"]
     assert not reviewer.leaving
+
+
+def retired(world: World) -> list[Retire]:
+    """The processes that the supervisor was told to follow to their ends."""
+    while world.pump_down(world.supervisor):
+        pass
+    return world.supervisor.retired
+
+
+def test_a_step_that_takes_its_time_is_not_cut_off_and_its_process_is_followed_once_it_is_over() -> None:
+    world = working()
+    busy = world.router.bus.mailbox.instances["coder", "k"]
+    assert busy.conn is not None and busy.leased is not None
+    launch = busy.conn.claims.launch
+    told = say(world, RestartAgents(["coder"], None, "config_change", [launch + 1]))
+    assert not told and not busy.leaving  # another launch was meant
+    told = say(world, RestartAgents(["coder"], None, "config_change", [launch]))
+    (shutdown,) = [from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown"]
+    assert shutdown.grace_period_ms is None
+    assert busy.leaving and not retired(world), "the supervisor kills what it was told of after ten seconds"
+    assert not say(world, RestartAgents(["coder"], None, "config_change")), "it knows"
+    world.now += 30
+    world.router.tick(world.now)
+    world.after_round()
+    assert not retired(world)
+    tell(world, Frame("ack", id="rel", stage="release", event_id=busy.leased.id, epoch=busy.epoch), busy.conn)
+    tell(world, Frame("shutdown_ack", id="bye"), busy.conn)
+    (order,) = retired(world)
+    assert order.launch == launch
+
+
+@pytest.mark.parametrize("how", ["a limit is set after all", "it says nothing more"])
+def test_a_process_that_leaves_without_a_limit_is_followed_in_any_case(how: str) -> None:
+    world = working()
+    busy = world.router.bus.mailbox.instances["coder", "k"]
+    assert busy.conn is not None and busy.leased is not None
+    say(world, RestartAgents(["coder"], None, "config_change"))
+    if how == "a limit is set after all":
+        told = say(world, RestartAgents(["coder"], 8000))
+        (shutdown,) = [from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown"]
+        assert shutdown.grace_period_ms == 8000
+    else:
+        tell(world, Frame("ack", id="rel", stage="release", event_id=busy.leased.id, epoch=busy.epoch), busy.conn)
+        world.router.tick(world.now)
+        world.after_round()
+    assert len(retired(world)) == 1
 
 
 def test_a_fresh_start_is_journaled_told_at_welcome_and_never_goes_back() -> None:
