@@ -369,9 +369,9 @@ class Router:
         self._approvals.revise(plan.agents)
 
     def _revise(self, plan: KernelPlan) -> None:
-        """Another revision takes the place of the one that runs. Agents that it changes go on with it at their next step,
-        and those that cannot are restarted by another word. What they may call is in force now. Tool hosts say hello
-        again, and get their new specification.
+        """Another revision takes the place of the one that runs. Agents that it changes go on with it at their next
+        step, and those that cannot are restarted by another word. What they may call is in force now. Tool hosts
+        say hello again, and get their new specification.
         """
         bus = self.bus
         before, bus.plan = bus.plan, plan
