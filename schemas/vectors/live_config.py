@@ -6,7 +6,6 @@ from schemas.codec import to_raw
 from schemas.effective_config import Change, Edit, ListChange, Prompt
 from schemas.errors import error_payload
 from schemas.frames import Frame, Welcome
-from schemas.launch import AgentSpec, ModelSpec
 from schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges, Operation
 
 
@@ -38,15 +37,15 @@ def live_config_frames() -> list[tuple[str, Frame, str | None]]:
         instance_key="u1",
         config=to_raw(in_force),
     )
-    spec = AgentSpec(
-        name="coder",
-        model=ModelSpec(provider="embedded"),
-        registry=[],
-        catalog=[],
-        state_dir="/srv/state",
-        revision="00ff",
-        system="Be brief.",
-    )
+    spec = {
+        "name": "coder",
+        "model": {"provider": "embedded"},
+        "registry": [],
+        "catalog": [],
+        "stateDir": "/srv/state",
+        "revision": "00ff",
+        "system": "Be brief.",
+    }
     return [
         ("config.propose", Frame("config.propose", id="x.19", payload=to_raw(proposal)), "ConfigProposal"),
         (

@@ -120,10 +120,8 @@ def test_a_new_prompt_and_another_tool_take_no_process_and_a_new_model_its_agent
     assert watched.news().startswith("gdn: the bundle has changed: Agent/main;")
     watched.say("/words__say {}")
     assert watched.hear() == "2"
-    watched.say('/wait__seconds {"seconds": 0}')
-    assert "not available" not in watched.hear()
-    watched.say("/bash__exec command='echo x'")
-    assert "not available" in watched.hear()
+    assert "not available" in watched.kernel.gdn("send", "/bash__exec command='echo x'").out
+    assert "not available" not in watched.kernel.gdn("send", '/wait__seconds {"seconds": 0}').out
     after = watched.pids()
     assert {key: after.get(key) for key in before} == before
     watched.kernel.bundle.write_text(BUNDLE.replace("{provider: embedded}", "{provider: embedded, params: {a: 1}}"))
