@@ -16,6 +16,7 @@ def told(app: AgentApp, grace_ms: int | None) -> None:
 
 async def test_without_a_limit_a_step_takes_its_time_until_a_limit_is_set() -> None:
     app = AgentApp("inproc://nowhere", "none")
+    app.link.closed = asyncio.get_running_loop().create_future()
     step: asyncio.Task[None] = asyncio.ensure_future(asyncio.Event().wait())  # type: ignore[arg-type]
     told(app, None)
     waiting = asyncio.ensure_future(app._until_released(step))
@@ -29,6 +30,7 @@ async def test_without_a_limit_a_step_takes_its_time_until_a_limit_is_set() -> N
 
 async def test_a_step_that_ends_is_not_waited_for() -> None:
     app = AgentApp("inproc://nowhere", "none")
+    app.link.closed = asyncio.get_running_loop().create_future()
     end = asyncio.Event()
     step: asyncio.Task[None] = asyncio.ensure_future(end.wait())  # type: ignore[arg-type]
     step.add_done_callback(app._nudge)
