@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from schemas.launch import AgentSpec, ExtensionSpec
 
 #: What a process takes over at its next step. Everything else of a specification is read when a process, or a turn,
-#: begins: the model and its connection, the limits of a turn, the file of the conversation, approvals.
+#: begins: the model and its connection, the file of the conversation, approvals.
 _TAKEN: Final = (
-    "system", "max_steps_per_turn", "registry", "catalog", "allow_registry", "addable", "dynamic", "extensions", "resource", "swarm",
-    "revision",
+    "system", "max_steps_per_turn", "registry", "catalog", "allow_registry", "addable", "dynamic", "extensions",
+    "resource", "swarm", "revision",
 )  # fmt: skip
 
 
