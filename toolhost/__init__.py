@@ -2,13 +2,16 @@
 
 `python -m toolhost --endpoint ipc://…/tools.sock --token-fd N`. It trusts nothing that comes out of a jail.
 
-    app, host, network      the process: its link, its decisions put into effect, its side of the egress proxy
+    app, host               the process: its link, its decisions put into effect
+    sessions/               jails with their calls: what is decided about them, and done
     calls/                  calls from their arguments to their one result
-    jails/                  live jails: their launch, what comes out of them, their end
+    jails/, network         live jails: their launch, what comes out of them, their end; their side of the egress proxy
     policy/, seccomp/       what a jail sees and may do, computed
     limits/                 what jails use, and which limit they have reached
-    privileges/             what a host that root has started gives up, and its links to what stays root
+    privileges/, descent    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network
     inside/, base/          what runs in jails: the worker, the bundled tools
     survey, probe, diagnosis, inspection, disk      what this machine can do, what a module exports
+
+A room imports only rooms below it (the layers contract in pyproject.toml). docs/architecture.md has the way of a call.
 """

@@ -82,8 +82,6 @@ class LiveSession:
 
     def ending(self, cause: str, cell: Cell | None = None) -> ToolError:
         """Why a call that was running has failed when its jail has ended, or its cell."""
-        if self.session.reason is not None:
-            return self.session.reason
         jail = self.jail
         # The kernel may have ended a single call before anybody has looked at its jail.
         met = jail.account.met if cell is None else jail.account.limit_met()

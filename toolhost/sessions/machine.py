@@ -368,7 +368,7 @@ class Machine:
         for call in again:
             call.state = "waiting"
             del session.calls[call.jail_id]
-        failed = self._fail_all(session, error)
+        failed = self._fail_all(session, session.reason or error)
         freed = self.pool.gone(session)
         return failed if closing else [*failed, *freed, *(Again(call) for call in again)]
 
