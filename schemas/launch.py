@@ -9,9 +9,9 @@ Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, structs
 
 from schemas.approval_rules import Policy
 from schemas.budgets import BudgetLimits, Pricing
@@ -94,6 +94,10 @@ class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     export: dict[str, Any] | None = None
     in_agent: bool = False
     deferred: bool = False
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields, for the catalog of one step: items themselves are read-only."""
+        return structs.replace(self, **changes)
 
 
 class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

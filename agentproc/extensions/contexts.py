@@ -148,6 +148,12 @@ class StepResult(Struct, kw_only=True):
     metadata: dict[str, Any] = {}
     error: ErrorPayload | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError for what has happened already, and cannot be changed by saying so."""
+        if name in ("status", "tool_calls", "tool_results"):
+            raise AttributeError(f"StepResult.{name} is read-only; should_continue is yours to change")
+        super().__setattr__(name, value)
+
 
 # --- contexts -------------------------------------------------------------------------------------------------------
 

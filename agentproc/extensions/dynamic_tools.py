@@ -29,16 +29,22 @@ from msgspec import Struct
 from agentproc.conversation import Message, error_result
 from agentproc.extensions.contexts import Agents
 from agentproc.extensions.logger import ConsoleLogger
+from agentproc.extensions.patience import is_ending
 from agentproc.extensions.sources import source_of
 from agentproc.extensions.values import bad_output, output_of, tool_error_of
 from agentproc.turn import AskedCall
 from schemas.address import is_shown_name, parse_tool_name, shown_tool_name
 from schemas.arguments import compile_arguments
+from schemas.codec import from_raw
 from schemas.errors import fail, tool_error
 from schemas.frames import ToolResult
-from schemas.launch import CatalogItem
+from schemas.launch import CatalogItem, Limits
 
 Handler = Callable[[Any, Any], Any]
+
+#: The largest output of a call (bytes of its encoding): the default of tools in jails. All of it goes into the
+#: conversation, and to the model with every later request.
+MAX_OUTPUT: Final = Limits().output_mb << 20
 
 log = logging.getLogger("agentproc")
 
@@ -169,20 +175,47 @@ async def run_handler(
             if iscoroutinefunction(tool.handler):
                 value = await tool.handler(context, args)
             else:
-                value = await asyncio.to_thread(tool.handler, context, args)
+                value = await asyncio.to_thread(_in_thread, tool.handler, context, args)
+                if isinstance(value, _Raised):
+                    return _failed(tool, value.error)
                 if isawaitable(value):
                     value = await value
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         if isinstance(error, TimeoutError) and limit.expired():
             text = f"Tool '{tool.item.name}' did not finish within {timeout_s or 0:.3g} s."
             return error_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"))
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
-        return error_result(tool_error_of(error, "E_TOOL"))
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+            raise
+        return _failed(tool, error)
     try:
-        return ToolResult(status="ok", output=output_of(value))
+        output = output_of(value)
     except ValueError as error:
         return bad_output(str(error))
+    size = memoryview(output).nbytes
+    if size > MAX_OUTPUT:
+        text = f"The output of tool '{tool.item.name}' has {size} bytes, limit {MAX_OUTPUT}."
+        return error_result(tool_error("E_TOOL_LIMIT", text, name="ToolLimitError"))
+    return ToolResult(status="ok", output=output)
+
+
+class _Raised(Struct):
+    """What a handler raised in its thread."""
+
+    error: BaseException
+
+
+def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) -> Any:
+    """What the handler returned, or a _Raised: no future takes a StopIteration, and nobody would hear of it."""
+    try:
+        return handler(context, args)
+    except BaseException as error:
+        return _Raised(error)
+
+
+def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
+    return error_result(tool_error_of(error, "E_TOOL"))
 
 
 def call_context(
@@ -250,9 +283,14 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
         "deferred": fields.get("deferred"),
     }
     try:
-        item = msgspec.convert({key: value for key, value in given.items() if value is not None}, CatalogItem)
-        output_of(given)  # it goes to vendors as JSON
+        # It goes to vendors as JSON, and the extension may go on changing its own.
+        own = from_raw(output_of({key: value for key, value in given.items() if value is not None}), dict)
+        item = msgspec.convert(own, CatalogItem)
     except (msgspec.ValidationError, ValueError) as error:
         raise fail("E_USAGE", f"extension {extension}: tool {shown}: {error}") from None
+    if item.parameters is not None and item.parameters.get("type", "object") != "object":
+        kind = str(item.parameters["type"])[:80]
+        message = f"extension {extension}: tool {shown}: parameters have the type {kind!r}, arguments are an object"
+        raise fail("E_CONFIG_SCHEMA", message)
     compile_arguments(item.parameters, item.aliases).apply({})  # compiles the schema
     return msgspec.structs.replace(item, source=source_of(fields.get("source"), extension))

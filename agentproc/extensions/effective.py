@@ -70,6 +70,17 @@ def wanted_system(config: Mapping[str, Any]) -> str | None:
     return system
 
 
+def check_rest(config: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Whether everything else is as it was; `known` is the configuration in force. Raises MiddlewareError."""
+    for key in {*config, *known} - {"tools", "extensions", "prompt"}:
+        if config.get(key) != known.get(key):
+            message = f"effective_config.{str(key)[:80]} is not for step.config; it may change tools, extensions and"
+            raise MiddlewareError(f"{message} prompt.system")
+    prompt, own = config["prompt"], known["prompt"]
+    if any(prompt.get(key) != own.get(key) for key in {*prompt, *own} - {"system"}):
+        raise MiddlewareError("effective_config.prompt is {system}; step.config may change nothing else of it")
+
+
 def with_config(spec: ExtensionSpec, config: dict[str, Any]) -> ExtensionSpec:
     """The extension with another `config`, in its document as well."""
     resource = {**spec.resource, "spec": {**(spec.resource.get("spec") or {}), "config": config}}

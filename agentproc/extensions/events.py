@@ -25,6 +25,7 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final
 
+from agentproc.extensions.patience import is_ending
 from agentproc.extensions.values import output_of
 from schemas.codec import from_raw
 from schemas.errors import fail
@@ -162,7 +163,7 @@ class EventBus:
             self._end(subscription)
         try:
             returned = subscription.handler(from_raw(data, dict))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             _tell(subscription.extension, kind, error)
             return None
         if not isawaitable(returned):
@@ -176,7 +177,9 @@ class EventBus:
 async def _watched(extension: str, kind: str, returned: Awaitable[Any]) -> None:
     try:
         await returned
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+            raise
         _tell(extension, kind, error)
 
 

@@ -33,6 +33,7 @@ from agentproc.extensions.events import EventBus
 from agentproc.extensions.memory import ExtState
 from agentproc.extensions.modules import import_entry
 from agentproc.extensions.oauth import AccessTokens
+from agentproc.extensions.patience import is_ending
 from agentproc.extensions.pipeline import Pipeline
 from agentproc.extensions.stored_state import StoredState
 from agentproc.live_config import LiveConfig
@@ -175,8 +176,10 @@ class Extensions:
                 raise
             message = f"extension {spec.name} could not be loaded: {error.info.message}"
             raise fail("E_EXTENSION_FAILED", message, suggestion=error.info.suggestion) from None
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except BaseException as error:
             self._forget(spec.name)
+            if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+                raise
             lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
             log.error("extension %s (%s) could not be loaded\n%s", spec.name, spec.entry, lines)
             message = f"extension {spec.name} could not be loaded: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ Source: requirements DYNAMIC-07, CALL-01 to CALL-04; docs/decisions/073.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,8 @@ class LocalCalls:
 
         async def call() -> None:
             current_call.set(f"{context.turn_id}/{tool_call_id}")
-            result = await run_handler(tool, allowed.args, ctx, timeout_s)
+            # A copy: what a handler does with its arguments is not what the model has said.
+            result = await run_handler(tool, copy.deepcopy(allowed.args), ctx, timeout_s)
             self._open.pop(tool_call_id, None)
             if result.error is not None:
                 result = failed_result(result.error, allowed.item.error_message_limit)

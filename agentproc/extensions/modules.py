@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Final
 
 from schemas.launch import ExtensionSpec
@@ -122,11 +122,53 @@ class _Outer:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """See importlib.abc.MetaPathFinder."""
-        found = (folder.spec(name, name) for folder in _folders if path is None)
-        return next((spec for spec in found if spec is not None), None)
+        if path is not None:
+            return None
+        asking = _asking()
+        order = sorted(_folders, key=lambda folder: folder.path != asking)  # stable
+        return next((spec for folder in order if (spec := folder.spec(name, name)) is not None), None)
 
 
 _folders: list[_Folder] = []
+#: By folder, what was imported from it: modules by their names.
+_imported: dict[str, dict[str, ModuleType]] = {}
+
+
+def _asking() -> str | None:
+    """The folder of the code that imports something: of several that have it, its own comes first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_globals.get("__file__")
+        for folder in _folders:
+            if isinstance(file, str) and file.startswith(folder.path + "/"):
+                return folder.path
+        frame = frame.f_back
+    return None
+
+
+def _from_folder(module: ModuleType | None, path: str) -> bool:
+    """Whether a module was found beside an entry in this folder."""
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    places = [loader.path] if isinstance(loader, _Source | _Library) else list(getattr(module, "__path__", None) or ())
+    return any(place.startswith(path + "/") for place in places)
+
+
+def _make_room(folder: _Folder) -> None:
+    """Modules of other extensions stand aside whose names this folder has as well: each extension imports its own."""
+    for path, known in _imported.items():
+        if path != folder.path:
+            tops = {name for name in known if "." not in name and folder.spec(name, name) is not None}
+            for name in known:
+                if name.partition(".")[0] in tops and sys.modules.get(name) is known[name]:
+                    del sys.modules[name]
+    sys.modules.update(_imported.get(folder.path, {}))
+
+
+def _remember(folder: _Folder, before: set[str]) -> None:
+    """Note what was imported since `before` were all modules that there were."""
+    new = [(name, sys.modules[name]) for name in sys.modules.keys() - before]
+    known = _imported.setdefault(folder.path, {})
+    known.update((name, module) for name, module in new if _from_folder(module, folder.path))
 
 
 def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
@@ -141,6 +183,8 @@ def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
         sys.meta_path.insert(0, _Inner)
         sys.meta_path.append(_Outer)
     _folders.append(folder)
+    _make_room(folder)
+    before = set(sys.modules)
     loader = folder.loader(name, entry)
     module_spec = spec_from_file_location(name, spec.entry, loader=loader)
     if module_spec is None:
@@ -148,5 +192,8 @@ def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
     module = module_from_spec(module_spec)
     sys.modules[name] = module
     sys.dont_write_bytecode = True  # nothing is written into the bundle
-    loader.exec_module(module)
+    try:
+        loader.exec_module(module)
+    finally:
+        _remember(folder, before)
     return module

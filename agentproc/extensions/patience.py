@@ -21,6 +21,19 @@ from agentproc.extensions.pipeline import LAYER_S
 LOOK_S: Final = 1.0
 
 
+def is_ending() -> bool:
+    """Asked by who has caught a CancelledError or a GeneratorExit: whether the task that runs is to end.
+
+    Code of extensions raises these, too: who awaits a task that somebody has cancelled gets a CancelledError of its
+    own. That is a failure like any other.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # the coroutine is closed from outside of any loop
+        return True
+    return task is None or task.cancelling() > 0
+
+
 class Patience:
     """The clock of one layer, from `Watch.enter` to `Watch.leave`. `expired`: its time was over before it was."""
 
@@ -67,6 +80,11 @@ class Patience:
     def is_late(self) -> bool:
         """Asked by who has caught the layer's CancelledError: whether it came from `look`, and only from there."""
         return self.expired and self._task.uncancel() <= self._cancelling
+
+    @staticmethod
+    def is_ending() -> bool:
+        """See the function of this name."""
+        return is_ending()
 
 
 class Watch:

@@ -96,6 +96,9 @@ class Patience(Protocol):
     def is_late(self) -> bool:
         """Whether it was the clock that cancelled the layer."""
 
+    def is_ending(self) -> bool:
+        """Whether the layer's task is to end; else what the layer raised is its own."""
+
 
 class Watch(Protocol):
     """Looks after layers while they run (patience.py)."""
@@ -300,10 +303,13 @@ async def run_chain(
                 result = accept(returned)
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 result = failed(layer, error)
-            except BaseException:  # cancellation
-                if not patience.is_late():
+            except BaseException as error:  # cancellation, or what a layer raises that looks like it
+                if patience.is_late():
+                    result = failed(layer, too_slow())
+                elif patience.is_ending():
                     raise
-                result = failed(layer, too_slow())
+                else:
+                    result = failed(layer, error)
             finally:
                 watch.leave(patience)
             done = True

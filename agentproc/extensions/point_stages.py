@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from agentproc.extensions.contexts import CallScope, StepResult, StepScope, ToolCallResult, TurnResult, TurnScope
 from agentproc.extensions.dynamic_tools import DynamicTools
-from agentproc.extensions.effective import wanted_extensions, wanted_system, wanted_tools
+from agentproc.extensions.effective import check_rest, wanted_extensions, wanted_system, wanted_tools
 from agentproc.extensions.loaded import Extensions
 from agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Pipeline, Watch
 from agentproc.extensions.point_contexts import (
@@ -111,6 +111,7 @@ class PointStages:
             try:
                 extensions = wanted_extensions(config, known)
                 step.system = wanted_system(config)
+                check_rest(config, self._in_force.config)
                 if config["tools"] != self._in_force.config["tools"]:
                     tools = wanted_tools(config, step.bound)
                     named = {item.name for item in tools}
@@ -118,7 +119,12 @@ class PointStages:
                     step.settle_catalog()
             except MiddlewareError as error:
                 raise LayerFailed(layer, error) from None
+        before = set(self._tools.names)
         await self._extensions.reconcile(extensions)
+        now = set(self._tools.names)
+        if before != now:  # extensions came or went, and their tools with them
+            kept = [item for item in step.tool_catalog if item.name not in before - now]
+            step.tool_catalog = [*kept, *(item for item in self._tools.exposed if item.name not in before)]
 
     async def step_after(self, step: StepScope, result: StepResult) -> None:
         """`step.post`; it may change the result."""

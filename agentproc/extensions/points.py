@@ -56,10 +56,12 @@ async def mutate(layer: Layer, context: C, changes: Sequence[str], watch: Watch,
         _require(accepted, keeps)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise LayerFailed(layer, error) from error
-    except BaseException:  # cancellation
-        if not patience.is_late():
+    except BaseException as error:  # cancellation, or what a handler raises that looks like it
+        if patience.is_late():
+            raise LayerFailed(layer, too_slow()) from None
+        if patience.is_ending():
             raise
-        raise LayerFailed(layer, too_slow()) from None
+        raise LayerFailed(layer, error) from error
     finally:
         watch.leave(patience)
     return accepted
@@ -166,12 +168,15 @@ async def run_wraps(
             if error is not inside.raised:
                 blamed[:] = [LayerFailed(layer, error)]
             raise
-        except BaseException:  # cancellation
-            if not patience.is_late():
+        except BaseException as error:  # cancellation, or what a handler raises that looks like it
+            if patience.is_late():
+                own = too_slow()
+            elif patience.is_ending():
                 raise
-            late = too_slow()
-            blamed[:] = [LayerFailed(layer, late)]
-            raise late from None
+            else:
+                own = MiddlewareError(f"it raised {type(error).__name__}")
+            blamed[:] = [LayerFailed(layer, own)]
+            raise own from error
         finally:
             watch.leave(patience)
             inside.state = "closed"

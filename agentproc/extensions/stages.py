@@ -10,6 +10,7 @@ Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELIN
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -274,7 +275,9 @@ class Stages:
         `start(args, then)` makes the call itself, `drop` gives it up, `done` gets what the outermost layer returned,
         its error message within `limit` characters.
         """
-        scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, part.args), self._step
+        # A copy: layers may change the arguments in place, and the conversation keeps what the model has said.
+        args = copy.deepcopy(part.args)
+        scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, args), self._step
 
         async def chain() -> None:
             open_call: asyncio.Future[ToolResult] | None = None
@@ -313,7 +316,7 @@ class Stages:
                     self._pipeline.layers("toolCall"),
                     lambda proceed, layer: ToolCallContext(scope, layer.extension, proceed),
                     core,
-                    _accept(ToolCallResult),
+                    _accept_result,
                     failed,
                     self._watch,
                     before,
@@ -385,6 +388,14 @@ def _accept(kind: type[Any]) -> Callable[[Any], Any]:
         return value
 
     return accept
+
+
+def _accept_result(value: Any) -> ToolCallResult:
+    result: ToolCallResult = _accept(ToolCallResult)(value)
+    status: Any = result.status
+    if status not in ("ok", "error", "pending"):
+        raise MiddlewareError(f"it returned a result with the status {str(status)[:40]!r}")
+    return result
 
 
 def _story(layer: Layer, kind: str, error: BaseException) -> str:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
+from agentproc.extensions.values import output_of
 from schemas.address import path_segment
-from schemas.codec import check_depth, encode_value
 from schemas.errors import GoondanError, fail
 
 Scope = Literal["instance", "workspace"]
@@ -107,10 +107,8 @@ def _encoded(value: Any) -> bytes:
     if not isinstance(value, dict):
         raise fail("E_USAGE", f"state is {type(value).__name__}, not an object")
     try:
-        check_depth(encode_value(value))
+        output_of(value)  # depth, and keys that are no texts, which JSON would make texts of
         data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except GoondanError as error:
-        raise fail("E_USAGE", f"state: {error.info.message}") from None
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise fail("E_USAGE", f"state is no JSON object: {str(error)[:200]}") from None
     if len(data) > MAX_BYTES:
