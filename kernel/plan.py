@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from kernel.bundle.approvals import policies_of
 from kernel.bundle.budgets import budget_of
-from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.tools import CheckedTool
 from schemas.address import build_tool_name
 from schemas.frames import OPERATOR_AGENT

@@ -96,6 +96,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "requirements": python("-m", "scripts.requirements", "--quiet"),
     "mutations": python("-m", "scripts.mutations", "--check"),
     "citations": python("-m", "scripts.citations"),
+    "circles": python("-m", "scripts.import_circles"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),

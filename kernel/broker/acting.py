@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from kernel.broker.mailbox import Event, Instance
-from kernel.broker.presence import TOOLS, Connection, agent_address
+from kernel.broker.entities import TOOLS, Connection, Event, Instance
+from kernel.broker.presence import agent_address
 from schemas.address import build_tool_name
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Source

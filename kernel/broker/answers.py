@@ -14,7 +14,7 @@ from schemas.errors import error_payload
 from schemas.frames import AgentEvent, Answer, ErrorPayload
 
 if TYPE_CHECKING:
-    from kernel.broker.mailbox import Event
+    from kernel.broker.entities import Event
 
 #: The broker has no clock of the world here, and nobody needs one: the event's own times are in its trace.
 _NO_TIME = "1970-01-01T00:00:00Z"

@@ -7,12 +7,8 @@ reconnect and a restart.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
-from kernel.broker.presence import Connection
-
-if TYPE_CHECKING:
-    from kernel.broker.mailbox import Instance
+from kernel.broker.entities import Connection, Instance
 
 
 class Assignments:

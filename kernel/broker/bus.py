@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from kernel.broker.approvals.items import Item
 from kernel.broker.calls import Calls
+from kernel.broker.entities import Connection, Event, Instance, Staged
 from kernel.broker.epochs import Epochs
 from kernel.broker.journal.interface import Archive
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from kernel.broker.mailbox import Event, Instance, Mailbox, Quotas, Staged
-from kernel.broker.presence import Connection, Presence
+from kernel.broker.mailbox import Mailbox, Quotas
+from kernel.broker.presence import Presence
+from kernel.broker.restart_wishes import Wish
 from kernel.broker.shares import kept_of
 from schemas.address import instance_workdir
 from schemas.codec import encode_value, to_raw
 from schemas.control import Principal, ToSupervisor
 from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
 from schemas.launch import KernelPlan
-
-if TYPE_CHECKING:
-    from kernel.broker.approvals.items import Item
-    from kernel.broker.restarts import Wish
 
 #: New events and tool calls that one peer may have unanswered.
 CREDIT = 256

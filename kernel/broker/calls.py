@@ -11,8 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kernel.broker.blobs import MAX_CALL_BYTES
-from kernel.broker.mailbox import Event
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection, Event
 from kernel.broker.shares import Pool, kept_of
 
 

@@ -20,10 +20,9 @@ from typing import Any, Final
 
 from kernel.broker.answers import deleted_answer, failure_answer
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.entities import Connection, Event, Instance, Staged
 from kernel.broker.journal.records import event_subject
 from kernel.broker.late_answers import late_answer
-from kernel.broker.mailbox import Event, Instance, Staged
-from kernel.broker.presence import Connection
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Lease

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection
 from schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
 from schemas.codec import from_raw, to_raw
 from schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets

@@ -10,47 +10,23 @@ Source: docs/decisions/061.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
+from kernel.broker.entities import Content, Event
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Archive, JournalFailed
 from kernel.broker.journal.records import Accepted
 from schemas.codec import DECODE_ERRORS
 from schemas.errors import GoondanError
-from schemas.frames import NO_PAYLOAD, ReplyTo
+from schemas.frames import NO_PAYLOAD
 from schemas.spans import is_trace_id, trace_id_of
-
-if TYPE_CHECKING:
-    from kernel.broker.mailbox import Event
 
 #: Of events that wait, so much is kept in memory (bytes): some 5,000 ordinary messages.
 KEPT_BYTES: Final = 4 << 20
 #: What the header fields of one take, near enough to budget by (bytes).
 _HEADER_BYTES: Final = 768
-
-
-class Content(Struct):
-    """The parts of an event that nobody asks for while it waits."""
-
-    #: What stands in the header's `from`.
-    from_: str | None = None
-    payload: Raw = NO_PAYLOAD
-    reply_to: ReplyTo | None = None
-    #: Who waits for whom, ending with the sender; None when nobody waits.
-    chain: list[str] | None = None
-    #: On whose behalf, as an operator said.
-    auth: Raw | None = None
-    #: The working directory that an operator named for this event.
-    workdir: str | None = None
-    #: What it is a part of, and in that the turn, step or call that it comes from (tracing.py).
-    trace_id: str | None = None
-    parent_span_id: str | None = None
-    #: Tells the event from another one with the same id (journal/records.py).
-    digest: bytes = b""
-    #: It says more than the journal's record, so it stays here.
-    changed: bool = False
 
 
 class Contents:

@@ -21,11 +21,10 @@ from msgspec import Struct
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.contents import content_of
+from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
 from kernel.broker.journal.records import Accepted, Finished
-from kernel.broker.mailbox import Event, Staged
-from kernel.broker.presence import Connection
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame

@@ -28,11 +28,10 @@ from msgspec import Struct
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.cancels import Cancels
 from kernel.broker.directory import Directory
+from kernel.broker.entities import TOOLS, Connection, Event, Instance, Staged
 from kernel.broker.folders import Folders, Moved
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
-from kernel.broker.mailbox import Event, Instance, Staged
-from kernel.broker.presence import TOOLS, Connection
 from kernel.broker.processes import Processes
 from schemas.address import instance_workdir, is_instance_key, is_resource_name
 from schemas.codec import from_raw, to_raw

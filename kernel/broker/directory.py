@@ -23,10 +23,9 @@ from msgspec.structs import replace
 
 from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.entities import Connection, Instance, PendingSpawn, Staged
 from kernel.broker.journal.interface import Item, Write
-from kernel.broker.mailbox import Instance, PendingSpawn, Staged
 from kernel.broker.places import Claim
-from kernel.broker.presence import Connection
 from kernel.broker.processes import Processes, spawn_failure
 from kernel.broker.spawns import Spawned, SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, shared

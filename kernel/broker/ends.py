@@ -15,10 +15,9 @@ from msgspec import Raw, structs
 from kernel.broker.answers import failure_answer, no_room_answer
 from kernel.broker.blobs import size_of
 from kernel.broker.bus import Bus
+from kernel.broker.entities import Connection, Event, Staged, State
 from kernel.broker.journal.interface import Item
 from kernel.broker.late_answers import late_answer
-from kernel.broker.mailbox import Event, Staged, State
-from kernel.broker.presence import Connection
 from schemas.errors import error_payload
 from schemas.frames import Blob
 

@@ -26,15 +26,14 @@ from kernel.broker.blobs import Receiver
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.cancels import Cancels
-from kernel.broker.contents import Content
 from kernel.broker.dead_letters import REQUEUED_SUFFIX
 from kernel.broker.ends import Ends
+from kernel.broker.entities import AGENTS, CLIENTS, Connection, Content, Event, Instance, Staged, State
 from kernel.broker.journal.interface import Ended
 from kernel.broker.journal.records import INSTANCE_DIGEST_BYTES, Finished, event_digest, event_subject, instance_digest
 from kernel.broker.journal.records import decode as decode_record
 from kernel.broker.late_answers import news, waiting_news
-from kernel.broker.mailbox import LEASE_S, MAX_LATE, MAX_QUEUED, Event, Instance, Staged, State
-from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.mailbox import LEASE_S, MAX_LATE, MAX_QUEUED
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.restarts import Restarts

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from kernel.broker.bus import Bus
-from kernel.broker.mailbox import Staged
+from kernel.broker.entities import Staged
 from schemas.control import BeginAnew, BegunAnew
 
 #: Stands for all agents.

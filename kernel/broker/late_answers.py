@@ -21,9 +21,9 @@ from msgspec import Raw
 from kernel.broker.answers import no_room_answer
 from kernel.broker.blobs import size_of
 from kernel.broker.bus import Bus
-from kernel.broker.contents import Content, Contents
+from kernel.broker.contents import Contents
+from kernel.broker.entities import Content, Event, Instance, size_in_memory
 from kernel.broker.journal.records import event_digest
-from kernel.broker.mailbox import Event, Instance, size_in_memory
 from kernel.broker.presence import agent_address
 from schemas.frames import Blob, Frame, Source
 

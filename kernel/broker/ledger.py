@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec import Raw
 
+from kernel.broker.entities import Event, State
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import DropAnswer, Item, Put, Retire, Write
 from kernel.broker.journal.records import (
@@ -30,7 +31,6 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
     RestartWished,
 )
-from kernel.broker.mailbox import Event, State
 from kernel.broker.spawns import SpawnRecord
 from schemas.frames import Blob
 

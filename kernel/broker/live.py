@@ -15,37 +15,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from kernel.broker.allowance import Allowance
 from kernel.broker.bus import Bus, Lossy
-from kernel.broker.presence import CLIENTS, Connection
+from kernel.broker.entities import CLIENTS, Connection
 from schemas.codec import encode_value
 from schemas.frames import Frame
 from schemas.spans import is_span_id
 
 #: The largest payload that is passed on (bytes); agents send at most 12 KiB of text in a piece.
 MAX_LIVE_BYTES: Final = 16 << 10
-#: Frames that one client gets at once, and then per second. A turn makes some thirty a second.
-LIVE_BURST: Final = 512
-LIVE_PER_S: Final = 512.0
-
-
-class Allowance:
-    """A bucket of frames that fills with time. Times are seconds."""
-
-    __slots__ = ("_at", "_left")
-
-    def __init__(self, now: float) -> None:
-        self._at = now
-        self._left = float(LIVE_BURST)
-
-    def take(self, now: float) -> bool:
-        """Take one, if there is one."""
-        if now > self._at:
-            self._left = min(float(LIVE_BURST), self._left + (now - self._at) * LIVE_PER_S)
-            self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
 
 
 class Live:

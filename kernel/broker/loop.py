@@ -34,10 +34,9 @@ import zmq.backend
 
 from kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
 from kernel.broker.bus import Lossy
+from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Staged
 from kernel.broker.journal.interface import Journal
-from kernel.broker.mailbox import Staged
 from kernel.broker.peer_users import admit_only, users_of
-from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from kernel.broker.router import Router
 from schemas.codec import MAX_FRAME_BYTES
 from schemas.startup import admit_toolhost

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeGuard
 from msgspec import Raw, Struct
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from kernel.broker.mailbox import Event
-from kernel.broker.presence import Connection, agent_address
+from kernel.broker.entities import Connection, Event
+from kernel.broker.presence import agent_address
 from schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from schemas.control import TokensWanted
 from schemas.errors import GoondanError, error_payload, fail

@@ -12,120 +12,21 @@ Source: docs/design/wire.md section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
-from msgspec import Struct
-
+from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, Connection
 from kernel.broker.launches import EndedLaunches
 from schemas.errors import GoondanError, fail
-from schemas.frames import PROTOCOL_VERSION, Frame, Hello
-from schemas.tokens import Claims, TokenClass, verify
-
-if TYPE_CHECKING:
-    from kernel.broker.live import Allowance
-    from kernel.broker.mailbox import Instance
-
-#: The broker's sockets, by class; a connection's `cls` is an index into this.
-CLASSES: Final[tuple[TokenClass, ...]] = ("control", "agent", "toolhost", "client")
-CONTROL, AGENTS, TOOLS, CLIENTS = range(4)
+from schemas.frames import PROTOCOL_VERSION, Hello
+from schemas.tokens import Claims, verify
 
 #: Connected clients; more are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096
-#: Of a client's incarnation, so many characters tell its session from others: it is kept with every event.
-SESSION_CHARS: Final = 64
 #: Characters of an incarnation: it is kept as long as its connection.
 MAX_INCARNATION: Final = 256
-#: Targets of one connection of which it is remembered that an event was refused; beyond them the order may be lost.
-MAX_REFUSED: Final = 4096
-#: So many refused events of a connection come back at once; for each further so many it is told to wait once as long.
-REFUSED_AT_ONCE: Final = 16
-#: The longest time that a refused sender is told to wait (milliseconds).
-MAX_RETRY_MS: Final = 5000
-#: A refused event that is so late (seconds) is not sent any more: what comes after it may come.
-REFUSED_S: Final = 10.0
-
-
 #: How the addresses of agents begin.
 _AGENT: Final = "agent/"
-
-Handler = Callable[["Connection", Frame, float], None]
-
-
-class RefusedEvent(Struct):
-    """The first event for a target that was refused. After `until` (the broker's clock) its sender has given it up."""
-
-    event_id: str
-    until: float
-
-
-class Connection:
-    """One welcomed connection."""
-
-    __slots__ = (
-        "address",
-        "allowance",
-        "allowed",
-        "calls",
-        "claims",
-        "cls",
-        "handlers",
-        "ident",
-        "incarnation",
-        "instance",
-        "last_seen",
-        "pid",
-        "refused",
-        "session",
-        "started_ms",
-        "watched",
-    )
-
-    def __init__(self, cls: int, ident: bytes, address: str, claims: Claims, hello: Hello, now: float) -> None:
-        self.cls = cls
-        self.ident = ident
-        self.address = address
-        self.claims = claims
-        self.incarnation = hello.incarnation
-        #: What this peer sets going is counted under this name: a client keeps it over its reconnects.
-        self.session = f"client/{self.incarnation[:SESSION_CHARS]}" if cls == CLIENTS else address
-        self.started_ms = hello.started_ms or 0
-        #: Tool hosts: the calls that it had when it said hello, running or with a result that is not acknowledged.
-        self.calls: frozenset[str] = frozenset(hello.calls) if cls == TOOLS else frozenset()
-        self.pid = hello.pid
-        self.last_seen = now
-        #: Somebody looks at `last_seen` now and then (quiet.py).
-        self.watched = False
-        #: What this connection may send, by frame type.
-        self.handlers: dict[str, Handler] = {}
-        #: Agents: the instance it serves, and the tools it may call.
-        self.instance: Instance | None = None
-        self.allowed: frozenset[str] = frozenset()
-        #: Clients: how much live news it may get now; None before the first.
-        self.allowance: Allowance | None = None
-        #: target -> what was refused for overload first: later ones for it wait until that one is back.
-        self.refused: dict[tuple[str, str], RefusedEvent] = {}
-
-    @property
-    def sender(self) -> str:
-        """The principal whose frame and event ids are compared: all operator clients are one."""
-        if self.cls == CLIENTS:
-            return "client"
-        return self.address
-
-    def refuse(self, target: tuple[str, str], event_id: str, now: float, retry_ms: int) -> int:
-        """An event for `target` was refused. Returns when it is to be sent again (milliseconds): the later, the more
-        targets of this connection wait, so that a flood does not come back in a flood.
-        """
-        known = self.refused.get(target)
-        if known is None or known.event_id == event_id or known.until <= now:
-            known = self.refused[target] = RefusedEvent(event_id, 0.0)
-        if len(self.refused) > MAX_REFUSED:
-            del self.refused[next(iter(self.refused))]
-        retry_ms = min(MAX_RETRY_MS, retry_ms * (1 + len(self.refused) // REFUSED_AT_ONCE))
-        if known.event_id == event_id:
-            known.until = now + retry_ms / 1000 + REFUSED_S
-        return retry_ms
 
 
 class Presence:

@@ -21,9 +21,10 @@ from typing import Final
 from kernel.broker.bus import Bus, principal_of
 from kernel.broker.cancels import Cancels
 from kernel.broker.ends import Ends
-from kernel.broker.mailbox import MAX_ATTEMPTS, Event, Instance, Staged
+from kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance, Staged
+from kernel.broker.mailbox import MAX_ATTEMPTS
 from kernel.broker.places import Claim
-from kernel.broker.presence import AGENTS, CLIENTS, TOOLS, Connection, agent_address
+from kernel.broker.presence import agent_address
 from kernel.broker.tool_calls import ToolCalls
 from schemas.control import (
     Drain,

@@ -12,7 +12,7 @@ from typing import Final
 
 from kernel.broker.bus import Bus
 from kernel.broker.due import Due
-from kernel.broker.presence import CONTROL, Connection
+from kernel.broker.entities import CONTROL, Connection
 from schemas.frames import Frame
 
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).

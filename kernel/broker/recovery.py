@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from kernel.broker.bus import Bus
 from kernel.broker.contents import content_of
+from kernel.broker.entities import Event
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Row
 from kernel.broker.journal.records import (
@@ -40,8 +41,7 @@ from kernel.broker.journal.records import (
     InstanceSpawned,
     RestartWished,
 )
-from kernel.broker.mailbox import Event
-from kernel.broker.restarts import Wish
+from kernel.broker.restart_wishes import Wish
 from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Workdir
 from schemas.codec import DECODE_ERRORS

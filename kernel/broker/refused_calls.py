@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from kernel.broker.bus import Bus
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection
 from schemas.codec import to_raw
 from schemas.frames import ErrorPayload, Frame
 

@@ -17,14 +17,12 @@ Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, Literal
-
-from msgspec import Struct
+from typing import Final
 
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal.records import restart_subject
-from kernel.broker.mailbox import Event, Staged
-from kernel.broker.presence import Connection
+from kernel.broker.restart_wishes import Wish
 from schemas.codec import from_raw, to_raw
 from schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
 from schemas.errors import GoondanError, error_payload, fail
@@ -44,21 +42,6 @@ MAX_REASON: Final = 500
 TOOL: Final = "self-restart__request"
 #: How long a sender waits when the kernel is restarting already (milliseconds).
 _LATER_MS: Final = 1000
-
-#: `checking`: the supervisor looks at the bundle. `staged`: on its way into the journal. `wished`: to be carried out.
-#: `due`: the supervisor has been told. `done`: a kernel has started since, or the restart came to nothing.
-WishState = Literal["checking", "staged", "wished", "due", "done"]
-
-
-class Wish(Struct):
-    """One wish. `at_ms`: when (milliseconds since 1970). `askers`: connection and frame id of who waits for a word."""
-
-    subject: str
-    reason: str
-    event_id: str
-    at_ms: int
-    state: WishState
-    askers: list[tuple[Connection, str]] = []
 
 
 class Restarts:

@@ -27,15 +27,14 @@ from kernel.broker.dead_letters import DeadLetters
 from kernel.broker.deletions import Deletions
 from kernel.broker.directory import Directory
 from kernel.broker.ends import Ends
+from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler, Staged
 from kernel.broker.events import Events
 from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.live_config.service import LiveConfigs
-from kernel.broker.mailbox import Staged
 from kernel.broker.oauth import OPS, TokenOrders, is_holder
-from kernel.broker.presence import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Handler
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored

@@ -20,8 +20,7 @@ from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.calls import Call
 from kernel.broker.cancels import Cancels
-from kernel.broker.mailbox import Event, Instance
-from kernel.broker.presence import AGENTS, TOOLS, Connection
+from kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
 from kernel.broker.refused_calls import tool_error
 from kernel.broker.shares import describe_shortage
 from kernel.broker.workdirs import Workdir, check_opened

@@ -22,8 +22,8 @@ from kernel.broker.approvals.items import Item
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
-from kernel.broker.mailbox import LEASE_S, Event, Instance
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection, Event, Instance
+from kernel.broker.mailbox import LEASE_S
 from schemas.codec import to_raw
 from schemas.frames import Frame
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.bundle.checked import CheckedAgent
 from kernel.bundle.problems import Report
 from schemas.budgets import BUDGET_EXTENSION, BudgetLimits
 from schemas.launch import ExtensionSpec
-
-if TYPE_CHECKING:
-    from kernel.bundle.check import CheckedAgent
 
 
 def is_budget(extension: ExtensionSpec) -> bool:

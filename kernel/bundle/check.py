@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from kernel.bundle.budgets import check_budgets
+from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.dependencies import circles, misplaced
 from kernel.bundle.extension_config import check_given, check_used
 from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
-from kernel.bundle.lookup import Files, NoPackages, Packages, Unreadable
+from kernel.bundle.installed_packages import NoPackages, Packages
+from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
 from kernel.bundle.oauth_apps import check_oauth_app, resolve_oauth_app
 from kernel.bundle.positions import Mapping as MappingNode
@@ -31,56 +32,7 @@ from kernel.bundle.variables import names_any
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
-from schemas.launch import ExtensionSpec, ModelSpec
-from schemas.oauth import OAuthAppSpec
 from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
-
-
-class CheckedAgent(Struct):
-    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
-
-    `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
-    spec.tools. `resource` is the whole document as plain values. `dynamic` are tools in spec.tools that an extension
-    registers, by the names that models are shown.
-    """
-
-    document: Document
-    name: str
-    body: resources.AgentBody
-    tools: list[str] = []
-    uses: dict[str, int] = {}
-    extensions: list[ExtensionSpec] = []
-    model: ModelSpec | None = None
-    model_document: Document | None = None
-    model_body: resources.ModelBody | None = None
-    system: str | None = None
-    resource: dict[str, Any] = {}
-    dynamic: list[str] = []
-
-
-class Checked(Struct):
-    """A bundle that has been looked at. It can be run if the report has no error.
-
-    `tools` are those that the kernel has: the bundle's own that the tool host can run, then the bundled ones.
-    """
-
-    agents: dict[str, CheckedAgent]
-    tools: dict[str, CheckedTool]
-    policy: resources.SwarmPolicy
-    entry_agent: str = ""
-    #: files that documents point at: prompts, entries of connectors
-    files: list[str] = []
-    #: folders (or single files) of extensions
-    extension_roots: list[str] = []
-    #: the Swarm's name, "" without one
-    swarm: str = ""
-    #: the Swarm's whole document as plain values
-    swarm_resource: dict[str, Any] = {}
-    #: the bundle's own, used or not
-    extensions: dict[str, CheckedExtension] = {}
-    #: the OAuthApps by their names, with their documents
-    oauth_apps: dict[str, OAuthAppSpec] = {}
-    oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
 
 
 class Checker:

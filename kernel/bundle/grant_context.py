@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from kernel.bundle.check import Checked
+from kernel.bundle.checked import Checked
 from kernel.bundle.granting import GrantContext, Opened, Rule
-from kernel.bundle.lookup import Package, Unreadable
+from kernel.bundle.installed_packages import Package
+from kernel.bundle.lookup import Unreadable
 from kernel.bundle.problems import Position, Report
 from kernel.grants.merge import requested
 from kernel.grants.pins import pin

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.lookup import Files
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
 from kernel.bundle.shape import Document

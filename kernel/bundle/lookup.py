@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
-
-if TYPE_CHECKING:
-    from kernel.bundle.tools import CheckedTool
 
 #: One YAML file (bytes). A bundle is written by people; code and data belong into other files.
 MAX_FILE_BYTES: Final = 1 << 20
@@ -54,30 +51,3 @@ class Files(Protocol):
 
     def digest(self, path: str) -> str:
         """SHA-256 of a file of at most MAX_MODULE_BYTES, in hexadecimal digits. Raises Unreadable."""
-
-
-class Package:
-    """A package that is installed: its name, its folder, its tools by name, its documents."""
-
-    __slots__ = ("documents", "name", "root", "tools")
-
-    def __init__(self, name: str, root: str, tools: dict[str, CheckedTool], documents: list[str]) -> None:
-        self.name = name
-        self.root = root
-        self.tools = tools
-        self.documents = documents
-
-
-class Packages(Protocol):
-    """The packages beside a bundle."""
-
-    def find(self, name: str) -> Package | str:
-        """The package, or why it cannot be used."""
-
-
-class NoPackages:
-    """None are installed."""
-
-    def find(self, name: str) -> Package | str:
-        """Why it cannot be used."""
-        return "it is not installed"

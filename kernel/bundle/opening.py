@@ -18,13 +18,14 @@ from msgspec import Struct
 
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
-from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Package, Unreadable
+from kernel.bundle.installed_packages import Package
+from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from kernel.bundle.problems import BundleError, Position, Problem, Report
 from kernel.paths import root_of
 from schemas.launch import KernelPlan
 
 if TYPE_CHECKING:
-    from kernel.bundle.check import Checked
+    from kernel.bundle.checked import Checked
     from kernel.bundle.granting import GrantContext
     from kernel.bundle.hiding import EnvironmentRedactor
     from kernel.bundle.load import Loaded

@@ -21,6 +21,8 @@ CHUNK: Final = 65536
 #: Lines that may wait for their consumer, and bytes in them; a chunk on top.
 MAX_WAITING_LINES: Final = 1024
 MAX_WAITING_BYTES: Final = 4 << 20
+#: The longest line that is a message (bytes): what an event may hold, less its other fields.
+MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 #: Bytes in the lines that are worked on at once; a longer line is worked on alone.
 MAX_LINES_BYTES: Final = 16 << 20
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Lines that may be without an answer at once; more are not read before.
 MAX_IN_FLIGHT: Final = 64
-#: The longest line (bytes): what an event may hold, less its other fields.
-MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 
 
 @click.command()
@@ -140,7 +138,7 @@ class _Talk:
         import asyncio
 
         from kernel.cli.asked import Asked
-        from kernel.cli.lines import LineReader
+        from kernel.cli.lines import MAX_LINE_BYTES, LineReader
         from kernel.cli.output import is_terminal
         from kernel.cli.session import Session
 
@@ -221,6 +219,7 @@ class _Talk:
         """One message at a time, shown while it is answered. Ctrl-C cancels the turn; twice ends the conversation."""
         from kernel.cli.history import FILE
         from kernel.cli.interrupts import Interrupts
+        from kernel.cli.lines import MAX_LINE_BYTES
         from kernel.cli.output import write
         from kernel.cli.prompt import open_prompt
 
@@ -284,6 +283,7 @@ class _Talk:
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
     ) -> _Told:
         """One line to its answer. Raises only E_KERNEL_LOST."""
+        from kernel.cli.lines import MAX_LINE_BYTES
         from kernel.cli.options import DEFAULT_INSTANCE
         from kernel.cli.session import USER_MESSAGE
         from schemas.errors import GoondanError, fail

@@ -65,8 +65,8 @@ def command(
     from kernel.cli.attach import attach, locate
     from kernel.cli.batch import check_instance
     from kernel.cli.interrupts import was_cancelled
+    from kernel.cli.lines import MAX_LINE_BYTES
     from kernel.cli.output import error_lines, write, write_json
-    from kernel.cli.run import MAX_LINE_BYTES
     from kernel.cli.standard_input import FROM_STDIN, read_all
     from kernel.cli.workdir import absolute_workdir
     from schemas.codec import replace_surrogates

@@ -17,7 +17,7 @@ from kernel.cli import options
 from schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from kernel.bundle.check import CheckedAgent
+    from kernel.bundle.checked import CheckedAgent
     from kernel.bundle.opening import Inspected
     from kernel.bundle.problems import Problem
 

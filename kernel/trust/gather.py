@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from kernel.bundle.check import Checked, CheckedAgent
+from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.models import KEY_VARIABLE, VENDOR_ORIGIN, is_http_url
 from kernel.bundle.shape import VARIABLE, Document
 from kernel.bundle.tools import CheckedTool

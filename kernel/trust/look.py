@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from glob import escape, glob
 
-from kernel.bundle.check import Checked
+from kernel.bundle.checked import Checked
 from kernel.bundle.load import Loaded
 from kernel.grants.merge import requested
 from kernel.paths import quickstart_folders

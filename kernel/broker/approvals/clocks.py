@@ -10,8 +10,7 @@ Rules.
 from __future__ import annotations
 
 from kernel.broker.bus import Bus
-from kernel.broker.mailbox import Event, Staged
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.standing import Standing
 from schemas.frames import Frame
 

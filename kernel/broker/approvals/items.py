@@ -8,9 +8,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
+from kernel.broker.entities import Connection, Event
 from kernel.broker.journal.records import ApprovalAsked
-from kernel.broker.mailbox import Event
-from kernel.broker.presence import Connection
 from schemas.aliases import rename_aliases
 from schemas.approval_rules import UNREADABLE
 from schemas.approvals import MAX_ARGS_BYTES, Kind

@@ -25,10 +25,9 @@ from kernel.broker.approvals.clocks import Clocks
 from kernel.broker.approvals.items import CallContent, Decided, Item, digest_of, read_args, read_call
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
+from kernel.broker.entities import CLIENTS, Connection, Event, Instance, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
-from kernel.broker.mailbox import Event, Instance, Staged
-from kernel.broker.presence import CLIENTS, Connection
 from kernel.broker.refused_calls import refuse_call
 from kernel.broker.shares import Pool, kept_of
 from kernel.broker.standing import Standing

@@ -19,10 +19,9 @@ from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
 from kernel.broker.budgets.book import MAX_HOLDS, Hold, Line, Shortage, Tree
 from kernel.broker.budgets.words import budget_spent, left_of, report
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal.interface import Item, Retire
 from kernel.broker.journal.records import BudgetHold, hold_subject
-from kernel.broker.mailbox import Event, Staged
-from kernel.broker.presence import Connection
 from schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail

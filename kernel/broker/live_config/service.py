@@ -23,13 +23,12 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
+from kernel.broker.entities import AGENTS, Connection, Staged
 from kernel.broker.journal.records import ConfigPatched
 from kernel.broker.live_config.fitting import check_fit
 from kernel.broker.live_config.patches import Patch, Patches
 from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from kernel.broker.live_config.rules import Proposer, judge, within_bound
-from kernel.broker.mailbox import Staged
-from kernel.broker.presence import AGENTS, Connection
 from schemas.address import is_instance_key
 from schemas.codec import from_raw, to_raw
 from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of

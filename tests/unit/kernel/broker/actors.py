@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernel.broker.presence import AGENTS, CLIENTS, CONTROL, TOOLS
+from kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import (
     ChangesetAsked,

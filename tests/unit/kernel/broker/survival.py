@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from kernel.broker.bus import Bus
+from kernel.broker.entities import Event, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Archive
-from kernel.broker.mailbox import Event, Staged
 
 
 def on_the_way(staged: Iterable[Staged]) -> set[str]:

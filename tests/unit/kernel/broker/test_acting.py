@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kernel.broker import directory
-from kernel.broker.presence import AGENTS, CONTROL, TOOLS, Connection
+from kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
 from kernel.broker.spawn_file import SpawnFile
 from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared

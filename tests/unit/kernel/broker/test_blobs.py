@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
 from kernel.broker.bus import Bus
-from kernel.broker.presence import AGENTS, CLIENTS
+from kernel.broker.entities import AGENTS, CLIENTS
 from kernel.broker.router import Router
 from schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
 from schemas.codec import decode, encode, from_raw

@@ -8,7 +8,7 @@ import pytest
 
 from kernel.broker.bus import RETURN_S
 from kernel.broker.cancels import MAX_ASKERS
-from kernel.broker.presence import AGENTS, CLIENTS, Connection
+from kernel.broker.entities import AGENTS, CLIENTS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
 from schemas.tokens import Claims, mint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.presence import AGENTS, TOOLS
+from kernel.broker.entities import AGENTS, TOOLS
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import AgentEvent, Frame, Source
 from tests.unit.kernel.broker.actors import Agent

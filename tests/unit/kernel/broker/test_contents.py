@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.contents import Content, Contents
+from kernel.broker.contents import Contents
+from kernel.broker.entities import Content, Event, Instance
 from kernel.broker.journal.interface import Item, JournalFailed, Put, Retire
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.records import event_subject
 from kernel.broker.ledger import Ledger
-from kernel.broker.mailbox import Event, Instance
 from kernel.broker.workdirs import Workdir
 from schemas.codec import to_raw
 from schemas.frames import NO_PAYLOAD, ReplyTo

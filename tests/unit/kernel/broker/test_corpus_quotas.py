@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
 from kernel.broker.epochs import MAX_EPOCH
 from kernel.broker.journal.records import event_subject
 from kernel.broker.mailbox import MAX_ATTEMPTS, MAX_LATE
-from kernel.broker.presence import AGENTS, CLASSES, TOOLS, Connection
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Principal, SpawnFailed
 from schemas.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source

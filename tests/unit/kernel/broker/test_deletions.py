@@ -8,8 +8,8 @@ import pytest
 
 from kernel.broker.bus import RETURN_S
 from kernel.broker.deletions import CANCEL_S, JAILS_S
+from kernel.broker.entities import TOOLS
 from kernel.broker.journal.records import InstanceDeleted, decode, deleted_subject
-from kernel.broker.presence import TOOLS
 from schemas.codec import decode as decode_frame
 from schemas.codec import from_raw, to_raw
 from schemas.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo

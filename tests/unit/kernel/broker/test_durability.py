@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from kernel.broker.dead_letters import new_id
+from kernel.broker.entities import AGENTS, CLIENTS, Connection
 from kernel.broker.journal import records
 from kernel.broker.journal.records import Deadline, event_subject
 from kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
-from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from kernel.supervisor.roster import MAX_START_FAILURES
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.control import Drain, Principal, SpawnFailed

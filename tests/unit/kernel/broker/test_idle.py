@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.broker.entities import AGENTS, TOOLS
 from kernel.broker.launches import EndedLaunches
-from kernel.broker.presence import AGENTS, TOOLS
 from schemas.codec import decode
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_due import Unwalked

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kernel.broker.entities import CLIENTS
 from kernel.broker.journal.records import event_subject
-from kernel.broker.presence import CLIENTS
 from schemas.codec import to_raw
 from schemas.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.test_durability import run, said, subjects

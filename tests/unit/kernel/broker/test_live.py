@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.broker.allowance import LIVE_BURST, LIVE_PER_S, Allowance
 from kernel.broker.bus import Lossy
-from kernel.broker.live import LIVE_BURST, LIVE_PER_S, MAX_LIVE_BYTES, Allowance
-from kernel.broker.presence import CLIENTS
+from kernel.broker.entities import CLIENTS
+from kernel.broker.live import MAX_LIVE_BYTES
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import Frame, RuntimeEvent
 from tests.unit.kernel.broker.actors import Agent

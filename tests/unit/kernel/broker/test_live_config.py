@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from kernel.broker.bus import Bus
+from kernel.broker.entities import AGENTS, CLIENTS, Connection
 from kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
 from kernel.broker.live_config.service import MAX_PROPOSALS
-from kernel.broker.presence import AGENTS, CLIENTS, Connection
 from schemas.codec import encode, from_raw, to_raw
 from schemas.effective_config import apply_changes, declared, digest_of, shown
 from schemas.frames import NO_PAYLOAD, ErrorPayload, Frame

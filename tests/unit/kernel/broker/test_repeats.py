@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.broker.presence import CLIENTS
+from kernel.broker.entities import CLIENTS
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host, working

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.broker.presence import Connection
+from kernel.broker.entities import Connection
 from schemas.codec import decode, encode, to_raw
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Actor, Agent

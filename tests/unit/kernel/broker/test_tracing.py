@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from kernel.broker.contents import kept_trace
-from kernel.broker.presence import CLIENTS, TOOLS, Connection
+from kernel.broker.entities import CLIENTS, TOOLS, Connection
 from schemas.codec import encode, to_raw
 from schemas.frames import TOOL_COMPLETED, AgentEvent, Frame
 from schemas.spans import call_span, is_trace_id

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import Bus
 from kernel.broker.calls import Calls
-from kernel.broker.contents import Content
+from kernel.broker.entities import Connection, Content, Event
 from kernel.broker.epochs import Epochs
 from kernel.broker.journal.memory import MemoryJournal
-from kernel.broker.mailbox import Event, Mailbox, Quotas
-from kernel.broker.presence import Connection
+from kernel.broker.mailbox import Mailbox, Quotas
 from kernel.broker.waits import Waits, circles
 from kernel.cli.waits import render
 from schemas.codec import from_raw

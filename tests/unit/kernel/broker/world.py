@@ -14,12 +14,12 @@ from typing import Literal
 from msgspec import Raw, structs
 
 from kernel.broker.bus import Bus
+from kernel.broker.entities import Staged
 from kernel.broker.epochs import Epochs
 from kernel.broker.folders import Moved
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.records import EPOCHS, event_subject
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from kernel.broker.mailbox import Staged
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
 from schemas.blobs import REFERENCES, check_reference, describe

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from kernel.broker.presence import TOOLS, Connection
+from kernel.broker.entities import TOOLS, Connection
 from kernel.cli.waits import render
 from schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
 from schemas.codec import from_raw, to_raw

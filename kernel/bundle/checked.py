@@ -1,0 +1,61 @@
+"""A bundle that has been looked at, as plain values; check.py makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from kernel.bundle.extensions import CheckedExtension
+from kernel.bundle.shape import Document
+from kernel.bundle.tools import CheckedTool
+from schemas import resources
+from schemas.launch import ExtensionSpec, ModelSpec
+from schemas.oauth import OAuthAppSpec
+
+
+class CheckedAgent(Struct):
+    """An Agent with what its references lead to. `tools` are names of Tools, `model` is None after an error.
+
+    `model_document` and `model_body` are the Model that it names. `uses` says where each of the tools stands in
+    spec.tools. `resource` is the whole document as plain values. `dynamic` are tools in spec.tools that an extension
+    registers, by the names that models are shown.
+    """
+
+    document: Document
+    name: str
+    body: resources.AgentBody
+    tools: list[str] = []
+    uses: dict[str, int] = {}
+    extensions: list[ExtensionSpec] = []
+    model: ModelSpec | None = None
+    model_document: Document | None = None
+    model_body: resources.ModelBody | None = None
+    system: str | None = None
+    resource: dict[str, Any] = {}
+    dynamic: list[str] = []
+
+
+class Checked(Struct):
+    """A bundle that has been looked at. It can be run if the report has no error.
+
+    `tools` are those that the kernel has: the bundle's own that the tool host can run, then the bundled ones.
+    """
+
+    agents: dict[str, CheckedAgent]
+    tools: dict[str, CheckedTool]
+    policy: resources.SwarmPolicy
+    entry_agent: str = ""
+    #: files that documents point at: prompts, entries of connectors
+    files: list[str] = []
+    #: folders (or single files) of extensions
+    extension_roots: list[str] = []
+    #: the Swarm's name, "" without one
+    swarm: str = ""
+    #: the Swarm's whole document as plain values
+    swarm_resource: dict[str, Any] = {}
+    #: the bundle's own, used or not
+    extensions: dict[str, CheckedExtension] = {}
+    #: the OAuthApps by their names, with their documents
+    oauth_apps: dict[str, OAuthAppSpec] = {}
+    oauth_documents: dict[str, tuple[Document, resources.OAuthAppBody]] = {}
