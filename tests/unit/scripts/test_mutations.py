@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from scripts.mutations import Mutation, load, marked, problems_of
+from scripts.mutations import Mutation, load, marked, missing, problems_of
 
 GOOD = load()[0]
 
@@ -37,3 +37,8 @@ def test_the_ids_of_all_marks_of_a_function_count() -> None:
         "import pytest\n@pytest.mark.requirement('A-1', 'A-2')\n@pytest.mark.requirement('B-1')\ndef test_x(): ...\n"
     )
     assert marked(source)["test_x"] == {"A-1", "A-2", "B-1"}
+
+
+def test_a_covered_requirement_without_an_entry_is_a_problem() -> None:
+    entry = Mutation(id="A-01", file="a.py", code="a", becomes="b", test="t.py::t")
+    assert missing([entry], ["A-01", "A-02"]) == ["tests/mutations.yaml: A-02 is covered and has no entry"]

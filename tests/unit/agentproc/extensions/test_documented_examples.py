@@ -433,8 +433,9 @@ async def test_state_that_an_extension_keeps_in_a_file(examples: Examples, tmp_p
     """A missing file is the state at the beginning; the folder is made at the first save; a new process goes on."""
     for turns in (1, 2):
         runner = await examples.start(FakeLink(), FakeModel(says("done")), persists=PERSISTS)
-        assert state_of(runner, "persists") == {}  # the runtime itself keeps nothing
+        assert (state_of(runner, "persists"), runner.extensions._shared) == ({}, {})  # the runtime itself keeps nothing
         await runner.run(event_frame(f"e{turns}", "go"))
+        state_of(runner, "persists")["mine"] = runner.extensions._shared["persists:mine"] = turns
         (file,) = Path(runner.spec.state_dir).glob("extensions/persists/state.json")
         assert json.loads(file.read_text())["turns"] == turns
         assert not list(Path(runner.spec.state_dir).glob("instances/*/*/extensions"))

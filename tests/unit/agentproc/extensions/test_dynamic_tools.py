@@ -329,6 +329,7 @@ def test_a_resource_reads_by_key_and_by_attribute() -> None:
     resource = Resource({"kind": "Extension", "metadata": {"name": "x"}, "spec": {"entry": "a.py", "config": {"k": 1}}})
     assert resource.metadata.name == resource["metadata"]["name"] == "x"
     assert resource.spec.config == {"k": 1}
+    assert type(resource.spec.config) is dict, "as it was written, and the extension's own"
     assert resource.api_version is None
     assert "apiVersion" not in resource
     assert len(resource) == 3
