@@ -1,9 +1,9 @@
 """Build or refresh .venv: the slow half of scripts/setup, run by the interpreter that the environment is made of.
 
-`make_venv.py run|dev|bench` installs what constraints.txt has for that kind, every package as a wheel with one of the
-hashes that stand there, and makes the four packages importable and `gdn` callable. Nothing is built, so no package runs
-code of its own here. An environment that was made for another interpreter, machine or place, or whose making was
-interrupted, is thrown away and built anew. Standard library only; nothing outside the repository is changed.
+`make_venv.py run|dev|bench|mutants` installs what constraints.txt has for that kind, every package as a wheel with one
+of the hashes that stand there, and makes the four packages importable and `gdn` callable. Nothing is built, so no
+package runs code of its own here. An environment that was made for another interpreter, machine or place, or whose
+making was interrupted, is thrown away and built anew. Standard library only; nothing outside the repository is changed.
 
 The folder of the repository may have been the workdir of tools. So no interpreter that is started here looks for
 modules in it (-I), and no variable of the environment adds folders.
@@ -86,7 +86,7 @@ sys.meta_path.append(Source)
 
 
 def main(kind: str) -> None:
-    """Make .venv ready for `kind` ("run", "dev" or "bench"). Exits with a message when that is not possible."""
+    """Make .venv ready for `kind` (a key of pinned.KINDS). Exits with a message when that is not possible."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = packages(kind, project)
     made_for = f"{sysconfig.get_config_var('SOABI')} {sys.base_prefix} {VENV}"
@@ -223,7 +223,7 @@ def leave_environment() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev", "bench"):
-        sys.exit("usage: make_venv.py run|dev|bench")
+    if len(sys.argv) != 2 or sys.argv[1] not in ("run", "dev", "bench", "mutants"):
+        sys.exit("usage: make_venv.py run|dev|bench|mutants")
     leave_environment()
     main(sys.argv[1])

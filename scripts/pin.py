@@ -31,6 +31,9 @@ OLDEST_FIRST = {
     "musllinux": ["musllinux_1_1", "musllinux_1_2"],
 }
 
+#: Who asks for what in vain. Only the command of libcst reads YAML; mutmut uses its parser.
+NOT_NEEDED = {("libcst", "pyyaml-ft")}
+
 
 def project() -> dict[str, list[Requirement]]:
     """What pyproject.toml asks for, by kind."""
@@ -138,6 +141,8 @@ def unmet(pins: list[Pin], needs: dict[str, list[Requirement]], asked: dict[str,
                             continue
                         name = normal(needed.name)
                         pin = by_name.get(name)
+                        if (normal(by), name) in NOT_NEEDED:
+                            continue
                         if pin is None:
                             found.append(f"{by} needs {needed}: add a line {needed.name}==VERSION")
                             continue

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 #: What can be asked for, and the heading of its part of the file. Each kind installs those before it as well.
-KINDS = {"run": "run time", "dev": "development", "bench": "benchmarks"}
+KINDS = {"run": "run time", "dev": "development", "bench": "benchmarks", "mutants": "mutation testing"}
 #: The machines that there are hashes for: versions of Python, processors, C libraries.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
