@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix simulate chaos mutations check format bench pins requirements clean
+.PHONY: help setup run test test-matrix simulate chaos mutations mutants check format bench pins requirements clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -11,6 +11,7 @@ help:
 	@echo "make simulate      10,000 seeded histories of a bus that breaks (minutes)   ARGS=\"--first 17 --histories 1\""
 	@echo "make chaos         200 kills of everything under load, power cuts at every call (minutes)"
 	@echo "make mutations     change lines that requirements need, and see their tests fail   ARGS=\"--all\" or ids"
+	@echo "make mutants       change pure modules line by line: how much do their tests notice? (half an hour)   ARGS=\"turn --show\""
 	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make bench         benchmarks beside their baselines"
@@ -45,6 +46,10 @@ chaos:
 mutations:
 	@scripts/setup dev
 	@exec .venv/bin/python -I -m scripts.mutations $(ARGS)
+
+mutants:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.mutants $(ARGS) $(if $(UPDATE),--update)
 
 check:
 	@scripts/setup dev

@@ -68,7 +68,7 @@ GROUPS = {
         [
             f"tests/unit/toolhost/test_{name}.py"
             for name in (
-                "policy", "reduced", "landlock", "uids", "hiding", "enclosed", "terms", "stays", "receipts", "pool",
+                "policy", "launch_plans", "reduced", "landlock", "uids", "hiding", "enclosed", "terms", "stays", "receipts", "pool",
             )
         ],
     ),

@@ -110,6 +110,18 @@ def test_a_payload_is_what_it_is_opened_as() -> None:
     assert error_of(caught)[1].startswith("payload is no list: Expected `int`, got `str`")
 
 
+def test_a_kind_that_was_never_met_before() -> None:
+    class Fresh(msgspec.Struct):
+        a: int
+
+    raw = to_raw({"a": 1})
+    assert [from_raw(raw, Fresh), from_raw(raw, Fresh)] == [Fresh(1), Fresh(1)]
+    kind: Any = int | str
+    with pytest.raises(FrameError) as caught:
+        from_raw(raw, kind)
+    assert error_of(caught)[1].startswith("payload is no int | str: ")
+
+
 def test_a_payload_that_nests_too_deep_is_refused_whatever_it_is_opened_as() -> None:
     deep = b"\x91" * MAX_DEPTH
     assert from_raw(Raw(deep + b"\xc0"), list)
@@ -126,6 +138,8 @@ def test_what_is_json(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "found"),
     [
+        ([(2,), 1], "a value of type tuple"),
+        ([b"x", [1]], "a value of type bytes"),
         (b"x", "a value of type bytes"),
         ([1, (2,)], "a value of type tuple"),
         ({"a": {"b": {1}}}, "a value of type set"),

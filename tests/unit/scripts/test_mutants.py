@@ -1,0 +1,35 @@
+"""`make mutants`: what it tries, and how it tells what came of it. The tool itself runs for itself only."""
+
+from __future__ import annotations
+
+import tomllib
+
+from scripts.mutants import GROUPS, ROOT, Group, Outcome, Survivor, configuration, listing
+
+
+def test_every_module_and_every_test_is_there_and_no_module_twice() -> None:
+    modules = [module for group in GROUPS.values() for module in group.modules]
+    assert len(set(modules)) == len(modules)
+    for path in (*modules, *(test for group in GROUPS.values() for test in group.tests)):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_modules_are_pure() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    pure = next(contract["source_modules"] for contract in contracts if contract["name"].startswith("pure"))
+    modules = [module.removesuffix(".py").replace("/", ".") for group in GROUPS.values() for module in group.modules]
+    assert set(modules) <= set(pure)
+
+
+def test_what_the_tool_reads_is_toml() -> None:
+    made = tomllib.loads(configuration(Group(["a/b.py"], ["tests/t.py"])))["tool"]["mutmut"]
+    assert (made["only_mutate"], made["pytest_add_cli_args_test_selection"]) == (["a/b.py"], ["tests/t.py"])
+
+
+def test_what_nobody_noticed_is_listed_by_its_place() -> None:
+    outcome = Outcome(3, [Survivor("b.py: two", "x = 1", "x = 2"), Survivor("a.py: one", "if a:", "if not a:")], 1.0)
+    assert (outcome.made, outcome.percent) == (5, 60.0)
+    assert listing({"g": outcome}).partition("## ")[2] == (
+        "g: 3 of 5 noticed, 60.0 %\n"
+        "a.py: one\n    - if a:\n    + if not a:\nb.py: two\n    - x = 1\n    + x = 2\n"
+    )  # fmt: skip
