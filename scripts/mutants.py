@@ -57,18 +57,20 @@ GROUPS = {
         ],
     ),
     "mailbox": Group(["kernel/broker/mailbox.py"], ["tests/unit/kernel/broker"]),
-    "lifecycle": Group(["kernel/lifecycle.py"], ["tests/unit/kernel/test_lifecycle.py"]),
+    "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),
     "policy": Group(
         [
             f"toolhost/policy/{name}.py"
             for name in (
-                "conventions", "enclosure", "landlock", "mounts", "plan", "reduced", "refusals", "subject", "uids",
+                "conventions", "enclosure", "landlock", "launch_plan", "mounts", "plan", "reduced",
+                "refusals", "subject", "uids",
             )
         ],
         [
             f"tests/unit/toolhost/test_{name}.py"
             for name in (
-                "policy", "launch_plans", "reduced", "landlock", "uids", "hiding", "enclosed", "terms", "stays", "receipts", "pool",
+                "policy", "launch_plans", "reduced", "landlock", "uids", "hiding", "enclosed", "terms", "stays",
+                "receipts", "pool",
             )
         ],
     ),

@@ -40,7 +40,7 @@ def leave_texts_alone() -> None:
         if change is mutators.operator_string:
             continue
         kept.append((node, arguments_but_texts if change is mutators.operator_arg_removal else change))
-    mutators.mutation_operators[:] = kept  # type: ignore[index]
+    mutators.mutation_operators[:] = kept
 
 
 def difference(name: str, path: Path) -> tuple[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tomllib
 
-from scripts.mutants import GROUPS, ROOT, Group, Outcome, Survivor, configuration, listing
+from scripts.mutants import GROUPS, Group, Outcome, Survivor, configuration, listing
+from scripts.mutations import ROOT
 
 
 def test_every_module_and_every_test_is_there_and_no_module_twice() -> None:

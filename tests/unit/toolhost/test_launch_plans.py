@@ -16,7 +16,8 @@ from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST
 from toolhost.limits.plan import GroupPlan, Tree
 from toolhost.policy.landlock import DEVICES, RUN, for_file
-from toolhost.policy.plan import LaunchPlan, plan, walls
+from toolhost.policy.launch_plan import LaunchPlan
+from toolhost.policy.plan import plan, walls
 from toolhost.policy.subject import HostFacts, Place, Request
 from toolhost.seccomp.program import program
 
