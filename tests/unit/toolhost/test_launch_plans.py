@@ -14,11 +14,12 @@ from schemas.errors import GoondanError
 from schemas.launch import Limits, SandboxSpec
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST
-from toolhost.limits.plan import GroupPlan, Tree
+from toolhost.limits.plan import GroupPlan
 from toolhost.policy.landlock import DEVICES, RUN, for_file
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import plan, walls
 from toolhost.policy.subject import HostFacts, Place, Request
+from toolhost.privileges.tree import Tree
 from toolhost.seccomp.program import program
 
 LIMITS = Limits(memory_mb=10, processes=5, open_files=7, file_mb=3, disk_mb=2)
