@@ -27,7 +27,6 @@ import argparse
 import atexit
 import gc
 import os
-import random
 import select
 import signal
 import socket
@@ -43,7 +42,7 @@ import msgspec
 
 from agentproc.app import main as run_agent
 from agentproc.app import new_loop
-from agentproc.warmup import rehearse_start, warm_up
+from agentproc.warmup import fill_pools, rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 from schemas.secrecy import close_memory, forbid_core_dumps
 from schemas.startup import (
@@ -249,7 +248,6 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         set_process_name("gdn-spare")
         _close_inherited({channel.fileno(), *keep})
         atexit._clear()  # what the fork server's modules have registered is the fork server's
-        random.seed()
         gc.enable()
         loop = new_loop()
         rehearse_start(loop)
@@ -315,11 +313,13 @@ def _close_inherited(keep: Collection[int]) -> None:
 
 
 def _warming(providers: Collection[str]) -> Iterator[None]:
-    """The warm-up, and then no garbage."""
+    """The warm-up, and then no garbage and no holes."""
     yield from warm_up(providers)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    yield
+    fill_pools()
 
 
 def main(argv: list[str] | None = None) -> int:

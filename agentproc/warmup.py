@@ -7,6 +7,9 @@ page that only one process maps counts as its own. Measured together: private me
 loop is asyncio's own and closed, the folder is removed, no socket was opened, no thread was started. That is so after
 each of its steps, so that an agent can be forked between two of them.
 
+Last, the holes are filled that all this has left in Python's pools of small objects (`fill_pools`). What an agent makes
+would go into them, and copy a page of the fork server's for each; now it lies together, in pages that are new.
+
 In an agent that waits for its request (`rehearse_start`): a link that leads nowhere, which halves the time of the real
 one.
 """
@@ -17,6 +20,7 @@ import asyncio
 import ctypes
 import mmap
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
@@ -39,6 +43,14 @@ from schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
 ROUNDS: Final = 12
 #: Turns played with each real model; a turn asks it twice, and all else is warm by then.
 MODEL_ROUNDS: Final = 6
+#: Python's pools of small objects (obmalloc): the size of one, of what stands at its beginning, the distance between
+#: two sizes of objects, and the largest of these (bytes).
+POOL_BYTES: Final = 16 << 10
+POOL_HEAD_BYTES: Final = 48
+SIZE_STEP: Final = 16
+LARGEST_SMALL: Final = 512
+#: More holes of one size are not filled: 64 KiB to 2 MiB.
+MAX_HOLES: Final = 4096
 #: Turns of one step: an agent that is asked for meanwhile waits for its end.
 STEP_ROUNDS: Final = 3
 
@@ -49,7 +61,11 @@ _libc = ctypes.CDLL(None)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _memcmp = _libc.memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+#: A folder that a link trusts, and in which nobody makes a socket.
+NOBODY: Final = "ipc:///proc/nobody"
+_BYTES_HEAD: Final = sys.getsizeof(b"")
+_filling: Final[list[object]] = []
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 
@@ -92,7 +108,7 @@ def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _link_to_nobody() -> None:
-    await AgentApp("ipc:///dev/null/nobody", "").link.start(timeout_s=0)
+    await AgentApp(NOBODY, "").link.start(timeout_s=0)
 
 
 def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
@@ -103,9 +119,34 @@ def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
     page = mmap.PAGESIZE
     first = -(-id(loop) // page) * page
     last = (id(loop) + type(loop).__basicsize__) // page * page
-    for address in range(first, last, page):
-        if _memcmp(address, _ZERO_PAGE, page) == 0:
-            _madvise(address, page, _MADV_DONTNEED)
+    while first < last and _memcmp(first, _ZERO_PAGE, page) != 0:
+        first += page
+    while first < last and _memcmp(last - page, _ZERO_PAGE, page) != 0:
+        last -= page
+    # Every page is what the one before it is: all of them are zeros.
+    if first < last and _memcmp(first, first + page, last - first - page) == 0:
+        _madvise(first, last - first, _MADV_DONTNEED)
+
+
+def fill_pools() -> None:
+    """Take the free blocks in the pools that are in use, for as long as this process and its forks live."""
+    for size in range(SIZE_STEP, LARGEST_SMALL + 1, SIZE_STEP):
+        make = _maker(size)
+        whole, row, last = (POOL_BYTES - POOL_HEAD_BYTES) // size - 1, 0, 0
+        for _ in range(MAX_HOLES):
+            _filling.append(block := make())
+            row, last = (row + 1 if id(block) == last + size else 0), id(block)
+            if row == whole:  # a pool that was empty before is full: there were no holes left
+                break
+
+
+def _maker(size: int) -> Callable[[], object]:
+    """What makes an object of this size. Numbers have 32 bytes, those of `fill_pools` too: blocks of that size are in
+    no row for it, and it takes as many as it may.
+    """
+    if size <= 2 * SIZE_STEP:
+        return object if size == SIZE_STEP else partial(complex, 0.0, 1.0)
+    return partial(bytes, size - _BYTES_HEAD)
 
 
 def _map_libraries() -> None:

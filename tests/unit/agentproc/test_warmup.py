@@ -1,0 +1,66 @@
+"""What makes agents small: holes that are filled, memory that is given back, a link that is rehearsed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentproc import warmup
+from agentproc.app import AgentApp
+from schemas.errors import GoondanError
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+#: Objects of 112 bytes with holes between them; how many of the next ones lie in a row, before and after.
+HOLES = """
+from agentproc.warmup import fill_pools
+kept = [bytes(79) for _ in range(4000)][::2]
+def in_a_row():
+    made = [id(block) for block in [bytes(79) for _ in range(101)]]
+    return sum(after - before == 112 for before, after in zip(made, made[1:]))
+before = in_a_row()
+fill_pools()
+print(before, in_a_row())
+"""
+
+#: What a loop takes of private memory (KiB) until its buffer is given back; and that it still works.
+BUFFER = """
+import asyncio
+from pathlib import Path
+from agentproc.app import new_loop
+from agentproc.warmup import give_back_untouched
+def private():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+loop = new_loop()
+before = private()
+give_back_untouched(loop)
+print(before - private(), loop.run_until_complete(asyncio.sleep(0, 1)))
+"""
+
+
+def _told(program: str) -> tuple[int, int]:
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, second = map(int, run.stdout.split())
+    return first, second
+
+
+async def test_the_link_that_leads_nowhere_gets_as_far_as_a_link_without_a_broker() -> None:
+    with pytest.raises(GoondanError, match="no welcome") as refused:
+        await AgentApp(warmup.NOBODY, "").link.start(timeout_s=0)
+    assert refused.value.info.code == "E_KERNEL_NOT_RUNNING"
+
+
+def test_the_buffer_of_the_loop_is_given_back() -> None:
+    given_back, works = _told(BUFFER)
+    assert given_back >= 200
+    assert works == 1
+
+
+def test_what_is_made_after_the_holes_are_filled_lies_together() -> None:
+    with_holes, filled = _told(HOLES)
+    assert with_holes < 20
+    assert filled >= 95
