@@ -14,9 +14,8 @@ import sys
 import msgspec
 
 from kernel.broker.assemble import assemble
-from kernel.broker.journal.interface import DiskFull, JournalFailed
+from kernel.broker.journal.interface import DiskFull, JournalFailed, Store
 from kernel.broker.journal.opening import boot_id, open_store, release_reserve, start
-from kernel.broker.journal.store import JournalStore
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router
 from schemas.address import blobs_dir
@@ -89,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str, *, new_kernel: bool = True) -> Router:
+def _assemble(plan: KernelPlan, secret: bytes, store: Store, blobs: str, *, new_kernel: bool = True) -> Router:
     """See assemble; on a full disk with as much of the reserve as it needs."""
     broker_id = os.urandom(4).hex()
     while True:

@@ -10,9 +10,9 @@ import sys
 from kernel.broker.bus import Bus
 from kernel.broker.epochs import Epochs
 from kernel.broker.instance_folders import InstanceFolders
+from kernel.broker.journal.interface import Store
 from kernel.broker.journal.opening import wall_ms
 from kernel.broker.journal.records import EPOCHS
-from kernel.broker.journal.store import JournalStore
 from kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from kernel.broker.recovery import BadRow, reserved_epochs, restore
 from kernel.broker.router import Router
@@ -25,7 +25,7 @@ from schemas.visible import visible_line
 def assemble(
     plan: KernelPlan,
     secret: bytes,
-    store: JournalStore,
+    store: Store,
     *,
     boot_id: str,
     broker_id: str,
@@ -69,7 +69,7 @@ def assemble(
     return Router(bus, InstanceFolders(plan.state_dir), restored)
 
 
-def _give_up(store: JournalStore, bad: list[BadRow]) -> None:
+def _give_up(store: Store, bad: list[BadRow]) -> None:
     """The first failure on a row may be the machine's, so the start ends; from the second on the row is put aside. All
     of them count at once: with many bad rows there are two failed starts at most, not one for each.
     """

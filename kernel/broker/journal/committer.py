@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
-from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled
-from kernel.broker.journal.store import JournalStore
+from kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled, Store
 
 #: Items of one transaction at most: what waits behind it should not wait longer than some milliseconds.
 MAX_ITEMS: Final = 4096
@@ -32,7 +31,7 @@ TIDY_ITEMS: Final = 1_000
 class _OverStore:
     """What both have in common: looks go to the store at once, and batches are numbered as they come."""
 
-    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+    def __init__(self, store: Store, writer: GroupWriter) -> None:
         self._store = store
         self._writer = writer
         self.find_ended = store.find_ended
@@ -45,7 +44,7 @@ class _OverStore:
 class Committer(_OverStore):
     """Writes batches in the order in which they come. All methods are for the loop's thread."""
 
-    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+    def __init__(self, store: Store, writer: GroupWriter) -> None:
         super().__init__(store, writer)
         self._waiting: deque[tuple[int, Sequence[Item]]] = deque()
         self._settled: deque[Settled] = deque()
@@ -157,7 +156,7 @@ class InlineJournal(_OverStore):
     it.
     """
 
-    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
+    def __init__(self, store: Store, writer: GroupWriter) -> None:
         super().__init__(store, writer)
         self._waiting: Group = []
         self._settled: list[Settled] = []

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from kernel.broker.journal.interface import DiskFull, Item, Settled, Write
+from kernel.broker.journal.interface import DiskFull, Item, Settled, Store, Write
 from kernel.broker.journal.reserve import Reserve
-from kernel.broker.journal.store import JournalStore
 
 #: How often a full disk is tried again (seconds).
 FULL_RETRY_S: Final = 1.0
@@ -26,7 +25,7 @@ Group = list[tuple[int, Sequence[Item]]]
 class GroupWriter:
     """Writes to one store. For one thread."""
 
-    def __init__(self, store: JournalStore, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, store: Store, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
         self._store = store
         self._reserve = reserve
         self._wall_ms = wall_ms

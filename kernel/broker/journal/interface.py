@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 
 class Put(NamedTuple):
@@ -119,3 +119,45 @@ class Journal(Archive, Protocol):
 
     def close(self) -> None:
         """Write what is left and end."""
+
+
+class Store(Archive, Protocol):
+    """Where a journal's records are: what a start reads and what the journal's writer writes. For one thread at a time.
+
+    A journal of another kind is a module with one of these, and a line in opening.py.
+    """
+
+    #: How the store is called in messages: a path.
+    path: str
+    #: What `commit` survives: a loss of power, or the end of every process. With `process`, `promise` survives as much
+    #: and is quicker.
+    durability: Literal["power", "process"]
+    #: What of it could not be read, in words, where the operator has accepted that.
+    losses: list[str]
+
+    def rows(self) -> Iterator[Row]:
+        """All records, in the order in which they were written."""
+
+    def files(self) -> frozenset[str]:
+        """Files of large payloads that kept answers refer to."""
+
+    def suspect(self, row: Row, reason: str, now_ms: int) -> bool:
+        """A record could not be applied. True when it is put aside now: that is from the second time on."""
+
+    def commit(self, batch: Sequence[Write], now_ms: int) -> int:
+        """Write a batch, whole or not at all; returns the number of its last write. Raises DiskFull, JournalFailed."""
+
+    def promise(self, batch: Sequence[Write], now_ms: int) -> int:
+        """As `commit`, so that it survives the end of every process; the rest of the work is left to `fold`."""
+
+    def fold(self) -> None:
+        """Do what `promise` has left. Raises DiskFull, JournalFailed."""
+
+    def checkpoint(self) -> None:
+        """Slow work on the disk that may be done at any moment, by another thread. Never raises."""
+
+    def tidy(self, now_ms: int) -> bool:
+        """Remove what was kept long enough; True when there is more to do. Raises DiskFull, JournalFailed."""
+
+    def close(self) -> None:
+        """Finish what is left, and close."""

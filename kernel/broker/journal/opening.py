@@ -8,7 +8,7 @@ from typing import Final
 
 from kernel.broker.journal.committer import Committer, InlineJournal
 from kernel.broker.journal.group import GroupWriter
-from kernel.broker.journal.interface import Journal
+from kernel.broker.journal.interface import Journal, Store
 from kernel.broker.journal.reserve import Reserve
 from kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 from schemas.errors import GoondanError
@@ -26,8 +26,10 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> JournalStore:
-    """The journal's file of `state_dir`. Raises GoondanError: see JournalStore."""
+def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> Store:
+    """The journal's store of `state_dir`: which kind it is, is decided here and nowhere else. Raises GoondanError: see
+    JournalStore.
+    """
     path, witness = os.path.join(state_dir, JOURNAL_FILE), os.path.join(state_dir, WITNESS_FILE)
     while True:
         try:
@@ -44,7 +46,7 @@ def release_reserve(state_dir: str) -> bool:
     return Reserve(os.path.join(state_dir, RESERVE_FILE)).release()
 
 
-def start(store: JournalStore, state_dir: str) -> Journal:
+def start(store: Store, state_dir: str) -> Journal:
     """Begin to write. The store belongs to the journal from now on."""
     writer = GroupWriter(store, Reserve(os.path.join(state_dir, RESERVE_FILE)), wall_ms)
     return Committer(store, writer) if store.durability == "power" else InlineJournal(store, writer)
