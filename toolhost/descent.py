@@ -3,7 +3,7 @@
 Called by each program of this package that makes jails, before it has threads and before it reads a byte of anybody.
 Under an ordinary user nothing changes hands, and only the launcher is started.
 
-Source: sandbox.md section 3, item 1; docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations

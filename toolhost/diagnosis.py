@@ -3,8 +3,8 @@
 The cause comes from the probe jail (or from the search for bubblewrap), the signs from facts that survey.py read from
 the host. A fix is a command or a setting that can be used as it stands; none of them asks for a privileged container.
 
-Source: sandbox.md section 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers without a fresh
-procfs, WSL, kernels without Landlock.
+Source: docs/design/sandbox.md section 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers without a
+fresh procfs, WSL, kernels without Landlock.
 """
 
 from __future__ import annotations

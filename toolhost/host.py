@@ -8,7 +8,7 @@ Rules.
 - Every call ends in exactly one result. One that reaches its deadline is answered then.
 - A cancelled call is answered at once.
 
-Source: delivery.md section 5; design sections 6 and 7.
+Source: docs/design/delivery.md section 6.
 """
 
 from __future__ import annotations

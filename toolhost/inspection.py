@@ -10,7 +10,7 @@ In a jail the module is loaded by the very worker that would serve it, with what
 workdir and without network. Without a jail its syntax tree is read: then `exports` is null when the handlers cannot
 be told from the source. Both are bounded in time.
 
-Source: design section 8 ("the check that `handlers` exist"); requirements HANDLER-03, HANDLER-04, VALIDATE-02.
+Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
 """
 
 from __future__ import annotations

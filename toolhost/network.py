@@ -3,7 +3,7 @@
 One proxy serves all jails of a tool host. It is started with the first jail that has a network, and again when it has
 ended; what jails of a proxy that ended had is gone with it.
 
-Source: sandbox.md section 6; docs/decisions/024.
+Source: docs/design/sandbox.md section 6; docs/decisions/024.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The probe goes the way of every tool: policy, launch, worker protocol. Its handler looks around from inside and the
 host compares with what it knows; so a bubblewrap that starts but does not separate is found out.
 
-Source: sandbox.md sections 3 (item 7) and 7.
+Source: docs/design/sandbox.md sections 3.7 and 7.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Several tool hosts can work for one kernel, each under the name that the broker knows it by. Each has a folder of its
 own, so that none takes another's notes for those of one that is gone. The lock goes with the process, however it ends.
 
-Source: requirement RESULT-04; design section 10.
+Source: docs/design/tools.md section 6; requirement RESULT-04.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ is no such number. Exit status 0 whatever was found: finding out is what was ask
 
 The tool host itself starts with this survey, so both always agree.
 
-Source: sandbox.md sections 3 (item 7) and 7.
+Source: docs/design/sandbox.md sections 3.7 and 7.
 """
 
 from __future__ import annotations

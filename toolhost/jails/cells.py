@@ -9,7 +9,7 @@ Rules.
 - What ends a cell is the fork server, which is trusted; a server that does not is taken for broken, and its jail ended.
 - One cell is made ahead while a jail is in use: making one takes milliseconds, and a call then waits for none of them.
 
-Source: sandbox.md section 5; docs/decisions/030.
+Source: docs/design/sandbox.md section 5; docs/decisions/030.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Rules.
 - Log, progress and ask frames have a budget; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
 
-Source: sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
+Source: docs/design/sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What is asked of the file system (the plan needs it, and opening the places) hap
 answers through it; so a start holds nobody up, and several are on their way at once. Chosen is nothing but which user
 number is free. Use from the loop's thread.
 
-Source: sandbox.md section 3; delivery.md section 8; docs/decisions/031.
+Source: docs/design/processes.md section 1; docs/design/sandbox.md section 3; docs/decisions/031.
 """
 
 from __future__ import annotations

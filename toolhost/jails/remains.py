@@ -2,7 +2,7 @@
 
 The launcher begins a session for each jail and the filter refuses another, so whoever is in it belongs to the jail.
 
-Source: sandbox.md sections 5 and 7.
+Source: docs/design/sandbox.md sections 5 and 7.
 """
 
 from __future__ import annotations

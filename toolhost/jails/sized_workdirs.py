@@ -8,7 +8,7 @@ Rules.
 
 What is done as root is the launcher's (`launcher/sized.py`). Use from the loop's thread only.
 
-Source: sandbox.md section 4; docs/decisions/040.
+Source: docs/design/sandbox.md section 4; docs/decisions/040.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Rules.
 - What a jail writes to its standard output is read within a budget; beyond it the jail's own write blocks.
 - Frames are judged by channel.py; after one that is refused nothing more is read.
 
-Source: sandbox.md section 5.
+Source: docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one jail uses: its control groups, its counter, what was seen of it. Read by the watch's thread and by the loop.
 
-Source: sandbox.md section 4.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Calls with processes of their own are charged what was seen of these, and for th
 Disk. What a jail may have written at most is what it was last seen to have written, plus what the file system has lost
 since, whoever took it. Only when that nears the limit are its folders walked, which shows who it was.
 
-Source: sandbox.md section 4.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ what is written meanwhile is at most what its system calls under way write. Free
 
 Used by the watch's thread, but for `enter`, `start` and `close`. Walks go on in another one.
 
-Source: sandbox.md section 4; docs/decisions/029.
+Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What nobody sees can be told from what the machine has lost, and only while a jail keeps descriptors there: a program
 that passes some on has them received within milliseconds, and must not be blamed for what others take.
 
-Source: sandbox.md section 4; docs/decisions/029.
+Source: docs/design/sandbox.md section 4; docs/decisions/029.
 """
 
 from __future__ import annotations

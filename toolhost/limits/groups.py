@@ -1,6 +1,6 @@
 """The control groups of one jail, made in the part of the tree that is ours (privileges/own_groups.py).
 
-Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
+Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Everything is read through the jail's first process, whose namespaces tell its processes from all others. Processes come
 and go while we look; one that is gone counts for nothing.
 
-Source: sandbox.md section 4.
+Source: docs/design/sandbox.md section 4.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Rules.
   delegated to us. What they do not count is watched from outside, and per process limits stand behind both.
 - A group lets one process more in than the jail has: bubblewrap's own, which waits outside of the jail.
 
-Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
+Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents.
 """
 
 from __future__ import annotations

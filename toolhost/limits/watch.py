@@ -11,7 +11,7 @@ While no jail runs anything the thread sleeps.
 
 It must not be late while many want the processor, and so comes before all others where root's launcher can see to that.
 
-Source: sandbox.md section 4; docs/decisions/028 and 029.
+Source: docs/design/sandbox.md section 4; docs/decisions/028 and 029.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ powers over mounts, while it walks through folders that other jails of the same 
 root directory of its own, in memory, with what jails are made from and nothing else: no link leads it out of that.
 Inside, the jail begins as root with three capabilities, whose only use is to lose everything (inside/dropping.py).
 
-Source: sandbox.md section 3, item 2; docs/decisions/038.
+Source: docs/design/sandbox.md section 3.2; docs/decisions/038.
 """
 
 from __future__ import annotations

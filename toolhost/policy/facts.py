@@ -3,7 +3,7 @@
 Only looks; decides nothing but which bubblewrap is usable. Symbolic links are resolved here, so that the policy
 compares real paths.
 
-Source: sandbox.md sections 2 and 3.
+Source: docs/design/sandbox.md sections 2 and 3.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ found by that: device and path in the file system. Mounts come and go, so it is 
 What is seen here must not change while a jail lives: a folder that is made, replaced or moved afterwards is not covered
 in that jail. `Hiding` notices, and the jail has to end.
 
-Source: sandbox.md section 1; docs/decisions/049; proc_pid_mountinfo(5).
+Source: docs/design/sandbox.md section 1; docs/decisions/049; proc_pid_mountinfo(5).
 """
 
 from __future__ import annotations

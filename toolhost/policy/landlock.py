@@ -4,7 +4,7 @@ Landlock only takes away, and can never be taken off again. It counts for what r
 (inside/confine.py) applies it before any tool code. It cannot make an exception below a path that it allows: what is
 read-only inside a workdir is so by its mount alone.
 
-Source: the kernel's landlock.rst; sandbox.md section 3, item 5.
+Source: docs/design/sandbox.md section 3.5; the kernel's landlock.rst.
 """
 
 from __future__ import annotations

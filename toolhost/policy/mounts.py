@@ -2,7 +2,7 @@
 
 The rules are those of plan.py.
 
-Source: sandbox.md section 2.
+Source: docs/design/sandbox.md section 2.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Rules.
 - What is private to a jail is fresh for every call. What was granted or mounted below such a place shows through.
 - A new /proc is read-only, as the jail's is: the kernel refuses one that shows more.
 
-Source: sandbox.md section 5; docs/decisions/030.
+Source: docs/design/sandbox.md section 5; docs/decisions/030.
 """
 
 from __future__ import annotations

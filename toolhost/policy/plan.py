@@ -13,7 +13,7 @@ Rules.
   jail's own user can reach it. What the system shows to everybody is taken from where it is.
 - The plan is all of it: the launcher executes it and chooses nothing.
 
-Source: sandbox.md sections 1 to 3; design section 12a.
+Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2 and 3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Only for an ordinary user, and only for tools whose `minTier` says so. There are no mounts, so nothing below a path that
 is allowed can be hidden or made read-only: where the full tier would do that, this one refuses.
 
-Source: sandbox.md section 7; what it does not hold is in docs/sandbox.md.
+Source: docs/design/sandbox.md section 7; what it does not hold is in docs/sandbox.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Folders that no jail has, or that none may write to. Pure.
 
-Source: sandbox.md sections 1 and 2.
+Source: docs/design/sandbox.md sections 1 and 2.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_writable(path: str, host: HostFacts) -> None:
 
 
 def check_write_grant(path: str, host: HostFacts) -> None:
-    """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is (sandbox.md 1)."""
+    """Raise E_SANDBOX_DENIED for a grant to write where, or around where, our state or code is."""
     place = runtime_place(path)
     reason = unwritable(
         path, [*host.hidden, *([place] if place else []), *host.code, *([host.prefix] if host.prefix else [])]

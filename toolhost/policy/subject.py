@@ -1,6 +1,6 @@
 """What a plan is made from: what is known about this host, and about one jail to be.
 
-Source: sandbox.md sections 1 and 2.
+Source: docs/design/sandbox.md sections 1 and 2.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What it cannot do any more its steward and the launcher do (launcher/), which we
 reads folders that are closed to others, looks at what jails use, and ends their processes. Root that has no number for
 it, as in some containers, stays root, with what it had of the powers that it needs.
 
-Source: sandbox.md section 3, item 1; capabilities(7); docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; capabilities(7); docs/decisions/039.
 """
 
 from __future__ import annotations

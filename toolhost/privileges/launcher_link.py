@@ -9,7 +9,7 @@ Rules.
 - It is started in the loop's thread, under root by the steward that was; that thread is therefore the parent of every
   jail, and bubblewrap dies with the thread whose child it is.
 
-Source: sandbox.md section 3; docs/decisions/022 and 031.
+Source: docs/design/sandbox.md section 3; docs/decisions/022 and 031.
 """
 
 from __future__ import annotations

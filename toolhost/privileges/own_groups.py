@@ -5,7 +5,7 @@ it, `goondan-jail.PID.N`, where processors are shared out. Version 2: the same i
 us, whose processes must first move into a group of their own, because a group that hands controllers on may hold none.
 What a tool host that was killed has left behind is removed by the next.
 
-Source: sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents; systemd's CGROUP_DELEGATION.
+Source: docs/design/sandbox.md section 4; the kernel's cgroup-v1 and cgroup-v2 documents; systemd's CGROUP_DELEGATION.
 """
 
 from __future__ import annotations

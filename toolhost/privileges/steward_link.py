@@ -4,7 +4,7 @@ There is one where root has started the tool host (rooted.py). Any thread may as
 affair than the loop's. A steward that is lost cannot be started again, as nobody is root any more: the tool host ends
 (powers.Powers.lifeline), and its supervisor starts the next.
 
-Source: sandbox.md section 3, item 1; docs/decisions/039.
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They lie where nobody assigns any (schemas/users.py), so no file, service or container has one of them by accident, and
 a process that escaped would own nothing. What somebody has all the same is passed over, block by block.
 
-Source: sandbox.md section 3, item 2; https://systemd.io/UIDS-GIDS/.
+Source: docs/design/sandbox.md section 3.2; https://systemd.io/UIDS-GIDS/.
 """
 
 from __future__ import annotations

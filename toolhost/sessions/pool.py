@@ -15,7 +15,7 @@ Rules.
   has more in use than would be left. Calls may block for long, and pending work for an hour.
 - The host performs what is returned: start a jail for a session, put calls into it, end it.
 
-Source: sandbox.md sections 1 and 5; design section 6.
+Source: docs/design/sandbox.md sections 1 and 5.
 """
 
 from __future__ import annotations
