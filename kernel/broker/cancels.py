@@ -23,6 +23,7 @@ from kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from kernel.broker.entities import Connection, Event, Instance, Staged
 from kernel.broker.journal.records import event_subject
 from kernel.broker.late_answers import late_answer
+from kernel.broker.one_frame import fitting
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Lease
@@ -75,14 +76,14 @@ class Cancels:
 
     def list_events(self, connection: Connection, frame: Frame, agent: Any, key: Any, now: float) -> None:
         """`{op: "events", agent, instanceKey}`: what an instance works on, then what waits for it, in order."""
-        if agent not in self._bus.plan.agents or not isinstance(key, str):
+        if not isinstance(agent, str) or agent not in self._bus.plan.agents or not isinstance(key, str):
             raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {str(agent)[:100]!r}"))
         instance = self._mailbox.instances.get((agent, key))
         if instance is None:
             self._expect_more(now)
         events = [] if instance is None else [instance.leased] * (instance.leased is not None) + [*instance.queue]
-        listed = [{"eventId": e.id, "state": e.state} for e in events[:MAX_LISTED] if e is not None]
-        body = {"events": listed, "more": max(0, len(events) - MAX_LISTED)}
+        listed = fitting({"eventId": e.id, "state": e.state} for e in events[:MAX_LISTED] if e is not None)
+        body = {"events": listed, "more": len(events) - len(listed)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     def _expect_more(self, now: float) -> None:

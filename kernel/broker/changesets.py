@@ -26,11 +26,10 @@ from schemas.frames import OPERATOR_AGENT, Frame
 
 #: Characters of a question's callId: two ids, and what tells questions of one call apart.
 MAX_CALL_ID: Final = 1024
-#: Bytes of a question: a message of 10,000 characters, and more than its frame needs.
-MAX_BYTES: Final = 64 << 10
-#: Questions that wait for the supervisor, of all agents, and frames that wait for one of them; more are refused with
-#: E_OVERLOADED and come again.
+#: Questions that wait for the supervisor, of all agents and of one instance, and frames that wait for one of them; more
+#: are refused with E_OVERLOADED and come again.
 MAX_WAITING: Final = 256
+MAX_WAITING_EACH: Final = 16
 MAX_ASKERS: Final = 16
 
 
@@ -56,8 +55,6 @@ class Changesets:
         call_id = frame.call_id
         if not call_id or len(call_id) > MAX_CALL_ID:
             raise fail("E_FRAME_INVALID", f"{frame.type} needs a callId of 1 to {MAX_CALL_ID} characters")
-        if len(bytes(frame.payload)) > MAX_BYTES:
-            raise fail("E_FRAME_INVALID", f"{frame.type} has more than {MAX_BYTES} bytes")
         if instance is None or instance.agent == OPERATOR_AGENT:
             raise fail("E_FORBIDDEN", "only agents of the bundle have changesets")
         if instance.leased is None:
@@ -75,7 +72,9 @@ class Changesets:
         if known is not None:
             _join(known, connection, frame)
             return
-        if bus.closing or len(self._waiting) >= MAX_WAITING:
+        own = (instance.agent, instance.key)
+        each = sum((one.wish.agent, one.wish.instance_key) == own for one in self._waiting.values())
+        if bus.closing or len(self._waiting) >= MAX_WAITING or each >= MAX_WAITING_EACH:
             raise GoondanError(
                 error_payload("E_OVERLOADED", "the kernel has no time for it now", retry_after_ms=RETRY_AFTER_MS)
             )

@@ -25,6 +25,7 @@ from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.interface import Item
 from kernel.broker.journal.records import Accepted, Finished
+from kernel.broker.one_frame import fitting
 from schemas.codec import to_raw
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import Frame
@@ -57,7 +58,7 @@ class DeadLetters:
     def list(self, connection: Connection, frame: Frame, event_id: Any) -> None:
         """`dead.list`: the oldest first."""
         known = self._bus.mailbox.dead
-        listed = [_line(event) for event in [*known.values()][:MAX_LISTED]]
+        listed = fitting(_line(event) for event in [*known.values()][:MAX_LISTED])
         self._reply(connection, frame, {"events": listed, "more": len(known) - len(listed)})
 
     def show(self, connection: Connection, frame: Frame, event_id: Any) -> None:

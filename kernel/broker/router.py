@@ -35,6 +35,7 @@ from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.oauth import OPS, TokenOrders, is_holder
+from kernel.broker.opened import bounded
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
 from kernel.broker.recovery import NOTHING, Restored
@@ -145,7 +146,7 @@ class Router:
             "agents.list": directory.list,
             "agents.catalog": directory.catalog,
         }
-        self._handlers: dict[int, dict[str, Handler]] = {
+        handlers: dict[int, dict[str, Handler]] = {
             CONTROL: {**every, "runtime.event": self._control_event},
             HOLDER: {**every, "reply": tokens.answered, "error": tokens.answered, "oauth.granted": tokens.granted},
             AGENTS: {
@@ -179,6 +180,9 @@ class Router:
                 "reply": self._deletions.ended,
             },
             CLIENTS: {**every, "event": events.event, "ack": events.answer_ack, "admin": self._admin, "bye": self._bye},
+        }
+        self._handlers = {
+            cls: {kind: bounded(kind, handle) for kind, handle in table.items()} for cls, table in handlers.items()
         }
 
     # --- entry points of the loop
@@ -523,6 +527,8 @@ class Router:
         """
         asked = from_raw(frame.payload, dict)
         op, operator = asked.get("op"), connection.claims.operator
+        if not isinstance(op, str):
+            raise GoondanError(error_payload("E_FRAME_INVALID", "admin names its `op`, a text"))
         if operator and op in self._dead_ops:
             self._dead_ops[op](connection, frame, asked.get("eventId"))
             return
@@ -544,7 +550,7 @@ class Router:
         if op == "budget" and operator:
             self._budgets.tell(connection, frame, asked.get("eventId"))
             return
-        if isinstance(op, str) and op.startswith("config.") and operator:
+        if op.startswith("config.") and operator:
             self._configs.ask(connection, frame, asked, now)
             return
         if op == "why" and operator:

@@ -6,11 +6,14 @@ from __future__ import annotations
 class Standing:
     """Of one event. Times are seconds on the broker's clock."""
 
-    __slots__ = ("held_since", "holds", "items", "ready", "unread")
+    __slots__ = ("asked", "asked_bytes", "held_since", "holds", "items", "ready", "unread")
 
     def __init__(self) -> None:
         #: Items of its own turn that wait for a person.
         self.items = 0
+        #: All items of its own turn, also those that were decided, and their bytes: they stay until the event ends.
+        self.asked = 0
+        self.asked_bytes = 0
         #: Items that were decided, and of which its turn has not heard.
         self.unread = 0
         #: It is to be handed out although items wait: one was decided since it was handed out last.

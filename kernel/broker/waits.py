@@ -24,6 +24,7 @@ from kernel.broker.bus import Bus
 from kernel.broker.calls import Call
 from kernel.broker.entities import Connection, Event, Instance
 from kernel.broker.mailbox import LEASE_S
+from kernel.broker.one_frame import LIST_BYTES, fitting
 from schemas.codec import to_raw
 from schemas.frames import Frame
 
@@ -61,11 +62,12 @@ class Waits:
         waits.sort(key=lambda row: -row["forMs"])
         edges = {instance.address: [event.instance.address for event in _asked(instance)] for instance in instances}
         stuck = [row for instance in instances if (row := self._stuck(instance, now)) is not None]
+        listed = fitting(waits[:MAX_LISTED], LIST_BYTES // 2)
         body = {
-            "waits": waits[:MAX_LISTED],
-            "more": max(0, len(waits) - MAX_LISTED),
-            "cycles": circles(edges)[:MAX_LISTED],
-            "stuck": stuck[:MAX_LISTED],
+            "waits": listed,
+            "more": len(waits) - len(listed),
+            "cycles": fitting(circles(edges)[:MAX_LISTED], LIST_BYTES // 4),
+            "stuck": fitting(stuck[:MAX_LISTED], LIST_BYTES // 4),
         }
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 

@@ -23,6 +23,8 @@ ItemState = Literal["staged", "waits", "deciding", "approved", "denied", "answer
 #: States in which a person has not decided.
 OPEN: Final[frozenset[ItemState]] = frozenset({"staged", "waits", "deciding"})
 
+#: What a call's payload has besides its arguments (bytes): ids, of 1,024 characters at most.
+_NAMES_BYTES: Final = 16 << 10
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 _Decision = Literal["approved", "denied", "answered"]
 
@@ -92,8 +94,8 @@ def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
 
     Raises GoondanError E_FRAME_INVALID.
     """
-    if frame.blob is not None:
-        return CallContent(UNREADABLE, b"", None)
+    if frame.blob is not None or len(memoryview(frame.payload)) > MAX_ARGS_BYTES + _NAMES_BYTES:
+        return CallContent(UNREADABLE, b"", None)  # to look through a payload of a MiB takes the loop too long
     payload = from_raw(frame.payload, ToolCallPayload)
     if len(memoryview(payload.args)) > MAX_ARGS_BYTES:
         return CallContent(UNREADABLE, b"", payload)

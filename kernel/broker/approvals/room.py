@@ -17,6 +17,7 @@ Source: docs/approvals.md, docs/decisions/069.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -28,11 +29,12 @@ from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
 from kernel.broker.entities import CLIENTS, Connection, Event, Instance, Staged
 from kernel.broker.journal import records
 from kernel.broker.journal.records import ApprovalAnswered, ApprovalAsked, ApprovalStarted, approval_subject
+from kernel.broker.one_frame import LIST_BYTES, fitting
 from kernel.broker.refused_calls import refuse_call
 from kernel.broker.shares import Pool, kept_of
 from kernel.broker.standing import Standing
 from kernel.broker.workdirs import Workdir
-from schemas.approval_rules import UNREADABLE, Decision, Policy, concerns, decide
+from schemas.approval_rules import MAX_EXPIRY_S, UNREADABLE, Decision, Policy, concerns, decide
 from schemas.approvals import (
     DENIED,
     MAX_ANSWER_BYTES,
@@ -53,7 +55,10 @@ from schemas.launch import AgentSpec
 #: Items that wait at once, and their bytes: shared by session and root, so that one turn cannot bury a person in them.
 MAX_ITEMS: Final = 4096
 MAX_ITEM_BYTES: Final = 64 << 20
-#: Items of one answer, and bytes of the arguments that it has of them: it has to fit a frame.
+#: The same of one event, with those that were decided: they stay in the journal until the event ends.
+MAX_OF_EVENT: Final = 1024
+MAX_BYTES_OF_EVENT: Final = 32 << 20
+#: Items of one answer, and bytes of the arguments, and of the schema, that it has of each.
 MAX_LISTED: Final = 500
 MAX_LISTED_ARGS: Final = 2 << 10
 #: Operators who may wait for one decision to be journaled.
@@ -142,6 +147,8 @@ class Approvals:
         asked = from_raw(frame.payload, ApprovalAsk)
         args, data = read_args(asked.args, {})
         schema = b"" if asked.schema is None else bytes(asked.schema)
+        if asked.expires_s is not None and not isfinite(asked.expires_s):
+            raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
         if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
             raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
         place = instance.workdir.path
@@ -191,6 +198,10 @@ class Approvals:
         instance = event.instance
         schema = None if asked is None or asked.schema is None else bytes(asked.schema)
         size = len(args) + len(schema or b"")
+        standing = event.standing = event.standing or Standing()
+        if standing.asked >= MAX_OF_EVENT or standing.asked_bytes + size > MAX_BYTES_OF_EVENT:
+            message = f"this turn has asked people about {standing.asked} calls, {standing.asked_bytes} bytes"
+            raise fail("E_TOOL_LIMIT", message, suggestion="End the turn, and go on with another message.")
         for pool, amount in ((self._pool, 1), (self._bytes, size)):
             if pool.shortage(event.session, event.root, amount, operator=event.by_operator) is not None:
                 raise fail("E_TOOL_LIMIT", "too many calls of this work wait for a person", suggestion="Wait for some.")
@@ -204,7 +215,7 @@ class Approvals:
             tool,
             digest,
             now,
-            now + max(1.0, expires_s),
+            now + min(max(1.0, expires_s), MAX_EXPIRY_S),
             size,
         )
         record = ApprovalAsked(
@@ -223,11 +234,18 @@ class Approvals:
             schema=None if schema is None else Raw(schema),
             reason=decision.reason,
         )
-        self._items[item.subject] = item
+        self._keep(item)
         self._hold(item)
         self._stage(item, record, refusable=True)
         self._bus.counters["approvals_asked"] += 1
         return item
+
+    def _keep(self, item: Item) -> None:
+        """There is one more, until its event ends."""
+        self._items[item.subject] = item
+        standing = item.event.standing = item.event.standing or Standing()
+        standing.asked += 1
+        standing.asked_bytes += item.size
 
     def _hold(self, item: Item) -> None:
         """It waits for a person: its place is counted, and clocks stand still."""
@@ -303,6 +321,9 @@ class Approvals:
             return
         self._let_go(item, self._bus.now)
         del self._items[subject]
+        if item.event.standing is not None:
+            item.event.standing.asked -= 1
+            item.event.standing.asked_bytes -= item.size
         if item.asker is not None:
             connection, frame = item.asker
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nobody could be asked")
@@ -382,8 +403,9 @@ class Approvals:
         """
         every = [item for item in self._items.values() if item.state != "staged"]
         items = every if asked.get("all") else [item for item in every if item.open]
-        listed = [self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED]]
-        body = {"items": listed, "more": max(0, len(items) - MAX_LISTED), "blocked": self._blocked()}
+        listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
+        blocked = fitting(self._blocked(), LIST_BYTES // 8)
+        body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
         self._reply(connection, frame.id, body)
 
     def _blocked(self) -> list[str]:
@@ -470,6 +492,9 @@ class Approvals:
         if event.state == "accepted":
             contents.rests(event)
         size = 0 if record is None else len(memoryview(record.args))
+        schema = None if record is None else record.schema
+        if schema is not None and len(memoryview(schema)) > most:
+            schema = None
         return ApprovalItem(
             id=item.id,
             code=item.code,
@@ -487,7 +512,7 @@ class Approvals:
             args=None if record is None or size > most else from_raw(record.args, object),
             args_bytes=size,
             message=None if record is None else record.message,
-            schema=None if record is None or record.schema is None else from_raw(record.schema, object),
+            schema=None if schema is None else from_raw(schema, object),
             reason=None if record is None else record.reason,
             expires_ms=None if item.expires is None else self._wall_ms(item.expires),
             uid=None if decided is None else decided.uid,
@@ -518,7 +543,7 @@ class Approvals:
                 if event is None or event.finished:
                     self._bus.staged.append(Staged("note", self._bus.ledger.approval_over(subject)))
                 else:
-                    self._items[subject] = self._restored(subject, record, event)
+                    self._keep(self._restored(subject, record, event))
             elif item is not None and isinstance(record, ApprovalAnswered):
                 item.state = record.how
                 item.decided = Decided(record.how, record.uid, record.at_ms, record.reason, record.answer)

@@ -38,13 +38,17 @@ SLACK_PART: Final = 50
 MAX_SLACK: Final = 64
 #: Model calls that one turn may have under way.
 MAX_HOLDS: Final = 16
+#: Tool calls of one event that are counted and whose results are not stored: each of them takes memory, and a part of
+#: every record of its tree. An agent has some hundred open at once.
+MAX_CHARGED: Final = 4096
 #: Bytes that stand for a tool call.
 DIGEST_BYTES: Final = 8
 #: Stands for the agent where nobody knows who has spent it: what a broker had counted ahead when it was killed.
 UNKNOWN: Final = ""
 
-#: `journal`: the journal has to be ahead first. `others`: others may give back what they hold.
-Wait = Literal["journal", "others"]
+#: `journal`: the journal has to be ahead first. `others`: others may give back what they hold. `results`: results of
+#: earlier calls have to be stored.
+Wait = Literal["journal", "others", "results"]
 
 
 class Shortage(Struct, frozen=True):
@@ -290,6 +294,8 @@ class Book:
         counted = tree.charged.get(event_id)
         if counted is not None and digest in counted:
             return None
+        if counted is not None and len(counted) >= MAX_CHARGED:
+            return "results"
         if (shortage := self.spent(line, now_ms)) is not None:
             return shortage
         for account in line.accounts:

@@ -16,12 +16,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from kernel.broker.budgets.amounts import FREE, Spend, limits_of, prices_of
-from kernel.broker.budgets.book import MAX_HOLDS, Hold, Line, Shortage, Tree
+from kernel.broker.budgets.book import MAX_CHARGED, MAX_HOLDS, Hold, Line, Shortage, Tree
 from kernel.broker.budgets.words import budget_spent, left_of, report
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.entities import Connection, Event, Staged
 from kernel.broker.journal.interface import Item, Retire
 from kernel.broker.journal.records import BudgetHold, hold_subject
+from kernel.broker.one_frame import fitting
 from schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, error_payload, fail
@@ -111,7 +112,10 @@ class Budgets:
         return line
 
     def start_call(self, line: Line, event: Event, call_id: str, frame: Frame, now: float) -> None:
-        """Count a tool call of a turn that starts now. Raises GoondanError E_BUDGET_SPENT, E_OVERLOADED."""
+        """Count a tool call of a turn that starts now.
+
+        Raises GoondanError E_BUDGET_SPENT, E_OVERLOADED, E_TOOL_LIMIT.
+        """
         agent = event.instance.agent
         book, now_ms = self._book, self._ms(now)
         verdict = book.charge_tool(line, agent, event.id, call_id, now_ms)
@@ -124,6 +128,9 @@ class Budgets:
             return
         if isinstance(verdict, Shortage):
             raise self._spent(line, verdict, agent)
+        if verdict == "results":
+            message = f"the turn has {MAX_CHARGED} calls whose results are not stored"
+            raise fail("E_TOOL_LIMIT", message, suggestion="Make fewer calls in one step.")
         message = "the budget waits for the journal"
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=JOURNAL_MS))
 
@@ -223,10 +230,8 @@ class Budgets:
             if not isinstance(root, str) or root not in book.trees:
                 raise fail("E_EVENT_NOT_FOUND", f"nothing is counted for event {str(event_id)[:100]!r}")
             trees = [book.trees[root]]
-        body = {
-            "trees": [report(tree, self._lasted_ms(tree, now_ms)) for tree in trees[:MAX_LISTED]],
-            "more": max(0, len(trees) - MAX_LISTED),
-        }
+        listed = fitting(report(tree, self._lasted_ms(tree, now_ms)) for tree in trees[:MAX_LISTED])
+        body = {"trees": listed, "more": len(trees) - len(listed)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     # --- what becomes of it

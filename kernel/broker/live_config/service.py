@@ -29,6 +29,7 @@ from kernel.broker.live_config.fitting import check_fit
 from kernel.broker.live_config.patches import Patch, Patches
 from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from kernel.broker.live_config.rules import Proposer, judge, within_bound
+from kernel.broker.one_frame import fitting
 from schemas.address import is_instance_key
 from schemas.codec import from_raw, to_raw
 from schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
@@ -38,7 +39,6 @@ from schemas.launch import AgentSpec
 from schemas.live_config import (
     MAX_OPERATIONS,
     MAX_PATCH_ID,
-    MAX_PROPOSAL_BYTES,
     MAX_REASON,
     ConfigOutcome,
     ConfigProposal,
@@ -51,8 +51,6 @@ MAX_PROPOSALS: Final = 600
 WINDOW_S: Final = 60.0
 #: Frames that may wait for one decision; more are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
-#: Bytes of one list: it has to fit a frame, with its header.
-MAX_LIST_BYTES: Final = 768 << 10
 #: Characters of what a patch calls its extension, and of one operation, that are kept.
 _MAX_NAME: Final = 64
 _MAX_ASKED: Final = 200
@@ -131,8 +129,6 @@ class LiveConfigs:
     def propose(self, connection: Connection, frame: Frame, now: float) -> None:
         """`config.propose` from an agent."""
         instance = connection.instance
-        if len(memoryview(frame.payload)) > MAX_PROPOSAL_BYTES:
-            raise fail("E_FRAME_TOO_LARGE", f"a proposal has at most {MAX_PROPOSAL_BYTES} bytes")
         proposal = from_raw(frame.payload, ConfigProposal)
         if instance is None or not self._bus.plan.agents[instance.agent].extensions:
             raise fail("E_FORBIDDEN", "only an agent with extensions may propose a patch")
@@ -426,15 +422,12 @@ class LiveConfigs:
         return agent, key
 
     def _list(self, connection: Connection, frame: Frame, asked: dict[str, Any]) -> None:
-        agent, key, room = asked.get("agent"), asked.get("instanceKey"), MAX_LIST_BYTES
-        listed: list[dict[str, Any]] = []
+        agent, key = asked.get("agent"), asked.get("instanceKey")
         every = [patch for patch in self._patches if agent in (None, patch.agent) and key in (None, patch.key)]
-        for patch in reversed(every):
-            entry = entry_of(patch, self._idle_parts(patch) if patch.state == "accepted" else [])
-            room -= len(msgspec.msgpack.encode(entry))
-            if room < 0:
-                break
-            listed.insert(0, entry)
+        newest = fitting(
+            entry_of(patch, self._idle_parts(patch) if patch.state == "accepted" else []) for patch in reversed(every)
+        )
+        listed = newest[::-1]
         body = {"patches": listed, "more": len(every) - len(listed)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 

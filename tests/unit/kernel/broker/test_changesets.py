@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kernel.broker.bus import RETURN_S
-from kernel.broker.changesets import MAX_ASKERS, MAX_BYTES
+from kernel.broker.changesets import MAX_ASKERS
+from kernel.broker.opened import MOST
 from schemas.changesets import (
     ChangesetDone,
     CommitChangeset,
@@ -106,7 +107,7 @@ def test_what_an_agent_says_of_itself_is_not_believed() -> None:
         ({"call_id": None}, "E_FRAME_INVALID"),
         ({"call_id": "x" * 2000}, "E_FRAME_INVALID"),
         ({"payload": to_raw("no object")}, "E_FRAME_INVALID"),
-        ({"payload": to_raw(OpenChangeset("x" * MAX_BYTES))}, "E_FRAME_INVALID"),
+        ({"payload": to_raw(OpenChangeset("x" * MOST["changeset.open"]))}, "E_FRAME_TOO_LARGE"),
     ],
 )
 def test_what_is_no_question_is_refused(more: dict[str, object], code: str) -> None:
