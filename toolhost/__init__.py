@@ -7,7 +7,7 @@
     calls/                  calls from their arguments to their one result
     jails/, network         live jails: their launch, what comes out of them, their end; their side of the egress proxy
     policy/, seccomp/       what a jail sees and may do, computed
-    limits/                 what jails use, and which limit they have reached
+    limits/, watch/         what jails may use, what keeps them to it, and what is looked for from outside
     privileges/, descent    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network
     inside/, base/          what runs in jails: the worker, the bundled tools

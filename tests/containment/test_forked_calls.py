@@ -14,8 +14,8 @@ from schemas.launch import ExportSpec, Limits, SandboxSpec
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.jails.jail import process_status
-from toolhost.limits import look
 from toolhost.sessions.session import Session
+from toolhost.watch import look
 
 SOURCE = """
 import os, resource, sys, time

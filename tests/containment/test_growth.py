@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.toolhost_fixture import POWERS
-from toolhost.limits import look
 from toolhost.limits.decide import Growth
 from toolhost.limits.groups import Group
-from toolhost.limits.growth import MAX_DEPTH, walk
-from toolhost.limits.look import View, unwritten
 from toolhost.limits.plan import GroupPlan
 from toolhost.privileges.own_groups import find_tree, remove_tree
+from toolhost.watch import look
+from toolhost.watch.growth import MAX_DEPTH, walk
+from toolhost.watch.look import View, unwritten
 
 ENOUGH = Growth(1 << 30, 1000)
 

@@ -174,8 +174,9 @@ async def test_no_link_leads_bubblewrap_out_of_its_root(short_tmp: Path, monkeyp
     assert said.startswith("bwrap: Can't find source path /run/0/.git: No such file"), said
     assert list(keys.iterdir()) == []
     launched.channel.close()
-    for fd in (launched.pidfd, launched.status, launched.output, *([launched.counter] if launched.counter else [])):
+    for fd in (launched.pidfd, launched.status, launched.output):
         os.close(fd)
+    launched.keeper.close()
     POWERS.uids.give_back(launched.uid or 0)
 
 

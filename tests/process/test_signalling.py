@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from toolhost.limits import look
 from toolhost.signalling import signal_all
+from toolhost.watch import look
 
 
 @pytest.fixture

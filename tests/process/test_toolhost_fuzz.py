@@ -26,12 +26,13 @@ from tests.toolhost_fixture import POWERS, bench, make_tool
 from toolhost import offload
 from toolhost.host import Host
 from toolhost.jails.channel import Channel
-from toolhost.limits.account import Account
 from toolhost.limits.decide import Used
+from toolhost.limits.keeper import Keeper
 from toolhost.policy.hiding import Hiding
 from toolhost.sessions.pool import Start
 from toolhost.sessions.session import Session
 from toolhost.untrusted import Violation
+from toolhost.watch.account import Account
 
 SEED = 20261121
 FRAMES = 100_000
@@ -136,7 +137,7 @@ class NoBus:
 
 async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "soon", lambda work: work())  # a thread would be woken for each jail
-    account = Account(Limits(), [], None, None, 0, POWERS)
+    account = Account(Limits(), [], Keeper(POWERS), 0, POWERS)
     rng = random.Random(SEED)
     tool = make_tool(short_tmp, "", "f")
     sent: list[Frame] = []

@@ -30,13 +30,13 @@ from toolhost import offload
 from toolhost.jails.launch import Launched, launch
 from toolhost.jails.remains import end_session, members
 from toolhost.jails.stream import FrameStream, StrayOutput
-from toolhost.limits import look
-from toolhost.limits.account import Account
 from toolhost.limits.decide import Used, limit_error
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 from toolhost.untrusted import Violation
+from toolhost.watch import look
+from toolhost.watch.account import Account
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
@@ -112,10 +112,7 @@ class Jail:
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
-        self.account = Account(
-            plan.totals, plan.writable, launched.group, launched.counter, launched.niceness, powers, plan.trusted
-        )
-        self.account.session = launched.pid
+        self.account = Account(plan.totals, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
         if self._reduced:
             self.account.view = look.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd

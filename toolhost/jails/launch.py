@@ -25,6 +25,7 @@ from schemas.worker_frames import WORKER_FD
 from toolhost import offload
 from toolhost.launcher.request import Launch
 from toolhost.limits.groups import Group
+from toolhost.limits.keeper import Keeper
 from toolhost.policy.conventions import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import start_of
@@ -39,8 +40,7 @@ class Launched(NamedTuple):
     `pid` is bubblewrap outside the jail, `pidfd` refers to it; `channel` is our end of the worker's socket; `status`
     yields bubblewrap's JSON lines, `output` whatever is written to the jail's standard output and error. `uid` is the
     jail's user on this host, None when that is our own; `unmapped` says why owners of files could not be shown as that
-    user, None when all could. `group` are its control groups, `counter` a descriptor that
-    counts its processor time: None where there is none.
+    user, None when all could. `keeper` keeps its limits.
     """
 
     plan: LaunchPlan
@@ -50,9 +50,8 @@ class Launched(NamedTuple):
     status: int
     output: int
     uid: int | None
-    group: Group | None
+    keeper: Keeper
     niceness: int
-    counter: int | None
     unmapped: str | None = None
 
 
@@ -69,7 +68,7 @@ class _Parts(NamedTuple):
     channel: socket.socket
     status: int
     output: int
-    group: Group | None
+    keeper: Keeper
     niceness: int
 
 
@@ -122,11 +121,9 @@ async def _launch(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness:
         undo.pop_all()
     if uid is not None and (following := powers.uids.next()) is not None:
         powers.launcher.prepare(0, 0, following)  # what we made for an instance is root's
-    counter = counters[0] if counters else None
-    plan, group, unmapped = parts.plan, parts.group, answer["unmapped"]
-    return Launched(
-        plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, group, niceness, counter, unmapped
-    )
+    plan, keeper, unmapped = parts.plan, parts.keeper, answer["unmapped"]
+    keeper.began(pid, counters[0] if counters else None)
+    return Launched(plan, pid, pidfd, parts.channel, parts.status, parts.output, uid, keeper, niceness, unmapped)
 
 
 class _Failed(OSError):
@@ -178,11 +175,10 @@ def _prepare(plan: LaunchPlan, powers: Powers, niceness: int) -> _Parts:
         if plan.private is not None:
             undo.callback(remove_tree, plan.private)
             _make_private(plan.private, plan.code)
-        group = None if plan.group is None else Group(plan.group, powers, niceness)
-        if group is not None:
-            undo.callback(group.remove)
+        keeper = Keeper(powers) if plan.group is None else Group(plan.group, powers, niceness)
+        undo.callback(keeper.remove)
         parts = _Parts(
-            plan, places, staged, given.pop_all(), undo.pop_all(), channel, kept[0], kept[1], group, niceness
+            plan, places, staged, given.pop_all(), undo.pop_all(), channel, kept[0], kept[1], keeper, niceness
         )
     return parts  # noqa: RET504 # inside, the stacks could be taken for swallowing an exception
 
@@ -236,7 +232,7 @@ def _own_tasks() -> int:
 
 
 def _request(parts: _Parts, uid: int | None) -> Launch:
-    plan, group = parts.plan, parts.group
+    plan, keeper = parts.plan, parts.keeper
     reduced = plan.tier == "reduced"
     return {
         "argv": plan.command if reduced else start_of(plan.bwrap, plan.command),
@@ -257,9 +253,9 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
         "uid": uid,
         "heir": None if plan.heir is None else instance_uid(plan.heir, NUMBERS),
         "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
-        "joins": [] if group is None else group.joins,
+        "joins": keeper.joins,
         "niceness": parts.niceness,
-        "counted": group is None or not group.counts_cpu,
+        "counted": not keeper.counts_cpu,
     }
 
 

@@ -1,8 +1,8 @@
 """What a jail may use in all: memory, processes, processor time, disk, files.
 
-`plan.py` says which kernel mechanism keeps which limit, `decide.py` when a limit is reached: these are
-pure. `groups.py` is control groups, `look.py` what /proc shows of a jail, `growth.py` what a folder has grown by, and
-`watch.py` the thread that looks while calls run.
+`plan.py` says which mechanism keeps which limit and `decide.py` when a limit is reached: these are pure. `keeper.py` is
+what the kernel does for the limits of one jail, `groups.py` what it does with control groups. What it does not
+count the watch looks for (toolhost/watch/).
 
-Source: docs/design/sandbox.md sections 1 and 4; docs/decisions/028 and 029.
+Source: docs/design/sandbox.md section 4; docs/decisions/028, 029 and 081.
 """

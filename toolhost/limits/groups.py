@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from toolhost.launcher.deeds import FREEZER_STATE
+from toolhost.limits.keeper import Keeper
 from toolhost.limits.plan import GroupPlan, weight
 from toolhost.privileges.own_groups import beside, read_text, write_text
 from toolhost.privileges.powers import Powers
@@ -19,15 +20,19 @@ from toolhost.privileges.powers import Powers
 _MAX_FILE: Final = 4096
 
 
-class Group:
-    """The groups of one jail, from before it starts until its last process is gone."""
+class Group(Keeper):
+    """The groups of one jail."""
+
+    lists_processes = True
 
     _numbers = itertools.count(1)
 
     def __init__(self, plan: GroupPlan, powers: Powers, niceness: int = 0) -> None:
         """Make them. Raises OSError; then none are left. `niceness`: see `stand`."""
+        super().__init__(powers)
         self.tree = plan.tree
-        self._powers = powers
+        self.counts_memory = plan.tree.memory is not None
+        self.counts_processes = plan.tree.pids is not None
         self.name = str(next(self._numbers))
         self._events = -1
         self._usage = -1
@@ -78,26 +83,25 @@ class Group:
 
     @property
     def counts_cpu(self) -> bool:
-        """Whether `cpu_s` knows."""
-        return self._usage >= 0
+        return self._usage >= 0 or super().counts_cpu
 
     def cpu_s(self) -> float | None:
-        """Processor time of everything that was ever in it (seconds); None when it is not counted."""
         if self._usage < 0:
-            return None
+            return super().cpu_s()
         said = os.pread(self._usage, _MAX_FILE, 0)
         if self.tree.version == 1:
             return int(said) / 1e9
         return int(said.split()[1]) / 1e6  # usage_usec comes first
 
     def stand(self, niceness: int) -> None:
-        """Have the weight of a process of that niceness while processors are short."""
-        if self.tree.cpu is not None:
+        if self.tree.cpu is None:
+            super().stand(niceness)
+        else:
             name, value = weight(self.tree, niceness)
             write_text(f"{self._at(self.tree.cpu)}/{name}", value)
 
     def freeze(self) -> bool:
-        """Have all of its processes stop before they run another instruction of theirs: whether that can be done.
+        """See Keeper.
 
         One that is in a system call stops after that. They do not see it, and nothing of theirs can end it. In version
         1 those that are killed meanwhile end after `thaw`.
@@ -105,7 +109,6 @@ class Group:
         return self._set_frozen(("FROZEN", "1"))
 
     def thaw(self) -> None:
-        """Let them go on."""
         self._set_frozen(("THAWED", "0"))
 
     def _set_frozen(self, values: tuple[str, str]) -> bool:
@@ -119,15 +122,12 @@ class Group:
         return True
 
     def processes(self) -> list[int]:
-        """Those that are in it, bubblewrap's own outside of the jail among them."""
         return [int(pid) for pid in read_text(f"{self._at(self.tree.folders[-1])}/cgroup.procs").split()]
 
     def refused(self) -> bool:
-        """Whether a process was refused for their number."""
         return self._events >= 0 and os.pread(self._events, _MAX_FILE, 0).split()[:2] != [b"max", b"0"]
 
     def out_of_memory(self) -> bool:
-        """Whether the limit of memory was met and nothing could be given back."""
         if self.tree.memory is None:
             return False
         name = "memory.oom_control" if self.tree.version == 1 else "memory.events"
@@ -136,7 +136,7 @@ class Group:
         return any(said.get(field, "0") != "0" for field in ("oom_kill", "under_oom", "oom"))
 
     def peak_memory(self) -> int | None:
-        """The most memory that was ever in use at once, pages of files included (bytes)."""
+        """With pages of files."""
         if self.tree.memory is None:
             return None
         name = "memory.max_usage_in_bytes" if self.tree.version == 1 else "memory.peak"
@@ -144,14 +144,14 @@ class Group:
         return int(said) if said.isdigit() else None
 
     def close(self) -> None:
-        """Nothing is asked of it from now on."""
+        super().close()
         for fd in (self._events, self._usage):
             if fd >= 0:
                 os.close(fd)
         self._events = self._usage = -1
 
     def remove(self) -> None:
-        """Its last process is gone. Can take milliseconds: whoever joins a group holds a lock that it needs."""
+        """Takes milliseconds at times: whoever joins a group holds a lock that it needs."""
         self.close()
         for folder in self.tree.folders:
             with suppress(OSError):  # a process that is only just going; the tool host's end takes the rest along

@@ -11,7 +11,7 @@ Rules.
 - What a worker says about a call that its session does not run is a Violation: the shell ends the jail, or that call's
   processes.
 
-Source: docs/design/sandbox.md; docs/decisions/081.
+Source: docs/design/sandbox.md section 5; docs/decisions/081.
 """
 
 from __future__ import annotations

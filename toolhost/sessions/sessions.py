@@ -54,9 +54,7 @@ from toolhost.jails.cells import Cell, Cells
 from toolhost.jails.jail import Jail
 from toolhost.jails.sized_workdirs import Claim, SizedWorkdirs
 from toolhost.jails.stays import Stays
-from toolhost.limits.account import Account
 from toolhost.limits.decide import limit_error
-from toolhost.limits.watch import Watch
 from toolhost.network import Egress
 from toolhost.news import LogLine, WorkerNews
 from toolhost.policy.hiding import Hiding
@@ -70,6 +68,8 @@ from toolhost.sessions.pool import Assign, End, Start
 from toolhost.sessions.session import MAX_PENDING_PER_JAIL, Session, key_of
 from toolhost.sessions.starting import last_one_ended, load, start_jail, why_not
 from toolhost.untrusted import Violation
+from toolhost.watch.account import Account
+from toolhost.watch.watch import Watch
 
 #: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
 SETTLED_BYTES: Final = 65536

@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from toolhost.limits import look
-from toolhost.limits.account import Account
 from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
-from toolhost.limits.flight import Kept
-from toolhost.limits.growth import walk
+from toolhost.watch import look
+from toolhost.watch.account import Account
+from toolhost.watch.flight import Kept
+from toolhost.watch.growth import walk
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005

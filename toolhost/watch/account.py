@@ -1,4 +1,4 @@
-"""What one jail uses: its control groups, its counter, what was seen of it. Read by the watch's thread and by the loop.
+"""What one jail uses: what the kernel counts, and what was seen of it. Read by the watch's thread and by the loop.
 
 Source: docs/design/sandbox.md section 4.
 """
@@ -16,12 +16,12 @@ from typing import Final
 
 from schemas.launch import Limits
 from toolhost import offload
-from toolhost.limits import look
 from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace, Usage, exceeded
-from toolhost.limits.flight import HiddenMemory, Kept
-from toolhost.limits.groups import Group
+from toolhost.limits.keeper import Keeper
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
+from toolhost.watch import look
+from toolhost.watch.flight import HiddenMemory, Kept
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -32,21 +32,20 @@ def _nothing() -> None:
 
 
 class Account:
-    """One jail's. `running` says what is to be watched: the names of the calls that it runs,
-    pending work included; None when nothing needs to be looked at.
+    """One jail's. `running` says what is to be watched: the names of the calls that it runs, pending work included;
+    None when nothing needs to be looked at.
     """
 
     def __init__(
         self,
         limits: Limits,
         places: Sequence[str],
-        group: Group | None,
-        counter: int | None,
+        keeper: Keeper,
         niceness: int,
         powers: Powers,
         trusted: int = 0,
     ) -> None:
-        """`places` are the folders that it may write to; `counter` a descriptor that counts its processor time;
+        """`places` are the folders that it may write to; `keeper` what the kernel does for its limits,
         `niceness` what it was started with.
 
         `trusted`: so many of its processes are ours, and count for nothing.
@@ -69,17 +68,14 @@ class Account:
         self.met: str | None = None  # the limit that ended the jail, as far as the kernel or the watch did
         self.ending = False
         self._frozen = False
-        self.session = 0  # a process of its session here, whose group for the scheduler can be asked to yield
         self.answered = False  # one of its calls has come to its end
         self._pace = Pace()
         self._niceness = niceness
         self._last: tuple[float | None, int | None] = (None, None)
-        self._group = group
-        self._counter = counter
+        self._keeper = keeper
         # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
         self._lock = threading.Lock()
-        self._memory_counts = group is not None and group.tree.memory is not None
-        self._hidden = HiddenMemory(0 if self._memory_counts else look.shared())
+        self._hidden = HiddenMemory(0 if keeper.counts_memory else look.shared())
         self._kept_memory = Kept()
         for place in places:
             with suppress(OSError):
@@ -87,28 +83,23 @@ class Account:
 
     def processes(self) -> list[look.Process]:
         """Its processes, if they must be looked at one by one."""
-        tree = None if self._group is None else self._group.tree
-        counted = self._counter is not None or (tree is not None and tree.cpuacct is not None)
-        uncounted = tree is None or tree.memory is None or tree.pids is None or not counted
+        keeper = self._keeper
+        uncounted = not (keeper.counts_memory and keeper.counts_processes and keeper.counts_cpu)
         if self.view is not None and (uncounted or len(self.cells()) > 1):
             return look.processes(self.view)
         return []
 
     def cpu_s(self, there: Sequence[look.Process]) -> float:
-        """Processor time so far (seconds): by its group, its counter, or its processes."""
+        """Processor time so far (seconds): as the kernel counts it, or by its processes."""
         with self._lock:
             counted = self._counted_s()
         return sum(process.cpu_s for process in there) if counted is None else counted
 
     def _counted_s(self) -> float | None:
-        """By its group or its counter. Raises OSError when these are closed; under the lock."""
+        """By the kernel. Raises OSError when the jail has ended; under the lock."""
         if self.closed:
             raise OSError("the jail has ended")
-        if self._group is not None and (counted := self._group.cpu_s()) is not None:
-            return counted
-        if self._counter is not None:
-            return float(struct.unpack("=Q", os.read(self._counter, 8))[0]) / 1e9
-        return None
+        return self._keeper.cpu_s()
 
     def charge(self, there: Sequence[look.Process]) -> float:
         """Share its processor time out among the calls that run; how much it is in all (seconds)."""
@@ -120,19 +111,20 @@ class Account:
 
     def usage(self, there: Sequence[look.Process]) -> Usage:
         """What is to be held against its limits."""
-        group = self._group
+        keeper = self._keeper
         memory = None
-        if there and self.view is not None and not self._memory_counts:
+        if there and self.view is not None and not keeper.counts_memory:
             memory = self._memory(self.view, list(there))
             self.peak = max(self.peak, memory)
-        counts = group is None or group.tree.pids is None
         with self._lock:
-            refused = group is not None and group.refused()
+            refused = keeper.refused()
         return Usage(
             memory=memory,
-            tasks=max(0, sum(process.threads for process in there) - self._trusted) if counts else 0,
+            tasks=max(0, sum(process.threads for process in there) - self._trusted)
+            if not keeper.counts_processes
+            else 0,
             refused=refused,
-            out_of_memory=group is not None and group.out_of_memory(),
+            out_of_memory=keeper.out_of_memory(),
         )
 
     def _memory(self, view: look.View, there: list[look.Process]) -> int:
@@ -167,14 +159,8 @@ class Account:
 
     def _stand(self, niceness: int) -> None:
         with suppress(OSError):  # the kernel takes ten changes a second from a user; the next look tries again
-            self._weigh(niceness)
+            self._keeper.stand(niceness)
             self._niceness = niceness
-
-    def _weigh(self, niceness: int) -> None:
-        if self._group is not None and self._group.tree.cpu is not None:
-            self._group.stand(niceness)
-        elif self.session:
-            self._powers.set_niceness(self.session, niceness)
 
     def freeze(self) -> bool:
         """Have all of its processes stop, until `thaw`: whether they do.
@@ -182,12 +168,12 @@ class Account:
         One that is in a system call ends that first, and gets the processor that it needs: it may hold a lock, of a
         folder for instance, that the walk waits for.
         """
-        if self.closed or self._group is None or not self._group.freeze():
+        if self.closed or not self._keeper.freeze():
             return False
         self._frozen = True
         if self._niceness:
             with suppress(OSError):
-                self._weigh(0)
+                self._keeper.stand(0)
         return True
 
     def urge(self) -> None:
@@ -198,12 +184,10 @@ class Account:
     def thaw(self) -> None:
         """Let them go on."""
         self._frozen = False
-        if self._group is None:
-            return
         if self._niceness and not self.ending:
             with suppress(OSError):
-                self._weigh(self._niceness)
-        self._group.thaw()
+                self._keeper.stand(self._niceness)
+        self._keeper.thaw()
 
     def hasten(self) -> None:
         """It is being ended: its processes are killed one by one, as far as that takes no time to find them, and
@@ -217,39 +201,39 @@ class Account:
         self.ending = True
         if self._niceness:
             self._stand(0)
-        if self._group is not None:
-            self._kill(self._group.processes)
-            self._group.thaw()
+        if self._keeper.lists_processes:
+            self._kill(self._keeper.processes)
+            self._keeper.thaw()
 
     def end(self, limit: str) -> None:
         """It has reached that limit: end all of its processes, in the watch's thread."""
         self.met = limit
         self.hasten()
-        if self._group is None and (view := self.view) is not None:
+        if not self._keeper.lists_processes and (view := self.view) is not None:
             self._kill(view.members or (lambda: look.outer_processes(view)))
 
     def _kill(self, find: Callable[[], list[int]]) -> None:
         # bubblewrap's own outside of the jail ends with it, and says how
-        signal_all(lambda: [pid for pid in find() if pid != self.session], signal.SIGKILL)
+        signal_all(lambda: [pid for pid in find() if pid != self._keeper.session], signal.SIGKILL)
 
     @property
     def counts_memory(self) -> bool:
         """Whether the kernel counts its memory, so that a look at it takes no time."""
-        return self._group is not None and self._group.tree.memory is not None
+        return self._keeper.counts_memory
 
     @property
     def counts_processes(self) -> bool:
         """Whether the kernel knows when it has refused one."""
-        return self._group is not None and self._group.tree.pids is not None
+        return self._keeper.counts_processes
 
     def refused(self) -> bool:
         """Whether it has, or had, as many processes and threads as it may."""
         with suppress(OSError):
             if self.closed:
                 return self.met == "processes"
-            if self._group is not None and self.counts_processes:
+            if self.counts_processes:
                 with self._lock:
-                    return self._group.refused()
+                    return self._keeper.refused()
             there = [] if self.view is None else look.processes(self.view)
             return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
         return False
@@ -267,7 +251,7 @@ class Account:
         with suppress(OSError, ValueError, struct.error):
             with self._lock:
                 counted = self._counted_s()
-            self._last = counted, None if self._group is None else self._group.peak_memory()
+            self._last = counted, self._keeper.peak_memory()
         return self._last
 
     def close(self) -> None:
@@ -278,9 +262,5 @@ class Account:
         self.seen()
         with self._lock:
             self.closed = True
-            if self._group is not None:
-                self._group.close()
-            if self._counter is not None:
-                os.close(self._counter)
-        if self._group is not None:
-            offload.remove(self._group.remove)
+            self._keeper.close()
+        offload.remove(self._keeper.remove)

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from toolhost.limits.account import Account
 from toolhost.limits.decide import exceeded, niceness_of_slow
-from toolhost.limits.disks import Disks
+from toolhost.watch.account import Account
+from toolhost.watch.disks import Disks
 
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05

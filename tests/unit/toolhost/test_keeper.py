@@ -1,0 +1,58 @@
+"""What the kernel does for a jail's limits without control groups; with them: tests/containment/test_growth.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from schemas.launch import Limits
+from tests.toolhost_fixture import POWERS
+from toolhost.limits.keeper import Keeper
+from toolhost.privileges.ordinary import Ordinary
+from toolhost.watch.account import Account
+
+TOOLHOST = Path(__file__).parents[3] / "toolhost"
+
+
+def test_without_groups_and_counter_everything_is_looked_for() -> None:
+    keeper = Keeper(POWERS)
+    assert (keeper.counts_memory, keeper.counts_processes, keeper.counts_cpu) == (False, False, False)
+    assert (keeper.cpu_s(), keeper.peak_memory(), keeper.joins, keeper.freeze()) == (None, None, [], False)
+    keeper.stand(5)  # nobody is there yet
+    keeper.remove()
+
+
+def test_a_counter_says_the_processor_time_until_the_jail_is_gone(tmp_path: Path) -> None:
+    keeper = Keeper(POWERS)
+    counter = os.memfd_create("counter")
+    os.write(counter, struct.pack("=Q", 1_500_000_000))
+    os.lseek(counter, 0, os.SEEK_SET)
+    keeper.began(1, counter)
+    account = Account(Limits(), [str(tmp_path)], keeper, 0, POWERS)
+    assert keeper.counts_cpu and account.cpu_s(()) == 1.5
+    account.close()
+    account.close()
+    with pytest.raises(OSError):
+        os.fstat(counter)
+    with pytest.raises(OSError, match="has ended"):
+        account.cpu_s(())
+
+
+def test_a_jail_yields_by_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    powers, said = Ordinary(), list[tuple[int, int]]()
+    monkeypatch.setattr(powers, "set_niceness", lambda pid, niceness: said.append((pid, niceness)))
+    keeper = Keeper(powers)
+    keeper.began(77, None)
+    keeper.stand(9)
+    assert said == [(77, 9)]
+
+
+def test_the_watch_knows_nothing_of_control_groups() -> None:
+    """What is counted it asks of the keeper, so a third way to count needs no change there."""
+    named = re.compile(r"limits\.groups|limits\.plan|privileges\.(?:tree|own_groups)|\bGroup\b")
+    asking = [path.name for path in sorted((TOOLHOST / "watch").glob("*.py")) if named.search(path.read_text())]
+    assert asking == []
