@@ -15,7 +15,7 @@ import posix
 import sys
 
 from . import wire
-from .system import PR_SET_NO_NEW_PRIVS, Filter, call
+from .system import FAILED, PR_SET_NO_NEW_PRIVS, REPLACED, Filter, call
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 PLAN_FD = 8
 #: A plan is some kilobytes; one per path that shows.
 MAX_PLAN = 1 << 20
-#: What a jail ends with when a wall cannot be put up, and when a place was replaced while it was being made: then it is
-#: made again (toolhost/jails/jail.py).
-FAILED = 125
-REPLACED = 124
 
 RLIMIT_NOFILE = 7  # include/uapi/asm-generic/resource.h
 _PATH_BENEATH = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found] # without the enumerations of the module around it
 import posix
 
-from .confine import FAILED
-from .system import call
+from .system import FAILED, call
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
 from select import POLLIN, poll
 
 from . import wire, worker
-from .confine import FAILED
 from .nest import FD, Walls, enter
-from .system import PR_SET_DUMPABLE, call
+from .system import FAILED, PR_SET_DUMPABLE, call
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

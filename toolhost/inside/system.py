@@ -20,6 +20,10 @@ NUMBERS |= {  # the same on every machine
     "close_range": 436, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
 }  # fmt: skip
 
+#: What a jail ends with when a wall cannot be put up, and when a place was replaced while it was being made: then it is
+#: made again (toolhost/jails/jail.py).
+FAILED = 125
+REPLACED = 124
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP = 4, 22, 23, 24
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 #: struct __user_cap_header_struct: _LINUX_CAPABILITY_VERSION_3, this thread; then no capability in any set.
