@@ -40,7 +40,7 @@ simulate:
 
 chaos:
 	@scripts/setup dev
-	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py $(ARGS)
+	GOONDAN_CHAOS_KILLS=200 scripts/test -q -s tests/chaos/test_chains_under_kills.py tests/chaos/test_changesets_under_kills.py $(ARGS)
 	.venv/bin/python -m tests.power.replay
 
 mutations:

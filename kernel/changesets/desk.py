@@ -42,13 +42,36 @@ if TYPE_CHECKING:
 
 #: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.
 TASK_S: Final = 120.0
-#: How often a task is given to another worker when one was killed. On a busy machine a worker may be killed again
-#: before it has started; one that a task itself ends costs a start each time, a fifth of a second.
-MAX_TRIES: Final = 8
+#: How many workers may end in the middle of one task before it is given up: each of them does it from its beginning. A
+#: task that ends its workers by itself keeps the others waiting for some seconds.
+MAX_TRIES: Final = 20
+#: How long the start of a worker may take, with all those that are killed before they begin with the task (seconds). On
+#: a busy machine one takes a second, so that kills in a row seldom meet one that has got further.
+START_S: Final = 60.0
 #: How long a worker without work stays (seconds): its start takes as long as a commit.
 IDLE_S: Final = 15.0
 
 _log = logging.getLogger("supervisor")
+
+
+class Tries:
+    """The workers that have ended while one task was theirs. `now` is seconds of a clock that never goes back."""
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        self._failed = 0
+
+    def ended(self, now: float, *, begun: bool) -> None:
+        """One has, after it had `begun` with the task or before. Raises GoondanError E_CHANGESET_IO when no other one
+        is to try.
+        """
+        if begun:
+            self._failed += 1
+            self._started = now
+        if self._failed >= MAX_TRIES:
+            raise fail("E_CHANGESET_IO", f"the changeset worker ended {MAX_TRIES} times in the same task")
+        if now - self._started >= START_S:
+            raise fail("E_CHANGESET_IO", f"no changeset worker has started within {START_S:g} s")
 
 
 class Desk:
@@ -139,13 +162,9 @@ class Desk:
     async def _done(self, task: Callable[[], Task]) -> Answer:
         """Have a task done, and what it has committed taken over. Raises GoondanError."""
         async with self._looks.turn:
-            for _ in range(MAX_TRIES):
-                answer = await self._ask(task())
-                if answer is not None:
-                    break
+            tries = Tries(self._looks.loop.time())
+            while (answer := await self._ask(task(), tries)) is None:
                 _log.warning("the changeset worker was ended in the middle of a task")
-            else:
-                raise fail("E_CHANGESET_IO", f"the changeset worker ended {MAX_TRIES} times in the same task")
             if answer.revision is not None:
                 try:
                     await self._take_over(answer.revision)
@@ -153,8 +172,8 @@ class Desk:
                     _log.error("what a changeset has committed was not taken over: %s", error)
             return answer
 
-    async def _ask(self, task: Task) -> Answer | None:
-        """One task; None when the worker ended. Raises GoondanError."""
+    async def _ask(self, task: Task, tries: Tries) -> Answer | None:
+        """One task; None when the worker ended, and another one may try. Raises GoondanError."""
         from kernel.changesets.worker import LENGTH
         from kernel.changesets.worker import Answer as Given
 
@@ -164,10 +183,11 @@ class Desk:
             self._idle.cancel()
         channel = self._channel or self._start()
         data = msgspec.msgpack.encode(task)
-        loop = self._looks.loop
+        loop, begun = self._looks.loop, False
         try:
             async with asyncio.timeout(TASK_S):
                 await loop.sock_sendall(channel, LENGTH.pack(len(data)) + data)
+                begun = not LENGTH.unpack(await _exactly(loop, channel, LENGTH.size))[0]
                 size = LENGTH.unpack(await _exactly(loop, channel, LENGTH.size))[0]
                 answer = msgspec.msgpack.decode(await _exactly(loop, channel, size), type=Given)
         except TimeoutError:
@@ -175,6 +195,7 @@ class Desk:
             raise fail("E_CHANGESET_IO", f"the changeset worker did not answer within {TASK_S:g} s") from None
         except (OSError, EOFError):
             self._end_worker()
+            tries.ended(loop.time(), begun=begun)
             return None
         except asyncio.CancelledError:
             self._end_worker()

@@ -35,6 +35,8 @@ from schemas.startup import close_to_others, die_with_parent, set_process_name
 
 #: What is before every message: its length in bytes.
 LENGTH: Final = struct.Struct("!I")
+#: What a worker says when it begins with a task: a message without content. Who is killed before that has not tried.
+BEGUN: Final = LENGTH.pack(0)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -163,6 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.set_inheritable(given.channel_fd, False)
     with socket.socket(fileno=given.channel_fd) as channel:
         while (data := receive(channel)) is not None:
+            channel.sendall(BEGUN)
             answer = msgspec.msgpack.encode(worker.carry_out(msgspec.msgpack.decode(data, type=Task)))
             channel.sendall(LENGTH.pack(len(answer)) + answer)
     return 0

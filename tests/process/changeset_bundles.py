@@ -1,15 +1,18 @@
-"""A bundle in a repository of its own, for tests of changesets."""
+"""Bundles in repositories of their own, for tests of changesets: with the engine alone, and with a whole kernel."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from kernel.changesets.engine import Engine
 from kernel.changesets.recovery import locked
 from kernel.supervisor.options import Options
 from schemas.changesets import CommittedChangeset, OpenedChangeset
+from tests.kernel_fixture import Sandbox
 
 DOCUMENTS = """\
 apiVersion: goondan.ai/v1
@@ -57,36 +60,27 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-class Bundles:
-    """One bundle, its repository, and the engine of its changesets."""
+FILES = {
+    "goondan.yaml": DOCUMENTS,
+    "prompts/system.md": "line 1\nline 2\nline 3\nline 4\nline 5\n",
+    "tools/words.py": "handlers = {'count': lambda ctx, input: 0}\n",
+    "extensions/prompts.py": "def register(api):\n    pass\n",
+    "README.txt": "A bundle.\n",
+}
 
-    def __init__(self, place: Path, folder: str = "") -> None:
-        self.repository = place / "repository"
-        self.root = self.repository / folder
-        self.files = {
-            "goondan.yaml": DOCUMENTS,
-            "prompts/system.md": "line 1\nline 2\nline 3\nline 4\nline 5\n",
-            "tools/words.py": "handlers = {'count': lambda ctx, input: 0}\n",
-            "extensions/prompts.py": "def register(api):\n    pass\n",
-            "README.txt": "A bundle.\n",
-        }
+
+class Checkout:
+    """A bundle's files below `root`, in a repository at `repository`, and one commit with all of them."""
+
+    def __init__(self, repository: Path, root: Path, files: Mapping[str, str]) -> None:
+        self.repository = repository
+        self.root = root
+        self.files = dict(files)
         for name, text in self.files.items():
-            self.write(self.root, name, text)
-        git(self.repository, "init", "--quiet", "--initial-branch", "main")
-        self.commit("The bundle")
-        self.state = place / "state" / "workspaces" / "0123456789abcdef"
-        self.state.mkdir(mode=0o700, parents=True)
-        (place / "state").chmod(0o700)
-        self.options = Options(bundle=os.path.realpath(self.root / "goondan.yaml"), state_dir=str(self.state))
-        self.engine = Engine(self.options, self.powers())
-
-    def powers(self) -> list:  # type: ignore[type-arg]
-        """What the bundle asks for as it is: all of it was agreed to."""
-        from kernel.bundle.opening import inspect_bundle
-
-        found = inspect_bundle(self.options.bundle, state_dir=self.options.state_dir, handlers=False)
-        assert not found.errors, found.errors
-        return found.judgement.powers
+            self.write(root, name, text)
+        git(repository, "init", "--quiet", "--initial-branch", "main")
+        git(root, "add", "--", *self.files)
+        git(root, "commit", "--quiet", "--message", "The bundle")
 
     @staticmethod
     def write(folder: Path | str, name: str, text: str) -> Path:
@@ -109,7 +103,83 @@ class Bundles:
 
     @property
     def status(self) -> str:
-        """What git says of the checkout; "" when it is clean."""
+        """What git says of the tracked files; "" when they are as committed."""
+        return git(self.repository, "status", "--porcelain", "-uno")
+
+    @property
+    def log(self) -> list[str]:
+        """The subjects of the commits, the latest first."""
+        return git(self.repository, "log", "--format=%s").splitlines()
+
+    @property
+    def remains(self) -> list[str]:
+        """What is left in the repository of worktrees and of commits that were not finished."""
+        own = self.repository / ".git"
+        found = [f"worktree {path.name}" for path in own.glob("worktrees/*")]
+        return found + [name for name in os.listdir(own) if "lock" in name or "goondan" in name]
+
+
+class Changing(Checkout):
+    """The bundle of a kernel whose extension `prompts` is this code, and its tools `myExt.*`."""
+
+    def __init__(self, kernel: Sandbox, code: str, **more: str) -> None:
+        files = {**FILES, "extensions/prompts.py": code, "prompts/system.md": "OLD\n", **more}
+        super().__init__(kernel.bundle.parent, kernel.bundle.parent, files)
+        self.kernel = kernel
+
+    @property
+    def state(self) -> Path:
+        """The state of its workspace."""
+        (found,) = self.kernel.state_dirs
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What the extension has written down, in its folder."""
+        path = self.state / "extensions/prompts/notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
+    def worktrees(self) -> list[str]:
+        """Worktrees in the state."""
+        folder = self.state / "changesets/worktrees"
+        return os.listdir(folder) if folder.exists() else []
+
+    def call(self, tool: str, instance: str = "k", **given: str) -> dict[str, object]:
+        """The result of a tool of the extension."""
+        answer = self.kernel.gdn("send", f"/myExt__{tool} " + json.dumps(given), "--instance", instance, timeout=60)
+        assert answer.status == 0, answer.err
+        assert "{" in answer.out, answer.out
+        found: dict[str, object] = json.loads(answer.out[answer.out.index("{") : answer.out.rindex("}") + 1])
+        return found
+
+    def update(self, text: str, instance: str = "k", **more: str) -> dict[str, object]:
+        """The result of the tool that changes the prompt."""
+        return self.call("updatePrompt", instance, newPrompt=text, **more)
+
+
+class Bundles(Checkout):
+    """One bundle, its repository, and the engine of its changesets."""
+
+    def __init__(self, place: Path, folder: str = "") -> None:
+        super().__init__(place / "repository", place / "repository" / folder, FILES)
+        self.state = place / "state" / "workspaces" / "0123456789abcdef"
+        self.state.mkdir(mode=0o700, parents=True)
+        (place / "state").chmod(0o700)
+        self.options = Options(bundle=os.path.realpath(self.root / "goondan.yaml"), state_dir=str(self.state))
+        self.engine = Engine(self.options, self.powers())
+
+    def powers(self) -> list:  # type: ignore[type-arg]
+        """What the bundle asks for as it is: all of it was agreed to."""
+        from kernel.bundle.opening import inspect_bundle
+
+        found = inspect_bundle(self.options.bundle, state_dir=self.options.state_dir, handlers=False)
+        assert not found.errors, found.errors
+        return found.judgement.powers
+
+    @property
+    def status(self) -> str:
+        """As of every checkout, and files that are not tracked."""
         return git(self.repository, "status", "--porcelain")
 
     def open(self, request: str = "", agent: str = "assistant", key: str = "k", event: str = "e") -> OpenedChangeset:
