@@ -299,8 +299,8 @@ def test_no_step_sees_half_a_change() -> None:
                 begun = [fact for fact in facts[said] if fact.step == int(step)][-1]
                 assert (prompt, effective, own) == (begun.prompt,) * 3, line
                 assert told == f"{begun.left} {begun.right}", line
-            # What a turn has committed is there in its next step, with what came after it. Where the agent was killed in
-            # the call, nobody has told the turn that it is committed.
+            # What a turn has committed is there in its next step, with what came after it. Where the agent was killed
+            # in the call, nobody has told the turn that it is committed.
             results = {call: value for said in facts for call, value in model.results(said).items()}
             told_so = [number for number in commits if results.get(f"commit{number}") == {"status": "ok"}]
             for number in told_so:
