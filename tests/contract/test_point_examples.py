@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from agentproc.conversation import encode_message
 from agentproc.extensions.pipeline import POINTS
 from agentproc.loop import TurnRunner
+from agentproc.providers.base import ModelRequest
 from agentproc.store import ConversationStore
 from schemas.address import instance_dir
 from schemas.errors import fail
-from schemas.launch import ExtensionSpec
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
+from schemas.launch import CatalogItem, ExtensionSpec
+from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Points that middleware cannot stand at.
@@ -34,37 +38,94 @@ EXAMPLES = examples("")
 
 
 def test_every_point_has_its_examples_in_both_languages() -> None:
-    assert sorted(EXAMPLES) == sorted(POINTS)
+    assert sorted(EXAMPLES) == sorted(POINTS) == sorted(EFFECTS)
     assert examples(".ko") == EXAMPLES
     assert {name for name, programs in EXAMPLES.items() if len(programs) == 1} == ONE_SPELLING
+
+
+WATCH = """
+def register(api):
+    def look(ctx):
+        api.instance.shared["turn"] = dict(ctx.turn.metadata)
+        return ctx
+
+    api.pipelines.mutate("toolCall.pre", look)
+"""
+
+
+class Ran(Struct):
+    """What is left of a turn that an example took part in: two steps, the first with two calls of `notes__add`."""
+
+    runner: TurnRunner
+    model: FakeModel
+    calls: list[bytes]
+    response: str | None
+    log: str
+    repository: str
+
+    @property
+    def last(self) -> ModelRequest:
+        """What the model was asked last."""
+        return self.model.requests[-1]
+
+    @property
+    def told(self) -> bytes:
+        """The conversation as the model was shown it last."""
+        return b"".join(encode_message(message) for message in self.last.messages)
+
+
+#: What the page says of each point, as it can be seen afterwards.
+EFFECTS: dict[str, Callable[[Ran], bool]] = {
+    "turn.pre": lambda ran: ran.runner.extensions._shared["turn"].get("began") == "2026-01-01T00:00:00.000Z",
+    "turn.post": lambda ran: ran.response == "done (signed)",
+    "step.pre": lambda ran: ran.runner.extensions._loaded["example"].state.get("steps") == 2,
+    "step.config": lambda ran: ran.last.system == "Be brief.",
+    "step.tools": lambda ran: [item.name for item in ran.last.tools] == ["bash__exec", "notes__add"],
+    "step.blocks": lambda ran: "euros" in repr((ran.last.blocks, ran.last.messages)),
+    "step.llmCall": lambda ran: len(re.findall(r"the model took [\d.]+ s", ran.log)) == 2,
+    "step.llmError": lambda ran: len(ran.model.requests) == 3,
+    "toolCall.pre": lambda ran: all(b"polite" in call for call in ran.calls),
+    "toolCall.exec": lambda ran: len(ran.calls) == 1 and b"not by force" in ran.told,
+    "toolCall.post": lambda ran: ran.told.count(b"answer") == 2,
+    "step.post": lambda ran: "step 0 goes on: True" in ran.log and "step 1 goes on: False" in ran.log,
+    "workspace.repoAvailable": lambda ran: f"a repository in {ran.repository}" in ran.log,
+    "workspace.worktreeMounted": lambda ran: "a worktree in /tree" in ran.log,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "spelling"), [(name, number) for name, programs in EXAMPLES.items() for number in range(len(programs))]
 )
-async def test_the_example_runs(tmp_path: Path, name: str, spelling: int) -> None:
-    module = tmp_path / "example.py"
-    module.write_text(EXAMPLES[name][spelling])
+async def test_the_example_does_what_the_page_says_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, spelling: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    extensions = []
+    for extension, source in (("example", EXAMPLES[name][spelling]), ("watch", WATCH)):
+        (tmp_path / f"{extension}.py").write_text(source)
+        resource = {"metadata": {"name": extension}}
+        extensions.append(ExtensionSpec(name=extension, entry=str(tmp_path / f"{extension}.py"), resource=resource))
+    repository = tmp_path / "repository"
+    (repository / ".git").mkdir(parents=True)
+    (repository / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     failing = [fail("E_MODEL_FAILED", "busy")] if name == "step.llmError" else []
-    model = FakeModel(*failing, wants(("a", "notes__add", {})), says("done"))
-    extension = ExtensionSpec(name="example", entry=str(module), resource={"metadata": {"name": "example"}})
-    spec = make_spec(str(tmp_path / "state"), extensions=[extension])
+    wanted = wants(("a", "notes__add", {}), ("b", "notes__add", {"force": True}))
+    model = FakeModel(*failing, wanted, says("done"))
+    write = CatalogItem(name="files__write")
+    catalog = ["bash__exec", "notes__add", "files__write"]
+    spec = make_spec(str(tmp_path / "state"), extensions=extensions, registry=[BASH, NOTE, write], catalog=catalog)
     link: Any = FakeLink()
     store = ConversationStore(instance_dir(spec.state_dir, spec.name, "k"), durability="process")
     runner = TurnRunner(spec, "k", link, store, provider=model)
     try:
         await runner.load_extensions()
-        assert not (spelling == 0 and not runner.pipeline.uses_points)
-        await runner.run(event_frame("e1", "go"))
+        await runner.run(event_frame("e1", "go", workdir=str(repository)))
+        await runner.workspaces.mounted("/tree", "c1")
         (answer,) = link.answers()
         assert answer.error is None, answer.error
-        assert answer.response == ("done (signed)" if name == "turn.post" else "done")
-        (call,) = link.calls
-        assert (b"polite" in bytes(call.payload)) == (name == "toolCall.pre")
-        shown = model.requests[-1]
-        assert (shown.system == "Be brief.") == (name == "step.config")
-        assert ("euros" in repr((shown.blocks, shown.messages))) == (name == "step.blocks")
-        assert any(b"answer" in encode_message(m) for m in shown.messages) == (name == "toolCall.post")
-        assert runner.extensions.names == ["example"]
+        calls = [bytes(call.payload) for call in link.calls]
+        ran = Ran(runner, model, calls, answer.response, caplog.text, str(repository))
+        assert [point for point, is_there in EFFECTS.items() if is_there(ran)] == [name]
+        assert runner.extensions.names == ["example", "watch"]
     finally:
         await runner.close()
