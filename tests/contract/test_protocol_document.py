@@ -13,7 +13,7 @@ from kernel.broker import bus, directory, mailbox
 from kernel.broker.blob_keeper import SWEEP_S
 from kernel.broker.blobs import MAX_CALL_BYTES
 from kernel.broker.events import MAX_CHAIN
-from kernel.broker.journal import store
+from kernel.broker.journal import retention
 from kernel.broker.presence import MAX_CLIENTS
 from schemas import blobs, frames
 from schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES
@@ -102,6 +102,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"| {mailbox.LEASE_S:g} s;" in limits
     assert f"{directory.MAX_OWNED} are remembered, of all {directory.MAX_SPAWNED:,}" in TEXT
     assert f"({directory.SPAWN_S:g} seconds if there is none)" in TEXT
-    kept = f"{store.KEEP_ANSWERS_MS // 3_600_000} hours, {store.KEEP_ANSWER_BYTES >> 30} GiB of them in all"
+    kept = f"{retention.KEEP_ANSWERS_MS // 3_600_000} hours, {retention.KEEP_ANSWER_BYTES >> 30} GiB of them in all"
     assert f"({kept})" in TEXT
-    assert f"for {store.KEEP_IDS_MS // 86_400_000} days, and for {store.KEPT_IDS:,} more events at least" in TEXT
+    assert (
+        f"for {retention.KEEP_IDS_MS // 86_400_000} days, and for {retention.KEPT_IDS:,} more events at least" in TEXT
+    )

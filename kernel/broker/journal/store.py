@@ -28,51 +28,44 @@ from __future__ import annotations
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
+from kernel.broker.journal.failures import code_of, corrupt, is_busy, is_full, name_of, start_error
 from kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
 from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
 from kernel.broker.journal.redo import REDO_SUFFIX, RedoEntry, RedoFile, Told, advance, following, record_checksum, told
+from kernel.broker.journal.retention import PURGE_ROWS, purge
+from kernel.broker.journal.tables import (
+    APPLICATION_ID,
+    FORMAT,
+    INSERT_ANSWER,
+    INSERT_ENDED,
+    INSERT_RECORD,
+    SCHEMA,
+    SELECT_META,
+    Meta,
+    ended_checksum,
+    is_key,
+    is_right,
+)
 from kernel.broker.journal.witness import Witness
-from schemas.errors import GoondanError, fail
+from schemas.errors import fail
 
 #: The file in the state directory.
 JOURNAL_FILE: Final = "kernel.db"
 #: Stands beside the file when SQLite has found damage in it while it was used.
 SUSPICION_SUFFIX: Final = "-suspected"
-#: Format of the file. An older one is brought up to date; a newer one is refused.
-FORMAT: Final = 1
-#: "Gdnj": tells our file from any other SQLite file.
-APPLICATION_ID: Final = 0x47646E6A
-#: Retired ids are kept this long at least (milliseconds), and KEPT_IDS of them in any case: a sender may repeat a week
-#: later, after a holiday.
-KEEP_IDS_MS: Final = 7 * 24 * 3600 * 1000
-KEPT_IDS: Final = 1_000_000
-#: Where more of the file is in use (bytes), ids go before their week is over, the oldest first, but for KEPT_IDS of
-#: them: a sender that never rests would fill the disk. It takes some 30 million events in a week, 50 a second.
-CROWDED_BYTES: Final = 4 << 30
-#: Answers of retired subjects are kept this long at most (milliseconds), and KEEP_ANSWER_BYTES of them at most.
-KEEP_ANSWERS_MS: Final = 24 * 3600 * 1000
-KEEP_ANSWER_BYTES: Final = 1 << 30
-#: Of these, bytes that lie in files: a quarter of what the folder of large payloads may hold.
-KEEP_LARGE_BYTES: Final = 256 << 20
-#: Rows that one round of purging removes at most: a purge must not delay the batches behind it.
-PURGE_ROWS: Final = 2_000
 #: Free pages (4 KiB) that stay in the file for new rows; more are given back to the disk.
 SPARE_PAGES: Final = 4096
-#: Damages that one error names.
-MAX_NAMED: Final = 5
 #: Pages that one round gives back.
 VACUUM_PAGES: Final = 1024
 #: Pages in the WAL after which SQLite copies them into the file. The copy happens in the thread that commits.
 CHECKPOINT_PAGES: Final = 2000
 #: Processes that may fail on a row before it is put aside: one failure may be the machine's.
 MAX_RECOVERIES: Final = 2
-#: Numbers of writes are below this: more are nonsense, and leave SQLite no room above them.
-MAX_NUMBER: Final = 1 << 60
 #: Pages of memory, as SQLite counts them (negative: KiB).
 _WRITER_CACHE: Final = -4096
 _READER_CACHE: Final = -1024
@@ -80,35 +73,6 @@ _READER_CACHE: Final = -1024
 _BUSY_MS: Final = 2000
 
 Durability = Literal["power", "process"]
-
-_SELECT_META: Final = "SELECT last, digest, ended, answer_bytes, large_bytes FROM meta"
-_INSERT_RECORD: Final = "INSERT INTO records VALUES (?, ?, ?, ?)"
-_INSERT_ENDED: Final = "INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?, ?, ?)"
-_INSERT_ANSWER: Final = "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)"
-
-_SCHEMA: Final = """\
-CREATE TABLE records (seq INTEGER PRIMARY KEY, subject TEXT NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE INDEX records_subject ON records (subject);
-CREATE TABLE ended (
-    number INTEGER PRIMARY KEY, subject TEXT NOT NULL, digest BLOB NOT NULL, state TEXT NOT NULL,
-    at_ms INTEGER NOT NULL, crc INTEGER NOT NULL
-);
-CREATE UNIQUE INDEX ended_subject ON ended (subject);
-CREATE TABLE answers (
-    number INTEGER PRIMARY KEY, subject TEXT NOT NULL UNIQUE, data BLOB NOT NULL, size INTEGER NOT NULL,
-    at_ms INTEGER NOT NULL, crc INTEGER NOT NULL, file TEXT
-);
-CREATE INDEX answers_file ON answers (file) WHERE file IS NOT NULL;
-CREATE TABLE quarantine (
-    seq INTEGER PRIMARY KEY, subject TEXT, data BLOB, reason TEXT NOT NULL, at_ms INTEGER NOT NULL
-);
-CREATE TABLE suspects (seq INTEGER PRIMARY KEY, failures INTEGER NOT NULL);
-CREATE TABLE meta (
-    one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL, digest INTEGER NOT NULL,
-    ended INTEGER NOT NULL, answer_bytes INTEGER NOT NULL, large_bytes INTEGER NOT NULL
-);
-INSERT INTO meta VALUES (1, 0, 0, 0, 0, 0);
-"""
 
 
 class JournalStore:
@@ -142,7 +106,7 @@ class JournalStore:
         try:
             self._db = self._open(accept_loss)
             #: The row of `meta`: nobody else writes the file.
-            self._meta = _Meta(*self._db.execute(_SELECT_META).fetchone())
+            self._meta = Meta(*self._db.execute(SELECT_META).fetchone())
             if left := following(self._redo.read(), self._meta.last, self._meta.digest):
                 self._write(left)
             #: Number and digest of the last write that was promised.
@@ -150,7 +114,7 @@ class JournalStore:
             self._reader = self._connect()
             self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
         except sqlite3.Error as error:
-            raise _start_error(path, error) from None
+            raise start_error(path, error) from None
         except OSError as error:
             raise fail("E_STATE", f"{error.filename or path}: {error.strerror}") from None
 
@@ -171,7 +135,7 @@ class JournalStore:
         if row is None:
             return None
         digest, state, at_ms, crc = row
-        self._check(_is_right(crc, _ended_crc, subject, digest, state, at_ms), f"the end of {subject!r}")
+        self._check(is_right(crc, ended_checksum, subject, digest, state, at_ms), f"the end of {subject!r}")
         return Ended(digest, state, at_ms)
 
     def find_answer(self, subject: str) -> bytes | None:
@@ -183,7 +147,7 @@ class JournalStore:
         if row is None:
             return None
         data, crc = row
-        self._check(_is_right(crc, record_checksum, subject, data), f"the answer of {subject!r}")
+        self._check(is_right(crc, record_checksum, subject, data), f"the answer of {subject!r}")
         return bytes(data)
 
     def _find(self, query: str, subject: str) -> tuple[Any, ...] | None:
@@ -210,7 +174,7 @@ class JournalStore:
         except sqlite3.Error as error:
             raise self._failed(error) from None
         for data, crc in rows:
-            self._check(_is_right(crc, record_checksum, subject, data), f"a record of {subject!r}")
+            self._check(is_right(crc, record_checksum, subject, data), f"a record of {subject!r}")
         return [*(bytes(data) for data, _ in rows), *(owed.records if owed is not None else ())]
 
     def files(self) -> frozenset[str]:
@@ -226,12 +190,12 @@ class JournalStore:
 
     def _failed(self, error: sqlite3.Error) -> Exception:
         """What the caller is told. Damage is remembered for the next start: it looks at the whole file then."""
-        if _is_full(error):
+        if is_full(error):
             return DiskFull(str(error))
-        if _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             with suppress(OSError):
                 create_private(self.path + SUSPICION_SUFFIX)
-        return JournalFailed(f"{error} ({_name(error)})")
+        return JournalFailed(f"{error} ({name_of(error)})")
 
     # --- writing
 
@@ -291,14 +255,14 @@ class JournalStore:
         try:
             db.execute("BEGIN IMMEDIATE")
             self._write_rows(entries, meta)
-            self._put_meta(meta)
+            meta.put(self._db)
             db.execute("COMMIT")
         except sqlite3.Error:
             self._roll_back()
             raise
         self._meta = meta
 
-    def _write_rows(self, entries: Sequence[RedoEntry], meta: _Meta) -> None:
+    def _write_rows(self, entries: Sequence[RedoEntry], meta: Meta) -> None:
         """What is left when all of these are over: a record whose subject is retired further on is not written at all,
         which is most of them under load. Raises sqlite3.Error.
         """
@@ -328,7 +292,7 @@ class JournalStore:
                     self._drop_answer(subject, meta)
                     continue
                 if write.digest is not None:
-                    crc = _ended_crc(subject, write.digest, write.state, entry.at_ms)
+                    crc = ended_checksum(subject, write.digest, write.state, entry.at_ms)
                     ended.append((meta.last, subject, write.digest, write.state, entry.at_ms, crc))
                 if write.answer is not None:
                     file, more = write.large or (None, 0)
@@ -338,16 +302,16 @@ class JournalStore:
         if retired:
             db.executemany("DELETE FROM records WHERE subject = ?", [(subject,) for subject in retired])
         if ended:
-            db.executemany(_INSERT_ENDED, ended)
+            db.executemany(INSERT_ENDED, ended)
             meta.ended += len(ended)
         if answers:
-            db.executemany(_INSERT_ANSWER, answers.values())
+            db.executemany(INSERT_ANSWER, answers.values())
             meta.answer_bytes += sum(answer[3] for answer in answers.values())
             meta.large_bytes += sum(answer[3] - len(answer[2]) for answer in answers.values())
         if puts:
-            db.executemany(_INSERT_RECORD, puts)
+            db.executemany(INSERT_RECORD, puts)
 
-    def _drop_answer(self, subject: str, meta: _Meta) -> None:
+    def _drop_answer(self, subject: str, meta: Meta) -> None:
         for data, size in self._db.execute(
             "DELETE FROM answers WHERE subject = ? RETURNING data, size", (subject,)
         ).fetchall():
@@ -364,9 +328,9 @@ class JournalStore:
         try:
             db.execute("BEGIN IMMEDIATE")
             meta = self._meta.copy()
-            gone = self._purge_answers(meta, now_ms) + self._purge_ended(meta, now_ms)
+            gone = purge(db, meta, now_ms)
             if gone:
-                self._put_meta(meta)
+                meta.put(self._db)
             db.execute("COMMIT")
             self._meta = meta
             free: int = db.execute("PRAGMA freelist_count").fetchone()[0]
@@ -376,53 +340,6 @@ class JournalStore:
         except sqlite3.Error as error:
             self._roll_back()
             raise self._failed(error) from None
-
-    def _purge_answers(self, meta: _Meta, now_ms: int) -> int:
-        """Answers that are too old, then the oldest ones beyond the budgets."""
-        gone = 0
-        for among in ("true", "file IS NOT NULL"):
-            oldest = self._db.execute(
-                "SELECT number, size, size - length(data), at_ms FROM answers "  # noqa: S608 - our own words
-                f"WHERE {among} ORDER BY number LIMIT ?",
-                (PURGE_ROWS,),
-            )
-            too_many: list[tuple[int]] = []
-            for number, size, large, at_ms in oldest.fetchall():
-                over = meta.answer_bytes > KEEP_ANSWER_BYTES or (large and meta.large_bytes > KEEP_LARGE_BYTES)
-                if at_ms >= now_ms - KEEP_ANSWERS_MS and not over:
-                    break
-                too_many.append((number,))
-                meta.answer_bytes -= size
-                meta.large_bytes -= large
-            self._db.executemany("DELETE FROM answers WHERE number = ?", too_many)
-            gone += len(too_many)
-        return gone
-
-    def _purge_ended(self, meta: _Meta, now_ms: int) -> int:
-        """The oldest ids beyond KEPT_IDS, if they are old enough or too many."""
-        surplus = min(PURGE_ROWS, meta.ended - KEPT_IDS)
-        if surplus <= 0:
-            return 0
-        gone = self._db.execute(
-            "DELETE FROM ended WHERE number IN (SELECT number FROM ended ORDER BY number LIMIT ?) AND (? OR at_ms < ?)",
-            (surplus, self._used_bytes() > CROWDED_BYTES, now_ms - KEEP_IDS_MS),
-        ).rowcount
-        meta.ended -= gone
-        return gone
-
-    def _used_bytes(self) -> int:
-        """Of the file, what is in use."""
-        size, pages, free = (
-            int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
-            for name in ("page_size", "page_count", "freelist_count")
-        )
-        return size * (pages - free)
-
-    def _put_meta(self, meta: _Meta) -> None:
-        self._db.execute(
-            "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
-            (meta.last, meta.digest, meta.ended, meta.answer_bytes, meta.large_bytes),
-        )
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:
@@ -490,7 +407,7 @@ class JournalStore:
             return db
         db.close()
         if not accept_loss:
-            raise _corrupt(self.path, damage)
+            raise corrupt(self.path, damage)
         copy = set_aside(self.path)
         with suppress(FileNotFoundError):
             os.unlink(suspicion)
@@ -514,11 +431,11 @@ class JournalStore:
                 message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
                 raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
             self._prepare(db)
-            meta = _Meta(*db.execute(_SELECT_META).fetchone())
+            meta = Meta(*db.execute(SELECT_META).fetchone())
             damage = [
                 f"record {seq} of {subject!r} has a wrong checksum"
                 for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
-                if not _is_right(crc, record_checksum, subject, data)
+                if not is_right(crc, record_checksum, subject, data)
             ]
             damage += self._disorder(db, meta, thorough)
             last, digest = meta.last, meta.digest
@@ -533,7 +450,7 @@ class JournalStore:
                 self._witness.kept()
             return db, damage
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:
-            if _is_full(error) or _is_busy(error):
+            if is_full(error) or is_busy(error):
                 db.close()
                 raise
             return db, [f"it cannot be read: {error}"]
@@ -542,7 +459,7 @@ class JournalStore:
             raise
 
     @staticmethod
-    def _disorder(db: sqlite3.Connection, meta: _Meta, thorough: bool) -> list[str]:
+    def _disorder(db: sqlite3.Connection, meta: Meta, thorough: bool) -> list[str]:
         """What is wrong with the order of the file. The rows of `records` and their index are looked at in every start:
         by a damaged index a retired row stays, and its event runs again. The other tables can be large, so they are
         looked at only when there is a reason. Takes some 5 µs for each row.
@@ -563,24 +480,24 @@ class JournalStore:
         create_private(self.path)
         db = self._connect()
         self._create(db)
-        meta = _Meta(promised, 0, 0, 0, 0)
+        meta = Meta(promised, 0, 0, 0, 0)
         db.execute("BEGIN IMMEDIATE")
         with suppress(sqlite3.Error, OSError), damaged_file(damaged) as old:
             for row in readable_rows(old, "records", "seq, subject, data, crc"):
                 seq, subject, data, crc = row
-                if _is_key(seq) and _is_right(crc, record_checksum, subject, data):
+                if is_key(seq) and is_right(crc, record_checksum, subject, data):
                     db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", row)
                     meta.last = max(meta.last, seq)
             for row in readable_rows(old, "ended", "number, subject, digest, state, at_ms, crc"):
                 number, *what, crc = row
-                if _is_key(number) and _is_right(crc, _ended_crc, *what):
-                    meta.ended += db.execute(_INSERT_ENDED, row).rowcount
+                if is_key(number) and is_right(crc, ended_checksum, *what):
+                    meta.ended += db.execute(INSERT_ENDED, row).rowcount
                     meta.last = max(meta.last, number)
             for row in readable_rows(old, "answers", "number, subject, data, size, at_ms, crc, file"):
                 number, subject, data, size, at_ms, crc, file = row
                 typed = isinstance(size, int) and isinstance(at_ms, int) and isinstance(file, str | None)
-                if _is_key(number) and typed and _is_right(crc, record_checksum, subject, data):
-                    db.execute(_INSERT_ANSWER, row)
+                if is_key(number) and typed and is_right(crc, record_checksum, subject, data):
+                    db.execute(INSERT_ANSWER, row)
                     meta.answer_bytes += size
                     meta.large_bytes += size - len(data)
                     meta.last = max(meta.last, number)
@@ -591,10 +508,7 @@ class JournalStore:
             self._write_rows([entry], meta)
             last = max(last, meta.last)
         meta.last = last
-        db.execute(
-            "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
-            (meta.last, meta.digest, meta.ended, meta.answer_bytes, meta.large_bytes),
-        )
+        meta.put(db)
         db.execute("COMMIT")
         self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
         return db
@@ -622,77 +536,9 @@ class JournalStore:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is written
         self._prepare(db)
         db.executescript(
-            f"BEGIN; {_SCHEMA} PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
+            f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
         )
         if self.durability == "power":
             sync_folder(os.path.dirname(self.path))
         if self._witness is not None:
             self._witness.made(self._boot_id)
-
-
-class _Meta:
-    """The row of `meta`: number of the last write, running digest, ids in `ended`, bytes of `answers` in all, and of
-    those of them that lie in files.
-    """
-
-    __slots__ = ("answer_bytes", "digest", "ended", "large_bytes", "last")
-
-    def __init__(self, last: int, digest: int, ended: int, answer_bytes: int, large_bytes: int) -> None:
-        self.last = last
-        self.digest = digest
-        self.ended = ended
-        self.answer_bytes = answer_bytes
-        self.large_bytes = large_bytes
-
-    def copy(self) -> _Meta:
-        """The same, for a transaction that may come to nothing."""
-        return _Meta(self.last, self.digest, self.ended, self.answer_bytes, self.large_bytes)
-
-
-def _ended_crc(subject: str, digest: bytes, state: str, at_ms: int) -> int:
-    return zlib.crc32(f"{subject}\0{state}\0{at_ms}".encode(), zlib.crc32(digest))
-
-
-def _is_key(number: object) -> bool:
-    """Whether this can be the number of a write."""
-    return isinstance(number, int) and 0 <= number <= MAX_NUMBER
-
-
-def _is_right(stored: object, checksum: Callable[..., int], *values: object) -> bool:
-    """Whether these values of a row have their checksum. One bit can also have changed the type of one of them."""
-    try:
-        return stored == checksum(*values)
-    except (TypeError, ValueError, AttributeError):
-        return False
-
-
-def _code(error: Exception) -> int:
-    """SQLite's primary result code."""
-    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
-
-
-def _is_full(error: Exception) -> bool:
-    # SQLite's shared memory beside the WAL is a file as well, and has an error of its own when it cannot grow.
-    extended = getattr(error, "sqlite_errorcode", 0)
-    return _code(error) == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE
-
-
-def _is_busy(error: Exception) -> bool:
-    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _name(error: sqlite3.Error) -> str:
-    return str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
-
-
-def _corrupt(path: str, damage: list[str]) -> GoondanError:
-    more = f", and {len(damage) - MAX_NAMED} more" if len(damage) > MAX_NAMED else ""
-    return fail("E_JOURNAL_CORRUPT", f"{path}: {'; '.join(damage[:MAX_NAMED])}{more}")
-
-
-def _start_error(path: str, error: sqlite3.Error) -> GoondanError:
-    if _is_full(error):
-        return fail("E_DISK_FULL", f"{path}: there is no room on the disk to open the journal")
-    if _is_busy(error):
-        return fail("E_STATE", f"{path} is in use by another program")
-    return fail("E_STATE", f"{path}: {error}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernel.broker.journal import committer as committer_module
-from kernel.broker.journal import store as store_module
+from kernel.broker.journal import retention
 from kernel.broker.journal.interface import Item, Put, Retire
 from kernel.broker.journal.mark import MarkFile
 from kernel.broker.journal.opening import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
@@ -220,9 +220,9 @@ def test_what_is_kept_stays_in_its_bounds_under_a_load_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability, batch: int
 ) -> None:
     """With `process` old answers and ids were never removed, with `power` 2,000 in half a minute."""
-    monkeypatch.setattr(store_module, "KEEP_ANSWER_BYTES", 1000)
-    monkeypatch.setattr(store_module, "KEPT_IDS", 10)
-    monkeypatch.setattr(store_module, "KEEP_IDS_MS", -1000)
+    monkeypatch.setattr(retention, "KEEP_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(retention, "KEPT_IDS", 10)
+    monkeypatch.setattr(retention, "KEEP_IDS_MS", -1000)
     monkeypatch.setattr(committer_module, "TIDY_IDLE_S", 1000.0)
     monkeypatch.setattr(committer_module, "TIDY_BUSY_S", 1000.0)
     journal = start(open_store(str(tmp_path), durability), str(tmp_path))

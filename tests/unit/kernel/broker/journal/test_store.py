@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel.broker.journal import retention, tables
 from kernel.broker.journal import store as module
 from kernel.broker.journal.interface import DiskFull, Put, Retire, Write
 from kernel.broker.journal.store import JournalStore
@@ -244,7 +245,7 @@ def test_a_torn_tail_of_the_wal_is_repaired_silently_after_a_power_cut(tmp_path:
 def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     opened(tmp_path).close()
     db = sqlite3.connect(tmp_path / "kernel.db")
-    db.execute(f"PRAGMA user_version = {module.FORMAT + 1}")
+    db.execute(f"PRAGMA user_version = {tables.FORMAT + 1}")
     db.close()
     with pytest.raises(GoondanError, match="format"):
         opened(tmp_path, accept_loss=True)
@@ -297,7 +298,7 @@ def tidied(journal: JournalStore, now_ms: int) -> None:
 
 
 def test_ids_are_kept_for_a_week_and_the_newest_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_IDS", 10)
+    monkeypatch.setattr(retention, "KEPT_IDS", 10)
     journal = opened(tmp_path)
     retired(journal, range(20), 0)
     retired(journal, range(20, 30), 6 * DAY_MS)
@@ -311,8 +312,8 @@ def test_ids_are_kept_for_a_week_and_the_newest_for_ever(tmp_path: Path, monkeyp
 
 
 def test_a_flood_of_ids_does_not_fill_the_disk_for_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_IDS", 1000)
-    monkeypatch.setattr(module, "CROWDED_BYTES", 1 << 19)
+    monkeypatch.setattr(retention, "KEPT_IDS", 1000)
+    monkeypatch.setattr(retention, "CROWDED_BYTES", 1 << 19)
     monkeypatch.setattr(module, "SPARE_PAGES", 16)
     journal = opened(tmp_path)
     for begin in range(0, 16_000, 1000):
@@ -322,14 +323,14 @@ def test_a_flood_of_ids_does_not_fill_the_disk_for_a_week(tmp_path: Path, monkey
     assert 4096 * pages < (1 << 19) + 64 * 4096
     assert journal.find_ended("event:0") is None  # the oldest went first
     assert all(journal.find_ended(f"event:{number}") is not None for number in range(15_000, 16_000))
-    monkeypatch.setattr(module, "CROWDED_BYTES", 0)
+    monkeypatch.setattr(retention, "CROWDED_BYTES", 0)
     tidied(journal, 1)
     kept = [number for number in range(16_000) if journal.find_ended(f"event:{number}") is not None]
     assert kept == list(range(15_000, 16_000))  # so many stay in any case
 
 
 def test_answers_are_kept_for_a_day_within_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEEP_ANSWER_BYTES", 100)
+    monkeypatch.setattr(retention, "KEEP_ANSWER_BYTES", 100)
     journal = opened(tmp_path)
     retired(journal, range(12), 0, b"ten bytes!")
     tidied(journal, 1)
