@@ -1,6 +1,7 @@
 """Questions of extensions to the agent's own model that are no part of the conversation: a summary, say.
 
-One at a time: there is one clock for a model that says nothing. What is open when the turn ends is given up.
+One question at a time, because one clock watches a silent model. What is open when the
+turn ends is given up.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def read_answer(frame: Frame) -> Ended:
 
 
 def describe_late(frame: Frame) -> str:
-    """An answer that came when its asker had been told that there is none: what the log says of it."""
+    """What the log says of an answer that came after its asker was told that it got no answer."""
     event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
     how = ""
     if frame.blob is None:

@@ -152,7 +152,7 @@ def run() -> int:
     with open(parser.parse_args().spec_fd, "rb") as source:
         spec = msgspec.msgpack.decode(source.read(), type=AgentSpec)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    out, sys.stdout = sys.stdout, sys.stderr  # what an extension prints is none of the result
+    out, sys.stdout = sys.stdout, sys.stderr  # what an extension prints is not part of the result
     began = time.monotonic()
     try:
         result = asyncio.run(trial(spec))

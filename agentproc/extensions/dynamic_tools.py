@@ -131,7 +131,7 @@ class DynamicTools:
         """Add or replace a tool. `item` is a mapping or an object with name, description, parameters and, when
         `handler` is None, the handler and metadata.
 
-        Raises GoondanError E_USAGE for an item that is none, E_CONFIG_SCHEMA for parameters that are no JSON Schema,
+        Raises GoondanError E_USAGE for a bad item, E_CONFIG_SCHEMA for parameters that are no JSON Schema,
         E_TOOL_NAME_CONFLICT for a name that is somebody else's.
         """
         fields = _fields(item)

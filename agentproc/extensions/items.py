@@ -34,7 +34,7 @@ def read_items(items: Any, catalog: Catalog) -> list[CatalogItem]:
             try:
                 item = msgspec.convert(with_known_source(item), CatalogItem)
             except msgspec.ValidationError as error:
-                raise MiddlewareError(f"tool_catalog has an item that is none: {error}") from None
+                raise MiddlewareError(f"tool_catalog has a bad item: {error}") from None
         shown = shown_tool_name(item.name)
         if not catalog.reaches(shown):
             raise Unreachable(*_refusal(shown, catalog))

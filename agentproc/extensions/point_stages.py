@@ -1,4 +1,4 @@
-"""The points of one turn: each stage of the turn that has points asks here, and gets nothing done when there are none.
+"""The points of one turn: each stage of the turn that has points asks here. Without handlers nothing is done.
 
 stages.py runs the onion of each kind; what stands inside of it is here. `LayerFailed` goes to the caller, which knows
 what fails with it.

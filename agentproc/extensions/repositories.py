@@ -46,7 +46,7 @@ class Repository(Struct, frozen=True):
 
 
 def repository_at(workdir: str) -> Repository | None:
-    """The repository whose working tree `workdir` is; None when it is none."""
+    """The repository whose working tree `workdir` is; None when it is not a working tree."""
     try:
         top = os.open(workdir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -112,7 +112,7 @@ def size_of(blob: Blob | None) -> int:
 
 
 def check(frame: Frame, *, from_host: bool) -> None:
-    """Raise GoondanError for a reference that is none, or for a payload that is too large for what it is for."""
+    """Raise GoondanError for a bad reference, or for a payload that is too large for what it is for."""
     # A tool host's own events tell what pending work came to; one that wants an answer is a request like any other.
     asks = frame.type == "tool.call" or (frame.type == "event" and (not from_host or frame.reply_to is not None))
     check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)

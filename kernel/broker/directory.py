@@ -197,7 +197,7 @@ class Directory:
         instance.spawns.clear()
 
     def deleted(self, instance: Instance) -> Item:
-        """An instance goes: who spawned it is forgotten, and what it has spawned is nobody's. What to write of it."""
+        """Forget an instance: who spawned it, and that it has spawned others. Returns what to write of it."""
         writes: tuple[Write, ...] = ()
         if instance in self._spawned:
             del self._spawned[instance]

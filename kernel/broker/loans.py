@@ -1,7 +1,8 @@
 """Places that turns lend to those whom they ask and wait for. Pure.
 
-A turn that waits for an answer does nothing else, so one of those whom it asks may use its place: else the turns that
-wait could hold every place, and nobody could answer. That makes one process more, and is bounded: by root and in all.
+A turn that waits for an answer does nothing else. So one of the agents that it asks may use its place: otherwise turns
+that wait could hold every place, and nobody could answer. Each loan is one more process. Loans are bounded by root and
+in all.
 
 Both bounds grow with the depth of the asked one (how many wait for it in a row), and the deepest goes first. So what
 waits at depth d can be kept waiting only by loans of depth d or more: if nobody at all went on, the deepest that waits

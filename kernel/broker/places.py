@@ -123,7 +123,7 @@ class Places(Generic[Key]):
             self._loans.discard(key)
 
     def first(self) -> Grant[Key] | None:
-        """Who may have a place now; None when nobody waits, or nobody who waits may."""
+        """Who may have a place now. None: nobody waits, or nobody of those who wait may have one."""
         best: First[Key] | None = None
         for line, operator in ((self._common, False), (self._operators, True)):
             found = line.first()

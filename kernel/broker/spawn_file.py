@@ -16,7 +16,7 @@ import msgspec
 from kernel.broker.spawns import SpawnRecord
 
 _FILE: Final = "spawned.jsonl"
-#: A file larger than this is none of ours (bytes): some ten thousand lines of the longest.
+#: A file larger than this is not ours (bytes): some ten thousand lines of the longest.
 _MAX_BYTES: Final = 64 << 20
 
 
@@ -27,7 +27,7 @@ class SpawnFile:
         self._path = os.path.join(state_dir, _FILE)
 
     def read(self) -> list[SpawnRecord]:
-        """What stands in it, oldest first; lines that are none are skipped."""
+        """Its records, the oldest first. Bad lines are skipped."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(fd, "rb") as file:

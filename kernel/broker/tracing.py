@@ -21,7 +21,7 @@ from schemas.spans import call_span, is_span_id, is_trace_id, trace_id_of
 def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
     """The trace of the new event in `frame`, and the span that it comes from. `born`: seconds since 1970.
 
-    Raises GoondanError E_FRAME_INVALID for ids that are none.
+    Raises GoondanError E_FRAME_INVALID for bad ids.
     """
     parent = frame.parent_span_id
     if parent is not None and not is_span_id(parent):

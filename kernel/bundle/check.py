@@ -447,7 +447,7 @@ class Checker:
                 self._report.error("E_CONFIG_UNSUPPORTED", message, place, "Write the handlers in Python for now.")
 
     def _registered(self, agent: CheckedAgent, ref: Ref | BadRef) -> str | None:
-        """The name of a tool that one of the agent's extensions registers, as models are shown it; None: it is none.
+        """The name of a tool that one of the agent's extensions registers, as models are shown it; None: no such tool.
 
         Which ones an extension registers is known when it runs. Names of Tools have neither a dot nor __.
         """

@@ -16,7 +16,7 @@ from schemas.extension_config import check_config
 
 
 def check_given(extension: CheckedExtension, report: Report) -> None:
-    """Report what does not fit in the config that the Extension's own document gives, and a schema that is none."""
+    """Report what does not fit in the config that the Extension's own document gives, and a bad schema."""
     config = extension.resource.spec.config
     issues = _issues(extension, config or {}, report)
     if config is not None:

@@ -3,7 +3,7 @@
 A bundle can put a value anywhere by `${NAME}`, and its modules can raise what they were given. What is printed lands in
 logs of a CI. So two kinds of values are hidden: those that look like a secret, by their variable's name or by their own
 form, and those of the variables that the bundle names. A value that the documents hold anyway, such as the name of an
-agent, is none of the person's secrets and stays.
+agent, is not a secret of the person and stays.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from kernel.bundle.positions import Mapping
 
 #: The file, beside this module.
 FILE: Final = "prepared.json"
-#: It is some 100 KB (bytes); more is none of ours.
+#: It has some 100 KB; a larger file is not ours (bytes).
 MAX_PREPARED_BYTES: Final = 4 << 20
 
 

@@ -264,7 +264,7 @@ def _check_examples(export: resources.ToolExport, document: Document, at: Path, 
 def check_sandbox(
     sandbox: resources.Sandbox | resources.SandboxPart, document: Document, at: Path, files: Files, report: Report
 ) -> None:
-    """Report what nobody can ask for: bad hosts and names, limits that are no limits, a venv that is none."""
+    """Report requests that nobody can grant: bad hosts and names, bad limits, a folder that is not a venv."""
 
     def wrong(path: Path, message: str, hint: str) -> None:
         report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at, *path), hint)

@@ -253,7 +253,7 @@ def begun(folder: str) -> Intent | None:
 
 
 def _new_lock(path: str) -> int:
-    """A file that is to become a lock: its descriptor. What a program that was killed left there goes."""
+    """Make the file that becomes a lock; its descriptor. What a killed program has left there is removed."""
     with suppress(OSError):
         os.unlink(path)
     try:

@@ -146,7 +146,7 @@ class Desk:
             _log.warning("worktrees of changesets were not removed: %s", error)
 
     async def _say_held(self) -> None:
-        """Without a folder of changesets there are none, and nobody has to look."""
+        """Without a folder of changesets there are no changesets, and nobody has to look."""
         from kernel.changesets.records import FOLDER
 
         if not os.path.isdir(os.path.join(self._looks.options.state_dir, FOLDER)):

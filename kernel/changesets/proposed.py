@@ -23,7 +23,7 @@ from schemas.errors import GoondanError, fail
 
 #: Entries that are looked at.
 MAX_ENTRIES: Final = 100_000
-#: Files that one changeset may change: a proposal that nobody can read is none.
+#: Files that one changeset may change: nobody can read a larger proposal.
 MAX_CHANGED: Final = 200
 #: Of a changed file, and of all of them together (bytes). Documents may have 1 MiB.
 MAX_FILE_BYTES: Final = 1 << 20

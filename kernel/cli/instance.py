@@ -1,7 +1,7 @@
 """`gdn instance list|show|delete`: the instances of a workspace, those without a process too.
 
 What is on disk is read as `gdn trace` reads it, and a kernel is asked for the rest only if one runs. To delete is the
-kernel's affair: only it knows what an instance still has to do.
+kernel's work: only the kernel knows what an instance still has to do.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def absolute_workdir(text: str, place: BundleTarget) -> str:
     """The absolute path of an existing directory, as it was named.
 
-    Raises GoondanError E_USAGE when it is none, E_SANDBOX_DENIED when it holds the kernel's state or sockets.
+    Raises GoondanError E_USAGE when it is not a directory, E_SANDBOX_DENIED when it holds state or sockets of the
+    kernel.
     """
     path = os.path.abspath(os.path.expanduser(text)) if text and "\0" not in text else ""
     if not os.path.isdir(path):

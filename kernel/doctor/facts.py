@@ -1,6 +1,6 @@
 """What `gdn doctor` knows about this machine before it judges (pure). No fact holds the value of a variable.
 
-Numbers are None, and texts empty, where the system does not say. A limit of -1 is none.
+Numbers are None, and texts empty, where the system does not say. A limit of -1 means: no limit.
 
 Source: docs/design/commands.md section 7; docs/design/sandbox.md sections 3, 4 and 7.
 """

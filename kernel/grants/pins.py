@@ -15,7 +15,7 @@ from typing import Final
 
 from kernel.bundle.lookup import Unreadable
 
-#: A package with more is none that a person could have looked at.
+#: Nobody could have looked at a package with more.
 MAX_FILES: Final = 20_000
 MAX_BYTES: Final = 1 << 30
 _CHUNK: Final = 1 << 20

@@ -85,7 +85,7 @@ class Read(Struct, frozen=True):
 
 def read_policies(paths: list[str], report: Report) -> Read:
     """The policies of several files, together. The first is the state root's: it need not exist, and is read only from
-    a root that is to be believed.
+    a root that is believed.
 
     Everything that is wrong goes into `report`, with its place.
     """

@@ -37,8 +37,8 @@ def key_path(env: Mapping[str, str], home: str) -> str:
 
 
 def is_shared(folder: str, home: str) -> bool:
-    """Whether a folder is none for keys: the home directory, one above it, or one of the system. No jail sees a folder
-    with a key, and these have to be seen.
+    """Whether a folder must not hold keys: the home directory, one above it, or one of the system. No jail sees a
+    folder with a key, and jails have to see these.
     """
     return folder in TOP or within(home, folder) or folder.count("/") < 2
 

@@ -1,4 +1,4 @@
-"""What a jail without namespaces leaves behind: processes of its session. (Files: schemas/trees.py.)
+"""Ends the processes that a jail without namespaces leaves behind: those of its session.
 
 The launcher begins a session for each jail and the filter refuses another, so whoever is in it belongs to the jail.
 

@@ -48,8 +48,8 @@ class Deeds:
         return None if self._state_dir is None else state_root_of(self._state_dir)
 
     def state(self, state_dir: str, above: str, name: str) -> None:
-        """Say once where the state is, and have a folder there, `above`/`name`: it, and those of others that are gone,
-        become the tool host's.
+        """Set where the state is (once), and make the folder `above`/`name` in it. All folders in `above` get the tool
+        host's user as their owner: this one, and those of tool hosts that have ended.
         """
         state_dir = os.path.realpath(state_dir)
         if self._state_dir not in (None, state_dir):
@@ -71,7 +71,7 @@ class Deeds:
                     os.close(folder)
 
     def settle(self, enclosed: bool) -> None:
-        """Say, before there is a jail of a tool, whether bubblewrap has to run as root; once not, it never does."""
+        """Set whether bubblewrap has to run as root. Set before the first jail of a tool; False is final."""
         self.enclosed = self.enclosed and bool(enclosed)
 
     def trial(self, number: int) -> str:
@@ -82,18 +82,18 @@ class Deeds:
         return f"{self._state_dir}/{TRIAL}{int(number)}"
 
     def remove_trial(self, number: int) -> None:
-        """Remove it, which is empty again."""
+        """Remove that folder, which must be empty."""
         os.rmdir(f"{self._state_dir}/{TRIAL}{int(number)}")
 
     def workdir(self, place: str) -> None:
-        """Make an instance's folder, `place` being its path in the state, as root's."""
+        """Make an instance's folder, with root as its owner. `place` is its path in the state."""
         root = self._state_dir
         check_workspace(f"{root}/{place}", root)
         if root is not None:
             make_folders(root, place.split("/"))
 
     def placeholders(self, folder: str) -> list[str]:
-        """Make the missing ones of the guarded names in a folder, with its owner; those that were made."""
+        """Make the guarded names that a folder lacks, with the folder's owner. Returns the paths that were made."""
         check_writable(folder, self._terms, self.state_root)
         made = []
         here = open_folder(folder)

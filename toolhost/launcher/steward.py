@@ -1,4 +1,6 @@
-"""What stays root of a tool host that does not: it makes launchers, and does a few things on the file system.
+"""The privileged helper: it keeps root's powers for a tool host that gave them up.
+
+It makes launchers and does a fixed list of operations on the file system (deeds.py).
 
     first:  the terms (terms.py), from a tool host that is still root; no answer
     then:   {"launcher": true}        -> {"pid"} and the tool host's end of the new launcher's socket
@@ -6,10 +8,10 @@
             either may be answered with {"error": [errno, text]}
 
 Rules.
-- One request at a time, one answer to each. It never starts a program, and holds no power over one that it is told.
+- One request at a time, one answer to each. It never starts a program that a request names.
 - A launcher is forked from here and not executed anew, which takes two milliseconds and shares what is loaded. It is
   the tool host's child, and so is every jail, as if the tool host had started it.
-- It ends with the tool host, and takes the control groups that this has left along.
+- It ends when the tool host ends, and removes the control groups that the tool host has left.
 
 Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """

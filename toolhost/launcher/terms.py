@@ -1,4 +1,4 @@
-"""What the launcher of a tool host that gave root up will do for it, and nothing else: checks of what it asks. Pure.
+"""What a tool host that gave root up may ask of its launcher and its privileged helper: the checks. Pure.
 
 They are told to root's processes before the tool host gives anything up, and hold until these end. A tool host that
 somebody has taken over can ask for anything; what it may have is still a jail, as a user that no one else is, and

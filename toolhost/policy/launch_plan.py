@@ -29,60 +29,74 @@ _SIGNALS: Final = 1024
 
 
 class LaunchPlan(Struct, frozen=True, kw_only=True):
-    """Everything a launch needs. `options` go to bwrap through ARGS_FD, so that no other user reads them.
+    """Everything a launch needs: pure data, which the launcher executes as it is.
 
-    `heir` is the folder whose user (uids.instance_uid) the jail becomes where its own cannot be shown as its owner: the
-    instance's workspace that the workdir is or lies in, else the workdir, or what was granted for writing last.
-    `open_workdir` and the sources of `stages` are opened by us and must still be those very paths. Without a `stage`
-    the former is handed over as WORKDIR_FD; with one, the jail has a user of its own, whichever is free. `filter` is
-    the system call filter (FILTER_FD): bubblewrap
-    puts it on every process of the jail, its own first one included.
-    `landlock` and `limits` (resource, value) go to the jail's boot stage (BOOT_FD), which puts itself and all that
-    follows under them. `files` are texts that bwrap reads from FILES_FD and the descriptors after it. `layout` is the
-    inside of the network grant, None when there is none. In the reduced tier there is no bubblewrap: `command` is run
-    with `environment`, and `private` is a folder to make for the jail, with a link to `code`; it goes with the jail.
-    `hiding` are the hidden folders that lie in something the jail sees: what is there is covered, and what comes to
-    be there afterwards is not. `seen` says which path of the host each place of the jail must be: (path there, path
-    here). Between the look at the host and the mounts another jail could exchange a folder for a link; the boot stage
-    sees that, and ends the jail.
-    `totals` are the tool's limits, `writable` the folders of the host that the jail may write to, `named` those of them
-    that we did not make, `guarded` what stays read-only in them, `made` what of it was put there for that. `group` are
-    its control groups, `mechanisms` what keeps each limit. `enclosure` is there when the jail drops root itself.
-    `calls`: the jail is a fork server's, and each call gets those walls; `trusted` is how many processes of ours that
-    takes. `alone`: it is for one call, for want of walls.
+    Between the look at the host and the mounts another jail could exchange a folder for a link. So what is opened must
+    still be at its path, and the boot stage compares places with `seen`.
     """
 
+    #: The bubblewrap to run; unused in the reduced tier.
     bwrap: str
+    #: Its options. They pass through ARGS_FD, so that no other user reads them.
     options: list[str]
+    #: The system call filter (FILTER_FD). bubblewrap puts it on every process of the jail, the first one included.
     filter: bytes
+    #: The Landlock ruleset, for the boot stage (BOOT_FD).
     landlock: Ruleset | None
+    #: Resource limits (resource, value), for the boot stage.
     limits: list[tuple[int, int]]
+    #: What runs in the jail; in the reduced tier what is run, without bubblewrap.
     command: list[str]
+    #: The workdir that we open, which must still be at that path. Without `stage` it is handed over as WORKDIR_FD.
     open_workdir: str | None
+    #: The workdir as the jail sees it.
     workdir: str
+    #: Folders of modules that the tool may import, the first one first.
     import_paths: list[str]
+    #: Texts that bubblewrap reads from FILES_FD and the descriptors after it.
     files: list[str] = []
+    #: The inside of the network grant; None when there is no grant.
     layout: Layout | None = None
+    #: Where places are staged under root; the jail has a user of its own then. None: nothing is staged.
     stage: str | None = None
+    #: What is staged there. We open each source, which must still be at its path.
     stages: list[Stage] = []
+    #: The folder whose user (uids.instance_uid) the jail becomes where a file system cannot show the jail's own user as
+    #: owner: the instance's workspace that the workdir is or lies in, else the workdir, or the last write grant.
     heir: str | None = None
+    #: There when the jail drops root itself.
     enclosure: Enclosure | None = None
+    #: Which path of the host each place of the jail must be: (path in the jail, path of the host).
     seen: list[tuple[str, str]] = []
+    #: Hidden folders inside what the jail sees. Their content is covered; what appears there later is not.
     hiding: list[str] = []
     tier: Literal["full", "reduced"] = "full"
     walls: list[Wall] = []
+    #: What keeps each limit.
     mechanisms: dict[str, Mechanism] = {}
+    #: The tool's limits.
     totals: Limits = Limits()
+    #: Folders of the host that the jail may write to.
     writable: list[str] = []
+    #: Those of them that we did not make.
     named: list[str] = []
+    #: What stays read-only in them.
     guarded: list[str] = []
+    #: Those of the guarded places that were made for this.
     made: list[str] = []
+    #: The jail's control groups.
     group: GroupPlan | None = None
+    #: Reduced tier: a folder to make for the jail, with a link to `code`. It goes with the jail.
     private: str | None = None
+    #: Reduced tier: our worker's folder.
     code: str = ""
+    #: Reduced tier: the environment of `command`.
     environment: dict[str, str] = {}
+    #: The walls of each call, when the jail is a fork server's.
     calls: CallWalls | None = None
+    #: The jail is for one call, because calls cannot be forked here.
     alone: bool = False
+    #: How many processes of ours count beside the tool's.
     trusted: int = 0
 
 

@@ -1,6 +1,6 @@
 """Which system calls the egress proxy may make: files to read, sockets, waiting, memory and threads. Pure.
 
-The proxy reads what strangers send, on both sides. Should one of them take it over, the kernel has no more for it than
+The proxy reads what strangers send, on both sides. If one of them takes it over, the kernel lets it do no more than
 this: no program can be started, no process be signalled or looked into, nothing on disk be written or changed, no
 code be made of memory, and no socket but of IP and those that it was given. It asks for names by files and DNS: the
 daemons of the host that also answer such questions are behind local sockets, like much else.

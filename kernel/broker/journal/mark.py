@@ -41,7 +41,7 @@ class MarkFile:
     def read(self) -> Mark | None:
         """The mark; None when there is none, or when a loss of power tore it. Raises OSError."""
         try:
-            # Not to be kept waiting by a pipe that stands in the file's place: reading one then says that it is none.
+            # A pipe may stand in the file's place. Without waiting, a read fails at once.
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
@@ -76,7 +76,7 @@ class MarkFile:
 
 
 def _open(path: str) -> int:
-    """The file for writing. What is none of ours is replaced: it could be another file, by a second name."""
+    """The file for writing. A file that is not ours is replaced: it may be somebody's file under a second name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     state = os.fstat(fd)

@@ -42,7 +42,7 @@ def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = Fa
 
 
 def release_reserve(state_dir: str) -> bool:
-    """Free a bit of the reserve, for a start has to write a little; False when there is none left."""
+    """Free a part of the reserve, because a start has to write a little. False when nothing of it is left."""
     return Reserve(os.path.join(state_dir, RESERVE_FILE)).release()
 
 

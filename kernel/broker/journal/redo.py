@@ -92,7 +92,7 @@ class RedoFile:
             if stat.S_ISDIR(state.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._path)
             if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
-                return []  # none of ours; the first entry replaces it
+                return []  # not our file; the first entry replaces it
             with open(fd, "rb", closefd=False) as file:
                 data = file.read()
         finally:
@@ -211,7 +211,7 @@ def _write(kind: int, *values: Any) -> Write:
 
 
 def _open(path: str) -> int:
-    """The file for writing. What is none of ours is replaced: it could be another file, by a second name."""
+    """The file for writing. A file that is not ours is replaced: it may be somebody's file under a second name."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
         fd = os.open(path, flags, 0o600)

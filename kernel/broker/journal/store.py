@@ -415,7 +415,7 @@ class JournalStore:
         return self._salvage(copy, promised)
 
     def _examine(self, promised: Mark | None, *, thorough: bool) -> tuple[sqlite3.Connection, list[str]]:
-        """The open file, and what is wrong with it. Raises GoondanError for a file that is none of ours."""
+        """The open file, and what is wrong with it. Raises GoondanError for a file that is not ours."""
         db = self._connect()
         try:
             db.execute(f"PRAGMA cache_size = {_WRITER_CACHE}")

@@ -20,7 +20,7 @@ _MAX_NAMED: Final = 5
 def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:
     """Compare the configuration with the changes `before` and with those `after`: a config that differs has to fit.
 
-    Raises GoondanError E_CONFIG_INVALID_VALUE, E_CONFIG_SCHEMA for a schema that is none.
+    Raises GoondanError E_CONFIG_INVALID_VALUE, E_CONFIG_SCHEMA for a bad schema.
     """
     if all(extension.config_schema is None for extension in spec.extensions):
         return
