@@ -1,9 +1,9 @@
 """`python -m tests.power.replay [--steps N] [--cuts sync|call]`: cut the power at every point of a run, and look.
 
-The journal (`durability: power`) and a conversation are written by a program of their own under strace. Then the disk
-is cut at each sync (before and after it) or at each call, in each kind of luck (disk.py), and what is left is opened as
-the next start does. Everything that was promised must be there, nothing else that was not written, and a cut alone is
-never called corruption. Exit status 1 if that does not hold somewhere.
+The journal, its redo file (`durability: process`) and a conversation are written by programs of their own under strace.
+Then the disk is cut at each sync (before and after it) or at each call, in each kind of luck (disk.py), and what is
+left is opened as the next start does. Everything that was promised must be there, nothing else that was not written,
+and a cut alone is never called corruption. Exit status 1 if that does not hold somewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ from kernel.broker.journal.interface import Item, Write
 from kernel.broker.journal.memory import MemoryJournal
 from kernel.broker.journal.store import JOURNAL_FILE, JournalStore
 from tests.power import workloads
-from tests.power.disk import LUCK, Call, Disk, record
+from tests.power.disk import LUCK, Call, Disk, Luck, record
 
 LATER_BOOT: Final = "99999999-2222-3333-4444-555555555555"
 #: Looks at what is left in a folder after so many promises. Raises what it finds wrong.
@@ -44,6 +44,41 @@ def check_journal(steps: int) -> Check:
                 f"{promised} batches were promised, and what is there is of no such moment"
             )
             store.commit([], 0)
+        finally:
+            store.close()
+
+    return check
+
+
+def check_redo(steps: int) -> Check:
+    """After a loss of power what is there is of one moment, a whole one: with `process` none of them is promised."""
+    return _check_moments(steps, LATER_BOOT, lambda promised: range(promised + 2))
+
+
+def check_killed(steps: int) -> Check:
+    """After the end of the process every promised batch is there, in the redo file or in the tables."""
+    return _check_moments(steps, workloads.BOOT, lambda promised: range(promised, promised + 2))
+
+
+def _check_moments(steps: int, boot_id: str, allowed: Callable[[int], range]) -> Check:
+    batches = workloads.journal_batches(steps)
+    moments = [_after(batches[:count]) for count in range(steps + 1)]
+    rows = [list(moment.rows()) for moment in moments]
+
+    def check(folder: Path, promised: int) -> None:
+        store = JournalStore(str(folder / JOURNAL_FILE), durability="process", boot_id=boot_id)
+        try:
+            there = list(store.rows())
+            found = [
+                number
+                for number in allowed(promised)
+                if number <= steps and rows[number] == there and _agree(store, moments[number], batches[: promised + 1])
+            ]
+            assert found, (
+                f"{promised} batches were promised, and what is there is of none of the moments that it may be"
+            )
+            store.promise([], 0)
+            store.fold()
         finally:
             store.close()
 
@@ -88,7 +123,9 @@ def trace(kind: str, steps: int, folder: Path) -> list[Call]:
     return record(command, work, folder / "strace")
 
 
-def replay(calls: list[Call], check: Check, folder: Path, *, every_call: bool, seed: int) -> tuple[int, list[str]]:
+def replay(
+    calls: list[Call], check: Check, folder: Path, *, every_call: bool, seed: int, lucks: Sequence[Luck] = LUCK
+) -> tuple[int, list[str]]:
     """Cut at each point; returns how many cuts were made, and what was wrong after which."""
     disk, dice, cuts, wrong = Disk(), random.Random(seed), 0, []
     calls = [call for call in calls if not call.name.endswith("-shm")]  # SQLite makes it anew
@@ -99,7 +136,7 @@ def replay(calls: list[Call], check: Check, folder: Path, *, every_call: bool, s
             if moment == "after":
                 disk.play(call)
             promised = len(disk.seen(workloads.PROMISED))
-            for luck in LUCK if wanted else ():
+            for luck in lucks if wanted else ():
                 cuts += 1
                 left = folder / "left"
                 left.mkdir()
@@ -115,22 +152,29 @@ def replay(calls: list[Call], check: Check, folder: Path, *, every_call: bool, s
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Record and replay both; returns the exit status."""
+    """Record and replay all; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.power.replay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=60, help="batches, and turns, that are written")
     parser.add_argument("--cuts", choices=["sync", "call"], default="call", help="where the power is cut")
     parser.add_argument("--seed", type=int, default=1, help="of the luck")
     options = parser.parse_args(arguments)
     failed = False
-    for kind, check in (("journal", check_journal(options.steps)), ("conversation", check_conversation)):
+    killed: tuple[Luck, ...] = ("all",)  # the page cache outlives a process
+    for kind, check, lucks in (
+        ("journal", check_journal(options.steps), LUCK),
+        ("redo", check_redo(options.steps), LUCK),
+        ("redo", check_killed(options.steps), killed),
+        ("conversation", check_conversation, LUCK),
+    ):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
             began = time.monotonic()
             calls = trace(kind, options.steps, Path(name))
             every = options.cuts == "call"
-            cuts, wrong = replay(calls, check, Path(name), every_call=every, seed=options.seed)
+            cuts, wrong = replay(calls, check, Path(name), every_call=every, seed=options.seed, lucks=lucks)
             syncs = sum(call.kind == "sync" for call in calls)
             took = time.monotonic() - began
-            print(f"{kind}: {len(calls)} calls, {syncs} syncs, {cuts} cuts, {len(wrong)} wrong, {took:.1f} s")
+            what = f"{kind}, killed" if lucks is killed else kind
+            print(f"{what}: {len(calls)} calls, {syncs} syncs, {cuts} cuts, {len(wrong)} wrong, {took:.1f} s")
             for text in wrong[:10]:
                 print(f"  {text}")
             failed = failed or bool(wrong)

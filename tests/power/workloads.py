@@ -1,4 +1,4 @@
-"""Programs whose writes are recorded: `python -m tests.power.workloads journal|conversation FOLDER STEPS`.
+"""Programs whose writes are recorded: `python -m tests.power.workloads journal|redo|conversation FOLDER STEPS`.
 
 Everything that is promised is written down in FOLDER/promised, one byte for each promise, after the promise was made.
 What was written is known without the file: `journal_batches` and `answer_of`.
@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from agentproc.conversation import Append, Message, MessageSource, UserData
 from agentproc.store import ConversationStore
@@ -23,6 +23,8 @@ PROMISED: Final = "promised"
 AT: Final = "2026-01-01T00:00:00Z"
 #: The file is closed and opened again after so many steps.
 REOPENED_AFTER: Final = 17
+#: What the redo file has comes into the tables after so many steps.
+FOLDED_AFTER: Final = 4
 #: Pages of the log after which it is copied into the file, so that a short run copies some times.
 CHECKPOINT_PAGES: Final = 30
 #: A week and a day (milliseconds): what is kept long enough goes between steps.
@@ -72,8 +74,27 @@ def journal(folder: Path, steps: int) -> None:
     store.close()
 
 
-def _opened(folder: Path) -> JournalStore:
-    return JournalStore(str(folder / JOURNAL_FILE), durability="power", boot_id=BOOT)
+def redo(folder: Path, steps: int) -> None:
+    """Promise the batches in the redo file, and bring some at a time into the tables."""
+    journal_store.CHECKPOINT_PAGES = CHECKPOINT_PAGES  # type: ignore[misc]
+    store = _opened(folder, "process")
+    with (folder / PROMISED).open("ab", buffering=0) as promised:
+        for number, batch in enumerate(journal_batches(steps)):
+            store.promise(batch, number)
+            promised.write(b".")
+            if number % FOLDED_AFTER == FOLDED_AFTER - 1:
+                store.fold()
+            if number % REOPENED_AFTER == REOPENED_AFTER - 1:
+                store.close()
+                store = _opened(folder, "process")
+            elif number % 10 == 9:
+                store.tidy(LATER_MS)
+                store.checkpoint()
+    store.close()
+
+
+def _opened(folder: Path, durability: Literal["power", "process"] = "power") -> JournalStore:
+    return JournalStore(str(folder / JOURNAL_FILE), durability=durability, boot_id=BOOT)
 
 
 def conversation(folder: Path, steps: int) -> None:
@@ -100,4 +121,4 @@ def conversation(folder: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     os.umask(0o077)
-    {"journal": journal, "conversation": conversation}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+    {"journal": journal, "redo": redo, "conversation": conversation}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel.broker.journal.redo import REDO_SUFFIX
+from kernel.broker.journal.store import JOURNAL_FILE
 from tests.power import replay
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace to record a run with")
@@ -30,6 +32,18 @@ def test_every_promise_survives_a_power_cut_at_every_sync(ram: Path, kind: str) 
     cuts, wrong = replay.replay(calls, check, ram, every_call=False, seed=1)
     assert wrong == []
     assert cuts > 200
+
+
+def test_with_a_redo_file_a_power_cut_leaves_one_moment_and_a_kill_every_promise(ram: Path) -> None:
+    calls = replay.trace("redo", STEPS, ram)
+    _, wrong = replay.replay(calls, replay.check_redo(STEPS), ram, every_call=False, seed=1)
+    assert wrong == []
+    _, wrong = replay.replay(calls, replay.check_killed(STEPS), ram, every_call=False, seed=1, lucks=["all"])
+    assert wrong == []
+    # The check can fail: the same run, and nothing that it had written to the redo file.
+    calls = [call for call in calls if call.name != JOURNAL_FILE + REDO_SUFFIX]
+    _, wrong = replay.replay(calls, replay.check_killed(STEPS), ram, every_call=False, seed=1, lucks=["all"])
+    assert len(wrong) > STEPS // 2
 
 
 def test_a_promise_without_a_sync_is_found(ram: Path) -> None:
