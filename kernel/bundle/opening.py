@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from kernel.bundle.files import read_file, tree_digest
 from kernel.bundle.inspector import Inspector
-from kernel.bundle.installed_packages import Package
 from kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from kernel.bundle.problems import BundleError, Position, Problem, Report
 from kernel.paths import root_of
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kernel.bundle.checked import Checked
     from kernel.bundle.granting import GrantContext
     from kernel.bundle.hiding import EnvironmentRedactor
+    from kernel.bundle.installed_packages import Package
     from kernel.bundle.load import Loaded
     from kernel.grants.written import Written
     from kernel.trust.asking import Asking

@@ -51,7 +51,7 @@ NOT_IMPORTED = {
     },
     "kernel.broker.__main__": {"secrets", "shlex", "shutil", "pathlib", "traceback", "asyncio", "jsonschema_rs"},
     "agentproc.forkserver": {"secrets", "shlex"},
-    "toolhost.app": {"secrets", "shlex", "shutil", "argparse"},
+    "toolhost.app": {"secrets", "shlex", "shutil", "argparse", "jsonschema_rs", "email.utils"},
 }
 
 
@@ -122,7 +122,7 @@ def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(sho
 
 #: A supervisor that says which programs of its own run when it opens the bundle, and what is left of them afterwards.
 RUNS_MEANWHILE = """\
-import asyncio, os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from kernel.supervisor.life import Supervisor
 from kernel.supervisor.options import parse
@@ -131,7 +131,9 @@ from schemas.errors import fail
 
 def refuse(options, running):
     for child in children_of_this_process():
-        print(*Path(f"/proc/{child}/cmdline").read_text().split("\\0"))
+        while not (words := Path(f"/proc/{child}/cmdline").read_text()):
+            time.sleep(0.001)  # it is just being executed
+        print(*words.split("\\0"))
     raise fail("E_CONFIG_INVALID", "nothing to run")
 
 async def main():

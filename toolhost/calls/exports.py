@@ -9,18 +9,20 @@ Source: docs/design/sandbox.md section 1; requirements HANDLER-06, SCHEMA-07.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from schemas.address import build_tool_name
-from schemas.arguments import ArgumentChecker, compile_arguments, invalid_arguments
 from schemas.codec import encode_value
 from schemas.errors import tool_error
 from schemas.frames import ToolError
 from schemas.launch import ExportSpec, ToolHostSpec, ToolSpec
 from toolhost.untrusted import Violation, check_json
+
+if TYPE_CHECKING:
+    from schemas.arguments import ArgumentChecker
 
 
 class Entry(NamedTuple):
@@ -46,6 +48,9 @@ class Exports:
 
     def __init__(self, spec: ToolHostSpec, generations: Mapping[str, str]) -> None:
         """`generations` tells each tool from what the same name stood for in an earlier bundle."""
+        # Imported now, while the probe's jail starts: the library that compiles schemas takes some 8 ms of each start.
+        from schemas.arguments import compile_arguments
+
         self._everyone: dict[str, Entry] = {}
         self._narrowed: dict[tuple[str, str], Entry] = {}
         for tool in spec.tools:
@@ -77,5 +82,7 @@ def arguments(entry: Entry, name: str, raw: Raw) -> Raw:
     given = msgspec.msgpack.decode(data)
     args, issues = entry.checker.apply(given, len(data))
     if issues:
+        from schemas.arguments import invalid_arguments
+
         raise Refused(invalid_arguments(name, issues, entry.export.parameters))
     return raw if args is given else Raw(encode_value(args))
