@@ -264,7 +264,8 @@ def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 
 def test_removing_a_tree_twice_is_no_error() -> None:
     tree = find_tree()
-    if tree is not None:
-        remove_tree(tree)
-        remove_tree(tree)
-        assert find_tree() == tree
+    if tree is None:
+        pytest.skip("no control groups here")
+    remove_tree(tree)
+    remove_tree(tree)
+    assert find_tree() == tree

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -167,12 +166,19 @@ def test_a_kernel_that_is_lost_before_its_first_word_is_the_same_error(kernel: S
     kernel.detach()
     os.kill(kernel.pid("broker"), signal.SIGSTOP)
     process = kernel.popen("call", "bash__exec", "{}", "--json")
-    wait_until(lambda: Path(f"/proc/{process.pid}/task").exists() and len(os.listdir(f"/proc/{process.pid}/task")) > 1)
-    time.sleep(0.2)  # its link waits for the welcome
+    wait_until(lambda: not_accepted(kernel), what="a link that waits for the welcome")
     os.kill(kernel.pid("supervisor"), signal.SIGKILL)
     out, err = process.communicate(timeout=10)
     assert (process.returncode, err) == (1, b"")
     assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
+
+
+def not_accepted(kernel: Sandbox) -> bool:
+    """Whether somebody has connected to a socket of the kernel, whose process does not answer."""
+    connecting = "02"  # the state of the server's end as long as nobody has accepted it
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    folders = tuple(str(folder) for folder in kernel.run_dirs)
+    return any(row[5] == connecting and row[-1].startswith(folders) for row in rows)
 
 
 def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
