@@ -24,10 +24,13 @@ class Principal(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Running(Struct, frozen=True, rename="camel"):
-    """A principal that the supervisor has running, with the number of its launch (as in its token)."""
+    """A principal that the supervisor has running, with the number of its launch (as in its token). `ready`: it has
+    loaded what it needs.
+    """
 
     principal: Principal
     launch: int
+    ready: bool = True
 
 
 # --- broker to supervisor -------------------------------------------------------------------------------------------
@@ -120,6 +123,13 @@ class Exited(Struct, frozen=True, tag="exited", tag_field="kind", rename="camel"
     started: bool = True
 
 
+class Ready(Struct, frozen=True, tag="ready", tag_field="kind", rename="camel"):
+    """An agent's launch has loaded what it needs, and takes events."""
+
+    principal: Principal
+    launch: int
+
+
 class SpawnFailed(Struct, frozen=True, tag="spawn_failed", tag_field="kind", rename="camel"):
     """A principal could not be started `attempts` times in a row; its events end as E_AGENT_SPAWN_FAILED."""
 
@@ -193,6 +203,7 @@ AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ChangesetAsked |
 ToSupervisor = Wanted | Retire | Kill | AboutBundle | TokensWanted
 ToBroker = (
     Inventory
+    | Ready
     | Exited
     | SpawnFailed
     | Drain

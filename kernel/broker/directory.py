@@ -31,7 +31,7 @@ from kernel.broker.spawns import Spawned, SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, shared
 from schemas.address import is_instance_key
 from schemas.codec import encode_value, from_raw, to_raw
-from schemas.control import SpawnFailed
+from schemas.control import Exited, Inventory, Ready, SpawnFailed
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import (
     NO_PAYLOAD,
@@ -67,6 +67,8 @@ class Directory:
         self._spawned: dict[Instance, None] = {}
         #: Instances for whose process somebody may still wait.
         self._awaited: dict[Instance, None] = {}
+        #: Launches that have loaded what they need.
+        self._ready: set[int] = set()
 
     def restore(self, records: Iterable[SpawnRecord]) -> None:
         """What a broker before this one has remembered, oldest first."""
@@ -138,12 +140,12 @@ class Directory:
         if instance is not None and by in instance.spawns:
             instance.spawns[by].conn = connection  # a repeat, perhaps over another connection
             return
-        if instance is not None and instance.conn is not None and not instance.leaving:
+        if instance is not None and self._is_there(instance) and not instance.leaving:
             _same_workdir(instance, cwd)
             again = instance.spawned is not None and instance.spawned.by == by
             self._told(connection, frame.id, instance, spawned=again)
             return
-        if instance is not None and (instance.wanted or instance.spawned is not None):
+        if instance is not None and (instance.wanted or instance.spawned is not None or instance.conn is not None):
             _same_workdir(instance, cwd)
             if len(instance.spawns) >= MAX_WAITING:
                 message = f"too many wait for {instance.address}"
@@ -177,8 +179,29 @@ class Directory:
 
     # --- what comes of it
 
-    def started(self, instance: Instance, now: float) -> None:
-        """The process of an instance has said hello."""
+    def welcomed(self, instance: Instance) -> None:
+        """The process of an instance has said hello. It may end yet, while it loads its extensions."""
+        if self._is_there(instance):
+            self._started(instance)
+
+    def heard(self, message: Ready | Inventory | Exited) -> None:
+        """News of the supervisor: who has loaded what it needs."""
+        if isinstance(message, Exited):
+            self._ready.discard(message.launch)
+            return
+        if isinstance(message, Ready):
+            self._ready.add(message.launch)
+        else:
+            self._ready = {one.launch for one in message.running if one.ready}
+        for instance in list(self._awaited):
+            self.welcomed(instance)
+
+    def _is_there(self, instance: Instance) -> bool:
+        """Whether its process is connected and ready; of one that was started by hand nobody says so."""
+        launch = 0 if instance.conn is None else instance.conn.claims.launch
+        return instance.conn is not None and (launch == 0 or launch in self._ready)
+
+    def _started(self, instance: Instance) -> None:
         for waiting in instance.spawns.values():
             self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
         instance.spawns.clear()

@@ -59,6 +59,9 @@ from schemas.control import (
     BeginAnew,
     ChangesetAnswered,
     ChangesetsHeld,
+    Exited,
+    Inventory,
+    Ready,
     RestartChecked,
     RestartUndone,
     Revise,
@@ -358,6 +361,8 @@ class Router:
                 self._restarts.undone(message)
             if isinstance(message, SpawnFailed):
                 self._directory.spawn_failed(message)
+            elif isinstance(message, Ready | Inventory | Exited):
+                self._directory.heard(message)
             self._processes.control_event(message, now)
             if self._deletions.active:  # a deletion may have waited for this news
                 self._deletions.advance(now)
@@ -442,7 +447,7 @@ class Router:
             self._processes.count_attempt(lost, "another process has taken its place")
         connection.allowed = self._configs.allowed(agent, key)
         self._processes.here(instance, connection, now)
-        self._directory.started(instance, now)
+        self._directory.welcomed(instance)
         self._events.adopt(instance, hello, now)
         self._welcome(
             connection,

@@ -21,7 +21,7 @@ from kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from kernel.supervisor_client import ProcessInfo, rfc3339
 from schemas.codec import DECODE_ERRORS
-from schemas.control import Exited, Principal, SpawnFailed
+from schemas.control import Exited, Principal, Ready, SpawnFailed
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
 
 #: Replies read in one wake-up, so that other descriptors get their turn.
@@ -45,7 +45,7 @@ class Agents:
         endpoint: str,
         mint: Callable[[Principal, int], str],
         log_path: Callable[[Principal], str],
-        tell: Callable[[Exited | SpawnFailed], None],
+        tell: Callable[[Exited | Ready | SpawnFailed], None],
         on_change: Callable[[], None],
         on_hang: Callable[[], None],
     ) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from kernel.supervisor.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
-from schemas.control import Exited, Inventory, Principal, Running, SpawnFailed
+from schemas.control import Exited, Inventory, Principal, Ready, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.
 MAX_START_FAILURES: Final = 5
@@ -94,7 +94,7 @@ class TerminateAgent(Struct, frozen=True):
 class Tell(Struct, frozen=True):
     """Report to the broker."""
 
-    message: Exited | SpawnFailed
+    message: Exited | Ready | SpawnFailed
 
 
 AgentAction = Spawn | KillAgent | TerminateAgent | Tell
@@ -198,7 +198,7 @@ class Roster:
             history.failures = 0
         if agent.phase == "starting":
             self._enter(agent, "ready", now)
-        return self._fill(now)
+        return [Tell(Ready(agent.principal, launch)), *self._fill(now)]
 
     def exited(self, launch: int, cause: str, now: float, *, clean: bool = False) -> list[AgentAction]:
         """The agent's end was observed. `clean`: with exit status 0, as after a retirement."""
@@ -263,7 +263,7 @@ class Roster:
 
     def inventory(self) -> Inventory:
         """What runs, for a broker that has just started or come back."""
-        return Inventory([Running(agent.principal, agent.launch) for agent in self.live.values()])
+        return Inventory([Running(agent.principal, agent.launch, agent.was_ready) for agent in self.live.values()])
 
     def find(self, launch: int) -> Agent | None:
         """The live agent of a launch."""

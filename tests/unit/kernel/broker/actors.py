@@ -14,6 +14,7 @@ from schemas.control import (
     Exited,
     Inventory,
     Principal,
+    Ready,
     RestartAsked,
     RestartDue,
     Retire,
@@ -466,6 +467,8 @@ class Supervisor(Actor):
         super().__init__(world, CONTROL, Claims("control"))
         self.wanted: set[Principal] = set()
         self.backlog: list[Exited] = []
+        #: Whether agents that start do not come to their end of it.
+        self.loading = False
         #: What it heard about restarts, in order.
         self.restarts: list[RestartAsked | RestartDue] = []
         #: Processes that it was told to follow to their ends, in order.
@@ -504,6 +507,9 @@ class Supervisor(Actor):
             if key not in self.world.agents:
                 self.world.launches += 1
                 self.world.agents[key] = Agent(self.world, *key, launch=self.world.launches)
+                # Else the inventory will say so.
+                if self.peer.phase == "ready" and not self.loading:
+                    self.send(Frame("runtime.event", payload=to_raw(Ready(principal, self.world.launches))))
 
     def exited(self, principal: Principal, launch: int, *, ordered: bool = False, started: bool = True) -> None:
         self.wanted.discard(principal)

@@ -14,7 +14,7 @@ from kernel.broker.spawn_file import SpawnFile
 from kernel.broker.spawns import SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
 from schemas.codec import decode, encode, from_raw, to_raw
-from schemas.control import Principal, SpawnFailed
+from schemas.control import Exited, Principal, Ready, SpawnFailed
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
 from tests.unit.kernel.broker.actors import Agent
@@ -425,6 +425,29 @@ def test_a_spawn_that_fails_or_takes_too_long_says_so() -> None:
 def _with(world: World, connection: Connection, frame: Frame) -> list[Frame]:
     world.router.receive(connection, encode(frame), world.now)
     return out(world, TOOLS)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_process_that_still_loads_is_not_there_yet(ends: bool) -> None:
+    """It has said hello, and an extension may end it."""
+    world = working()
+    world.supervisor.loading = True
+    spawn(world)
+    start_wanted(world)
+    conn = world.router.bus.mailbox.instances["reviewer", "s"].conn
+    assert conn is not None, "it is connected"
+    assert replies(world) == []
+    assert spawn(world, id="other") == [], "who asks later waits as well"
+    reviewer, control = Principal("agent", "reviewer", "s"), world.router.bus.control
+    assert control is not None
+    if not ends:
+        told = _with(world, control, Frame("runtime.event", payload=to_raw(Ready(reviewer, conn.claims.launch))))
+        assert [from_raw(frame.payload, dict)["spawned"] for frame in told if frame.type == "reply"] == [True, True]
+        return
+    gone = Exited(reviewer, conn.claims.launch, "exit status 3", started=False)
+    assert not _with(world, control, Frame("runtime.event", payload=to_raw(gone)))
+    failed = Frame("runtime.event", payload=to_raw(SpawnFailed(reviewer, 5, "exit status 3")))
+    assert [code([frame]) for frame in _with(world, control, failed)] == ["E_AGENT_SPAWN_FAILED"] * 2
 
 
 def test_a_process_that_ends_before_its_hello_is_wanted_again() -> None:

@@ -20,7 +20,7 @@ from kernel.supervisor.roster import (
     Tell,
     TerminateAgent,
 )
-from schemas.control import Exited, Principal, Running, SpawnFailed
+from schemas.control import Exited, Principal, Ready, Running, SpawnFailed
 
 A = Principal("agent", "coder", "u1")
 B = Principal("agent", "coder", "u2")
@@ -183,7 +183,8 @@ def test_starts_are_bounded_and_go_on_as_agents_get_ready() -> None:
     made.fork_server(up=True, now=0.0)
     assert len(made.want(everyone, full=True, now=0.0)) == MAX_STARTING
     made.spawned(1, 0.0)
-    assert made.ready(1, 0.0) == [Spawn(everyone[MAX_STARTING], MAX_STARTING + 1)]
+    told = Tell(Ready(everyone[0], 1))
+    assert made.ready(1, 0.0) == [told, Spawn(everyone[MAX_STARTING], MAX_STARTING + 1)]
 
 
 def test_starts_that_take_long_keep_nobody_else_from_starting() -> None:
@@ -197,7 +198,9 @@ def test_starts_that_take_long_keep_nobody_else_from_starting() -> None:
     assert made.tick(1.0) == []
     assert len(made.tick(0.1 + STARTING_S)) == 5
     assert made.next_due() is None
-    assert made.ready(1, 2.0) == made.ready(2, 2.0) == []
+    assert [made.ready(launch, 2.0) for launch in (1, 2)] == [
+        [Tell(Ready(everyone[launch - 1], launch))] for launch in (1, 2)
+    ]
     assert made.tick(START_LIMIT_S + 0.1)[:1] == [KillAgent(3)], "one that hangs is ended all the same"
 
 
@@ -212,7 +215,7 @@ def test_a_fork_server_that_does_not_answer_is_noticed() -> None:
 def test_the_inventory_names_every_launch() -> None:
     made = roster(A, B)
     run(made, 1)
-    assert made.inventory().running == [Running(A, 1), Running(B, 2)]
+    assert made.inventory().running == [Running(A, 1), Running(B, 2, ready=False)]
 
 
 PRINCIPALS = [Principal("agent", "coder", key) for key in ("a", "b", "c")]
