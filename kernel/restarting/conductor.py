@@ -155,7 +155,8 @@ class Conductor:
         elif isinstance(message, RestartDue):
             self.due(message)
         else:
-            waiting = self._answers.get("" if isinstance(message, Revised) else f"anew {message.agent}")
+            said = f"revision {message.revision}" if isinstance(message, Revised) else f"anew {message.agent}"
+            waiting = self._answers.get(said)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
 
@@ -243,7 +244,7 @@ class Conductor:
         self._opened = Opened(plan, revision.powers, revision.files, revision.trees)
         self._kernel.revise(self._opened)
         try:
-            await self._revised(revision.plan)
+            await self._revised(plan.revision, revision.plan)
         except GoondanError as error:  # it may have one revision, and processes that start now another
             self.news.say(f"the bundle has changed, and the kernel restarts in place: {error.info.message}")
             self._begin(revision, "the broker did not take over the changed bundle")
@@ -273,12 +274,13 @@ class Conductor:
         finally:
             del self._answers[name]
 
-    async def _revised(self, plan: bytes) -> None:
+    async def _revised(self, revision: str, plan: bytes) -> None:
         """Give the broker another plan, and wait until it serves that. A broker that comes in the place of one that was
         killed is told again. Raises GoondanError E_RESTART_REFUSED.
         """
         pieces = [plan[at : at + PIECE_BYTES] for at in range(0, max(1, len(plan)), PIECE_BYTES)]
-        answer = self._answers[""] = asyncio.get_running_loop().create_future()
+        said = f"revision {revision}"
+        answer = self._answers[said] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(TAKE_OVER_S):
                 while not answer.done():
@@ -293,7 +295,7 @@ class Conductor:
         except TimeoutError:
             raise fail("E_RESTART_REFUSED", f"the broker did not answer within {TAKE_OVER_S:g} s") from None
         finally:
-            del self._answers[""]
+            del self._answers[said]
 
     def _replace(self, agents: list[str]) -> None:
         """Those processes of these agents that cannot go on with their new revision leave when their step has ended."""
