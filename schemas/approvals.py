@@ -61,7 +61,8 @@ class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     turn, `root_event` what all of it began with, `waited_for_by` the instances that wait for that turn, the first of
     them last. `args` are the final arguments, None where they are too many for a list (`args_bytes` has their size).
     `digest` is SHA-256 of tool, working directory and arguments (hexadecimal). `asked_ms` and `expires_ms` are
-    milliseconds since 1970. `state`: `waits`, or how it was decided. `uid` is the user who did.
+    milliseconds since 1970. `state`: `waits`, or how it was decided. `uid` is the user whose token decided, None: the
+    kernel, because the time was over.
     """
 
     id: str
@@ -88,13 +89,35 @@ class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     decided_reason: str | None = None
 
 
+class ApprovalDecided(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """One decision, as `gdn approve list --answered` gets it: who decided what, and when.
+
+    `what` is the beginning of the call's arguments as JSON, or of the question, without keys of models; an answer is
+    not kept. `uid` as of ApprovalItem. Times are milliseconds since 1970.
+    """
+
+    code: str
+    id: str
+    kind: Kind
+    agent: str
+    instance_key: str
+    event_id: str
+    tool: str
+    digest: str
+    what: str
+    asked_ms: int
+    decided_ms: int
+    how: Literal["approved", "denied", "answered"]
+    uid: int | None = None
+    reason: str | None = None
+
+
 class ApprovalDecision(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """`{op: "approve.answer"}` of an operator: `id` is an item's id or code. `answer` is a JSON value, of `answer`."""
 
     op: str
     id: str
     decision: Literal["yes", "no", "answer"]
-    uid: int | None = None
     reason: str | None = None
     answer: OptionalRaw = None
 

@@ -75,6 +75,7 @@ _PAYLOADS: Final = (
     approvals.ApprovalAsk,
     approvals.ApprovalState,
     approvals.ApprovalItem,
+    approvals.ApprovalDecided,
     approvals.ApprovalDecision,
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)

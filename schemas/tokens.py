@@ -37,7 +37,8 @@ _MAX_TOKEN: Final = 2048
 class Claims(Struct, frozen=True, rename="camel", omit_defaults=True):
     """What a token says. `agent` and `instance_key` only for class agent; `operator` lets a client name workdirs.
 
-    Of class control, `agent` is None for the supervisor and OAUTH for the process that holds OAuth tokens.
+    Of class control, `agent` is None for the supervisor and OAUTH for the process that holds OAuth tokens. `uid`: the
+    user of this machine whose token it is; only that user, and root, can read it.
     """
 
     cls: TokenClass
@@ -46,6 +47,7 @@ class Claims(Struct, frozen=True, rename="camel", omit_defaults=True):
     launch: int = 0
     revision: str = ""
     operator: bool = False
+    uid: int | None = None
 
 
 def mint(secret: bytes, claims: Claims) -> str:

@@ -193,6 +193,11 @@ class Ledger:
         """The turn of an item has ended."""
         return Item((Retire(subject),))
 
+    def approval_remembered(self, record: records.ApprovalRemembered, forgotten: Iterable[int]) -> Item:
+        """Who has decided what; and which decisions are remembered no more."""
+        gone = [Retire(records.remembered_subject(number)) for number in forgotten]
+        return Item((*gone, Put(records.remembered_subject(record.number), records.encode(record))))
+
     def deadline_moved(self, event: Event, deadline: float) -> Item:
         """The event has this deadline now."""
         return _put(event, records.DeadlineMoved(self.moment(deadline)))

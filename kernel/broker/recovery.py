@@ -84,15 +84,17 @@ class Restored(NamedTuple):
     patches: list[ConfigPatched]
     #: Of items that wait for a person: subjects and records, in order.
     approvals: list[tuple[str, records.Record]]
+    #: What people have decided about earlier ones.
+    remembered: list[records.ApprovalRemembered]
 
 
 #: Of a journal without any of it.
-NOTHING: Final = Restored([], [], {}, [], [])
+NOTHING: Final = Restored([], [], {}, [], [], [])
 
 
 def restore(bus: Bus, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> Restored:
     """Put events into the mailbox; returns the rest. `on_bad` hears of bad rows."""
-    restored = Restored([], [], {}, [], [])
+    restored = Restored([], [], {}, [], [], [])
     for row in rows:
         try:
             _apply(bus, row, restored)
@@ -131,6 +133,9 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
         return
     if isinstance(record, ApprovalAsked | ApprovalAnswered | ApprovalStarted):
         restored.approvals.append((row.subject, record))
+        return
+    if isinstance(record, records.ApprovalRemembered):
+        restored.remembered.append(record)
         return
     if isinstance(record, FreshStart):
         bus.generations[record.agent] = record.generation

@@ -121,6 +121,7 @@ class Router:
         budgets.resume(restored.budgets)
         self._configs = configs = LiveConfigs(bus)
         approvals.restore(restored.approvals)
+        approvals.history.restore(restored.remembered)
         ends.without_agent()
         self._dead = dead = DeadLetters(bus)
         self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {

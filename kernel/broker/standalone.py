@@ -48,6 +48,6 @@ def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premis
     sweep(plan.state_dir, keep=plan.private_copy)
     secret = os.urandom(SECRET_BYTES)
     premises.write(rundir.SECRET_FILE, secret)
-    token = mint(secret, Claims("client", revision=plan.revision, operator=True))
+    token = mint(secret, Claims("client", revision=plan.revision, operator=True, uid=os.geteuid()))
     premises.write(rundir.CLIENT_TOKEN, token.encode())
     return plan, secret, premises

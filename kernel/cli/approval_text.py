@@ -75,6 +75,19 @@ def list_lines(items: list[dict[str, Any]], more: int) -> list[str]:
     return lines or ["nothing waits for a person"]
 
 
+def answered_lines(decisions: list[dict[str, Any]], more: int) -> list[str]:
+    """Two lines for each decision: who decided when, then what about."""
+    lines = [f"{more} earlier ones are not shown"] if more else []
+    for one in decisions:
+        by = "by the kernel" if one.get("uid") is None else f"by uid {one['uid']}"
+        who = f"{one['agent']}/{one['instanceKey']}"
+        lines.append(f"{one['code']}  {_when(one['decidedMs'])}  {who}  {one['how']} {by}")
+        what = f"{one['tool']} {one['what']}" + (f"  because: {one['reason']}" if one.get("reason") else "")
+        what = visible_line(what)
+        lines.append(MARK + (what if len(what) <= 2 * COLUMNS else what[: 2 * COLUMNS] + "…"))
+    return lines or ["nothing was decided"]
+
+
 def _args(item: dict[str, Any]) -> Iterator[str]:
     if item.get("args") is None:
         yield f"{item.get('argsBytes', 0)} bytes; see gdn approve show {item['code']}"

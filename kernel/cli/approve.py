@@ -24,17 +24,20 @@ def command() -> None:
 
 @command.command(name="list")
 @click.option("--all", "everything", is_flag=True, help="Also what was decided, as long as its turn goes on.")
+@click.option("--answered", is_flag=True, help="Who decided what and when, also in turns that are over.")
 @options.bundle
 @options.as_json
-def list_(everything: bool, bundle: str | None, as_json: bool) -> int:
+def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -> int:
     """List what waits, the oldest first."""
-    from kernel.cli.approval_text import list_lines
+    from kernel.cli.approval_text import answered_lines, list_lines
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    answer = ask_broker(bundle, {"op": "approve.list", "all": everything})
+    answer = ask_broker(bundle, {"op": "approve.list", "all": everything, "answered": answered})
     if as_json:
         write_json(answer)
+    elif answered:
+        write(*answered_lines(answer["answered"], answer["more"]))
     else:
         write(*list_lines(answer["items"], answer["more"]))
     return 0
@@ -124,12 +127,10 @@ def encoded_answer(value: Any) -> Raw:
 
 
 def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
-    import os
-
     from kernel.cli.operator_question import ask_broker
     from kernel.cli.output import write, write_json
 
-    told = ask_broker(bundle, {"op": "approve.answer", "uid": os.getuid(), **decision})
+    told = ask_broker(bundle, {"op": "approve.answer", **decision})
     if as_json:
         write_json(told)
     else:

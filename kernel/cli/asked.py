@@ -135,7 +135,7 @@ class Asked:
 
     async def _decide(self, item: dict[str, Any], decision: dict[str, Any]) -> None:
         try:
-            asked = {"op": "approve.answer", "id": item["code"], "uid": os.getuid(), **decision}
+            asked = {"op": "approve.answer", "id": item["code"], **decision}
             told = await self._session.admin(asked, ANSWER_S)
             write(f"{told['code']} is {told['state']}", stream=sys.stderr)
         except GoondanError as error:  # somebody else was quicker, or its turn has ended

@@ -237,7 +237,8 @@ class Supervisor:
             raise fail("E_RUN_DIR", f"{premises.run_dir}: {error.strerror}") from None
 
     def _write_client_token(self, premises: Premises, processes: Processes) -> None:
-        premises.write(rundir.CLIENT_TOKEN, processes.launches.token(Claims("client", operator=True)).encode())
+        operator = Claims("client", operator=True, uid=os.geteuid())
+        premises.write(rundir.CLIENT_TOKEN, processes.launches.token(operator).encode())
 
     def _make_conductor(self, processes: Processes, opened: Opened) -> Conductor:
         # Imported now, while processes start. Not later: a restart must not meet the files of an update.

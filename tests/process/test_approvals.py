@@ -117,6 +117,10 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     assert f"approved by uid {os.getuid()}: leaf/dies bash__exec {item['id']}" in audit
     assert kernel.gdn("cancel", "more").status == 0
     assert items(kernel) == [], "withdrawn with its turn"
+    answered = kernel.gdn("approve", "list", "--answered", "--json").json["answered"]
+    (kept,) = [one for one in answered if one["id"] == item["id"]]
+    assert (kept["how"], kept["uid"]) == ("approved", os.getuid())
+    assert f"approved by uid {os.getuid()}" in kernel.gdn("approve", "list", "--answered").out
 
 
 def test_twenty_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: Sandbox) -> None:

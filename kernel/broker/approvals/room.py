@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 from msgspec import Raw
 
 from kernel.broker.approvals.clocks import Clocks
+from kernel.broker.approvals.history import History
 from kernel.broker.approvals.items import CallContent, Decided, Item, digest_of, read_args, read_call
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus, Lossy
@@ -79,6 +80,7 @@ class Approvals:
         self._watchers: dict[bytes, Connection] = {}
         #: The policies of agents that have some.
         self.policies: dict[str, list[Policy]] = {}
+        self.history = History(bus)
         self._aliases: dict[tuple[str, str], dict[str, str]] = {}
 
     def revise(self, agents: dict[str, AgentSpec]) -> None:
@@ -399,8 +401,11 @@ class Approvals:
 
     def listed(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.list`: what waits, the oldest first; with `all`, also what was decided and whose turn goes on.
-        `blocked` are the ids of events of which nothing goes on but what waits.
+        With `answered`: who has decided what. `blocked` are the ids of events of which nothing goes on but what waits.
         """
+        if asked.get("answered") is True:
+            self._reply(connection, frame.id, self.history.listed())
+            return
         every = [item for item in self._items.values() if item.state != "staged"]
         items = every if asked.get("all") else [item for item in every if item.open]
         listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
@@ -431,7 +436,7 @@ class Approvals:
         """`approve.answer`: a decision. It is answered when the journal has it."""
         decision = from_raw(frame.payload, ApprovalDecision)
         item = self._find(decision.id)
-        decided = self._read(decision, item)
+        decided = self._read(decision, item, connection.claims.uid)
         if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
             if len(item.operators) >= MAX_DECIDERS:
                 message = "too many decide about this item"
@@ -448,21 +453,22 @@ class Approvals:
             item.operators.append((connection, frame.id))
             self._decide(item, decided)
 
-    def _read(self, decision: ApprovalDecision, item: Item) -> Decided:
+    def _read(self, decision: ApprovalDecision, item: Item, uid: int | None) -> Decided:
         reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
         if decision.decision == "no":
-            return Decided("denied", decision.uid, self._wall_ms(), reason)
+            return Decided("denied", uid, self._wall_ms(), reason)
         if (decision.decision == "answer") is not (item.kind == "question"):
             what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
             raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
         if decision.decision == "yes":
-            return Decided("approved", decision.uid, self._wall_ms(), reason)
+            return Decided("approved", uid, self._wall_ms(), reason)
         if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
             raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
-        return Decided("answered", decision.uid, self._wall_ms(), reason, Raw(bytes(decision.answer)))
+        return Decided("answered", uid, self._wall_ms(), reason, Raw(bytes(decision.answer)))
 
     def _decide(self, item: Item, decided: Decided) -> None:
         item.state, item.deciding = "deciding", decided
+        self.history.add(item, decided, self._asked(item), self._wall_ms(item.asked))
         self._stage(item, ApprovalAnswered(decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer))
         self._release_budgets(item, self._bus.now)  # into the journal together: a crash loses no time that stood still
 
@@ -476,15 +482,13 @@ class Approvals:
             raise fail("E_USAGE", f"several items have the id {str(name)[:100]!r}: {codes}", suggestion="Name a code.")
         return found[0]
 
+    def _asked(self, item: Item) -> ApprovalAsked | None:
+        """What the journal has of an item that waits."""
+        found = (records.decode(data) for data in self._bus.archive.find_records(item.subject))
+        return next((record for record in found if isinstance(record, ApprovalAsked)), None)
+
     def _shown(self, item: Item, most: int) -> ApprovalItem:
-        record = next(
-            (
-                found
-                for data in self._bus.archive.find_records(item.subject)
-                if isinstance(found := records.decode(data), ApprovalAsked)
-            ),
-            None,
-        )
+        record = self._asked(item)
         event, instance, decided = item.event, item.event.instance, item.decided
         contents = self._bus.mailbox.contents
         contents.recall(event)  # of many that wait, what they say is in the journal only

@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from kernel.broker.budgets.amounts import Spend
 from kernel.broker.workdirs import Beneath
+from schemas.approvals import ApprovalDecided
 from schemas.effective_config import Change
 from schemas.frames import NO_PAYLOAD, Blob, ErrorPayload, OptionalRaw, ReplyTo, Source
 
@@ -229,6 +230,13 @@ class ApprovalAnswered(Struct, frozen=True, array_like=True, tag="answered"):
     answer: OptionalRaw = None
 
 
+class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="remembered"):
+    """Who has decided what: it is kept when the item has gone with its event."""
+
+    number: int
+    decided: ApprovalDecided
+
+
 class ApprovalStarted(Struct, frozen=True, array_like=True, tag="used"):
     """The call may start: the approval is used."""
 
@@ -296,6 +304,7 @@ Record = (
     | ApprovalAsked
     | ApprovalAnswered
     | ApprovalStarted
+    | ApprovalRemembered
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -311,6 +320,7 @@ _BUDGET: Final = "budget:"
 _HOLD: Final = "budget-hold:"
 _CONFIG: Final = "config:"
 _APPROVAL: Final = "approval:"
+_REMEMBERED: Final = "approval-decided:"
 
 
 def encode(record: Record) -> bytes:
@@ -356,6 +366,11 @@ def config_subject(number: int) -> str:
 def approval_subject(agent: str, key: str, call_id: str) -> str:
     """The subject of an item that waits for a person. Instance keys may hold slashes, and no zero byte."""
     return f"{_APPROVAL}{agent}/{key}\0{call_id}"
+
+
+def remembered_subject(number: int) -> str:
+    """The subject of a decision that is kept."""
+    return f"{_REMEMBERED}{number}"
 
 
 def restart_subject(agent: str, key: str, call_id: str) -> str:

@@ -180,7 +180,9 @@ class Bench:
 
     def client(self, *, operator: bool = True) -> Peer:
         self.incarnations += 1
-        return Peer(self, 3, Claims("client", operator=operator), f"c{self.incarnations}").hello()
+        return Peer(
+            self, 3, Claims("client", operator=operator, uid=1000 if operator else None), f"c{self.incarnations}"
+        ).hello()
 
     def ask(self, client: Peer, event: str = "e1", agent: str = "coder", key: str = "k", **fields: Any) -> None:
         payload = to_raw(AgentEvent(id=event, type="user.message", created_at="now", input="x"))

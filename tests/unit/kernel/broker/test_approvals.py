@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
 
+from kernel.broker.approvals import history
 from kernel.broker.approvals.room import MAX_ITEMS
 from schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from schemas.codec import encode_value, from_raw, to_raw
@@ -35,7 +36,7 @@ def items(client: Peer, **asked: Any) -> list[dict[str, Any]]:
 
 
 def decide(client: Peer, decision: str = "yes", id: str = "t1/c1", **more: Any) -> Any:
-    return client.admin(op="approve.answer", id=id, decision=decision, uid=1000, **more)
+    return client.admin(op="approve.answer", id=id, decision=decision, **more)
 
 
 def result(host: Peer, call: Frame) -> None:
@@ -169,6 +170,66 @@ def test_the_first_decision_counts_and_stands_in_the_audit() -> None:
     (item,) = items(client, all=True)
     assert item["code"] in line and "approved by uid 1000" in line and item["digest"] in line and "coder/k" in line
     assert item["uid"] == 1000
+
+
+def answered(client: Peer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.admin(op="approve.list", answered=True)["answered"]
+    return found
+
+
+def test_who_has_decided_is_kept_after_the_turn_and_is_the_owner_of_the_token() -> None:
+    bench, client, agent, _ = waiting()
+    (item,) = items(client)
+    decide(client, "no", reason="not today", uid=0)  # what a client says of itself does not count
+    agent.call(RM)
+    agent.ack("done", payload=answer())
+    assert items(client, all=True) == []
+    (kept,) = answered(client)
+    assert {name: kept[name] for name in ("code", "id", "agent", "instanceKey", "eventId", "tool", "digest")} == {
+        name: item[name] for name in ("code", "id", "agent", "instanceKey", "eventId", "tool", "digest")
+    }
+    assert (kept["how"], kept["uid"], kept["reason"], kept["what"]) == (
+        "denied", 1000, "not today", '{"command":"rm -rf build"}',
+    )  # fmt: skip
+    assert kept["askedMs"] <= kept["decidedMs"]
+    bench.restart()
+    assert answered(bench.client()) == [kept]
+
+
+def test_what_nobody_answered_was_decided_by_the_kernel() -> None:
+    bench, _, _, _ = waiting()
+    bench.later(3601)
+    (kept,) = answered(bench.client())
+    assert (kept["how"], kept.get("uid"), kept["reason"]) == ("denied", None, "nobody answered in time")
+
+
+def test_the_history_is_bounded_and_has_no_keys_and_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MAX_KEPT", 3)
+    bench, client, agent, _ = waiting()
+    model = structs.replace(bench.plan.agents["coder"].model, api_key="sk-very-secret-key")
+    coder = structs.replace(bench.plan.agents["coder"], model=model)
+    bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, "coder": coder})
+    bench.restart()
+    client, agent = bench.client(), bench.agent()
+    agent.take()
+    decide(client)
+    for number in range(4):
+        agent.call({"command": f"curl -H sk-very-secret-key {number}"}, f"t1/s{number}")
+        decide(client, "no", f"t1/s{number}", reason="it has sk-very-secret-key in it " + "x" * 3000)
+    asked = to_raw(ApprovalAsk(kind="question", args=to_raw({}), message="What is the password?"))
+    frame = Frame("approval.ask", event_id="e1", call_id="q", tool="t", payload=asked)
+    frame.epoch = bench.instance("coder").epoch
+    agent.say(frame)
+    decide(client, "answer", "q", answer={"password": "hunter2"})
+    kept = answered(client)
+    assert [one["id"] for one in kept] == ["t1/s2", "t1/s3", "q"]
+    text = str(kept)
+    assert "sk-very-secret-key" not in text
+    assert "hunter2" not in text
+    assert len(text) < 5000
+    assert kept[-1]["what"] == "What is the password?"
+    bench.restart()
+    assert answered(bench.client()) == kept, "what was forgotten is not in the journal"
 
 
 def test_what_has_expired_is_denied() -> None:

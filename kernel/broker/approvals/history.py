@@ -1,0 +1,89 @@
+"""Who has decided what, and when: kept when the items have gone with their events. Pure.
+
+Rules.
+- Each decision is written down together with what it decides, that of the kernel for want of an answer as well.
+- The user is the one whose token decided: it is signed, and lies in a file that nobody else but root can read. What a
+  client says of itself does not count.
+- Answers are not kept. Of arguments and reasons the beginning is, without keys of models.
+- The last MAX_KEPT are kept.
+
+Source: docs/approvals.md, "Who has answered".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from kernel.broker.approvals.items import Decided, Item
+from kernel.broker.bus import Bus
+from kernel.broker.entities import Staged
+from kernel.broker.journal.records import ApprovalAsked, ApprovalRemembered
+from kernel.broker.one_frame import fitting
+from schemas.approvals import ApprovalDecided
+from schemas.codec import from_raw
+from schemas.errors import GoondanError
+from schemas.redaction import Redactor
+
+#: Decisions that are remembered: some weeks of somebody who is asked often. Each takes about a KiB.
+MAX_KEPT: Final = 1000
+#: Characters of arguments, of a question and of a reason.
+MAX_TEXT: Final = 300
+
+
+class History:
+    """The decisions of the bus, the oldest first."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._kept: deque[ApprovalRemembered] = deque()
+
+    def restore(self, records: Iterable[ApprovalRemembered]) -> None:
+        """What an earlier broker had written down."""
+        self._kept = deque(sorted(records, key=lambda record: record.number))
+
+    def add(self, item: Item, decided: Decided, asked: ApprovalAsked | None, asked_ms: int) -> None:
+        """Write a decision down; `asked` is what the journal has of the item."""
+        redact = Redactor(*(spec.model.api_key for spec in self._bus.plan.agents.values()))
+        instance = item.event.instance
+        entry = ApprovalDecided(
+            code=item.code,
+            id=item.id,
+            kind=item.kind,
+            agent=instance.agent,
+            instance_key=instance.key,
+            event_id=item.event.id,
+            tool=item.tool,
+            digest=item.digest,
+            what=_what(asked, redact),
+            asked_ms=asked_ms,
+            decided_ms=decided.at_ms,
+            how=decided.how,
+            uid=decided.uid,
+            reason=None if decided.reason is None else redact(decided.reason)[:MAX_TEXT],
+        )
+        record = ApprovalRemembered(self._kept[-1].number + 1 if self._kept else 1, entry)
+        self._kept.append(record)
+        forgotten: list[int] = []
+        while len(self._kept) > MAX_KEPT:
+            forgotten.append(self._kept.popleft().number)
+        self._bus.staged.append(Staged("note", self._bus.ledger.approval_remembered(record, forgotten)))
+
+    def listed(self) -> dict[str, Any]:
+        """The last decisions that one answer has room for, the oldest first; `more`: how many came before."""
+        newest = fitting(record.decided for record in reversed(self._kept))
+        return {"answered": newest[::-1], "more": len(self._kept) - len(newest)}
+
+
+def _what(asked: ApprovalAsked | None, redact: Callable[[str], str]) -> str:
+    if asked is None:
+        return ""
+    if asked.message is not None:
+        return redact(asked.message)[:MAX_TEXT]
+    try:
+        return redact(msgspec.json.encode(from_raw(asked.args, object)).decode())[:MAX_TEXT]
+    except (GoondanError, msgspec.EncodeError, TypeError, ValueError):
+        return ""
