@@ -61,8 +61,8 @@ class ApprovalItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     turn, `root_event` what all of it began with, `waited_for_by` the instances that wait for that turn, the first of
     them last. `args` are the final arguments, None where they are too many for a list (`args_bytes` has their size).
     `digest` is SHA-256 of tool, working directory and arguments (hexadecimal). `asked_ms` and `expires_ms` are
-    milliseconds since 1970. `state`: `waits`, or how it was decided. `uid` is the user whose token decided, None: the
-    kernel, because the time was over.
+    milliseconds since 1970. `state`: `waits`, or how it was decided. `uid` is the user whose token decided (-1: it
+    names none), None: the kernel, because the time was over.
     """
 
     id: str

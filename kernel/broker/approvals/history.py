@@ -7,7 +7,7 @@ Rules.
 - Answers are not kept. Of arguments and reasons the beginning is, without keys of models.
 - The last MAX_KEPT are kept.
 
-Source: docs/approvals.md, "Who has answered".
+Source: docs/approvals.md, "Who may answer".
 """
 
 from __future__ import annotations

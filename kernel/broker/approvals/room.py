@@ -62,6 +62,8 @@ MAX_BYTES_OF_EVENT: Final = 32 << 20
 #: Items of one answer, and bytes of the arguments, and of the schema, that it has of each.
 MAX_LISTED: Final = 500
 MAX_LISTED_ARGS: Final = 2 << 10
+#: Stands for the user of an operator's token that names none: a kernel of an earlier version has signed it.
+UNKNOWN_USER: Final = -1
 #: Operators who may wait for one decision to be journaled.
 MAX_DECIDERS: Final = 64
 
@@ -436,7 +438,8 @@ class Approvals:
         """`approve.answer`: a decision. It is answered when the journal has it."""
         decision = from_raw(frame.payload, ApprovalDecision)
         item = self._find(decision.id)
-        decided = self._read(decision, item, connection.claims.uid)
+        uid = connection.claims.uid
+        decided = self._read(decision, item, UNKNOWN_USER if uid is None else uid)
         if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
             if len(item.operators) >= MAX_DECIDERS:
                 message = "too many decide about this item"
@@ -453,7 +456,7 @@ class Approvals:
             item.operators.append((connection, frame.id))
             self._decide(item, decided)
 
-    def _read(self, decision: ApprovalDecision, item: Item, uid: int | None) -> Decided:
+    def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> Decided:
         reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
         if decision.decision == "no":
             return Decided("denied", uid, self._wall_ms(), reason)
