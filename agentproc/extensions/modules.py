@@ -139,9 +139,9 @@ def _asking() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_globals.get("__file__")
-        for folder in _folders:
-            if isinstance(file, str) and file.startswith(folder.path + "/"):
-                return folder.path
+        own = [folder.path for folder in _folders if isinstance(file, str) and file.startswith(folder.path + "/")]
+        if own:
+            return max(own, key=len)  # one may lie in another
         frame = frame.f_back
     return None
 

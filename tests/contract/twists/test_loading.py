@@ -234,6 +234,16 @@ async def test_two_extensions_with_a_module_of_one_name_beside_each(stage: Stage
     assert NOTES == [("a", "a"), ("b", "b")]
 
 
+async def test_an_extension_in_the_root_and_one_in_a_folder_of_it(stage: Stage) -> None:
+    """3.2 with one folder in the other: each imports what lies beside it, whoever was loaded first."""
+    (stage.home / "inner").mkdir()
+    for folder, name in (("", "outer"), ("inner", "inner")):
+        (stage.home / folder / "nested_helper.py").write_text(f"NAME = '{name}'\n")
+    source = "import nested_helper\ndef register(api): note(api.extension.metadata.name, nested_helper.NAME)"
+    await stage.agent(new("outer", source, entry="outer.py"), new("inner", source, entry="inner/main.py"))
+    assert NOTES == [("outer", "outer"), ("inner", "inner")]
+
+
 async def test_one_module_as_two_extensions(stage: Stage) -> None:
     """One entry, two documents: two identities, each with its own config, state and name."""
     source = """
