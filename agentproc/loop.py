@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -73,7 +74,13 @@ class TurnLink(CallLink, AckLink, AskingLink, Protocol):
 def now_rfc3339() -> str:
     """The time, RFC 3339 in UTC with milliseconds."""
     now = time.time_ns()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now // 1_000_000_000))}.{now // 1_000_000 % 1000:03d}Z"
+    return f"{_second(now // 1_000_000_000)}.{now // 1_000_000 % 1000:03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(at: int) -> str:
+    """A turn asks for the time every few hundred microseconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
 class TurnRunner:

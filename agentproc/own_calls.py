@@ -2,51 +2,110 @@
 
 What stands before them is the same for both: a person, if a rule asks for one, and then the turn's budget. The broker
 does both for calls that go to a tool host.
+
+Most turns have no such call and ask no other agent. What is needed for either is made at its first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 from agentproc.approvals import Approvals
 from agentproc.base_calls import BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import Allowed, Catalog, StepCatalog
+from agentproc.extensions.asking import Asking
 from agentproc.extensions.dynamic_tools import DynamicTools
 from agentproc.extensions.local_calls import LocalCalls
+from agentproc.questions import Asker
+from agentproc.store import ConversationStore
+from agentproc.swarm import AskingLink, Notices, Swarm
 from agentproc.turn import RunTool
 from schemas.frames import ToolResult
+from schemas.launch import AgentSpec
+
+
+class Runner(Protocol):
+    """What is needed of a TurnRunner."""
+
+    instance_key: str
+    tools: DynamicTools
+    catalog: Catalog
+    store: ConversationStore
+
+    @property
+    def spec(self) -> AgentSpec: ...
+    @property
+    def link(self) -> AskingLink: ...
+    @property
+    def events(self) -> Notices: ...
+    def clock(self) -> str: ...
 
 
 class OwnCalls:
-    """Those of the turn `turn_id`. `stepped` is called before the result of a bundled one is given."""
+    """Those of the turn `turn_id`, in the instance's `workdir`. `deadline` is the turn's, in the loop's time, None for
+    no end. `stepped` is called before the result of a bundled one is given, `lost` when the lease is gone.
+    """
 
     def __init__(
         self,
+        runner: Runner,
         turn_id: str,
-        tools: DynamicTools,
-        catalog: Catalog,
-        local: LocalCalls,
-        base: BaseCalls,
+        workdir: str,
+        deadline: float | None,
         approvals: Approvals,
         budget: TurnBudget | None,
+        *,
         stepped: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
+        self._runner = runner
         self._turn_id = turn_id
-        self._tools = tools
-        self._agent = catalog
-        self._local = local
-        self._base = base
+        self._workdir = workdir
+        self._deadline = deadline
         self._approvals = approvals
         self._budget = budget
         self._stepped = stepped
+        self._lost = lost
+
+    @cached_property
+    def asking(self) -> Asking:
+        """The ways of extensions to other agents."""
+        return Asking(self._swarm)
+
+    @cached_property
+    def _swarm(self) -> Swarm:
+        runner = self._runner
+        asker = Asker(runner.spec.name, runner.instance_key, self._turn_id)
+        return Swarm(runner.link, asker, self._deadline, runner.clock, runner.events)
+
+    @cached_property
+    def _local(self) -> LocalCalls:
+        runner = self._runner
+        place = runner.spec.name, runner.instance_key, self._workdir, runner.store
+        return LocalCalls(*place, self.asking.in_call, self._lost)
+
+    @cached_property
+    def _base(self) -> BaseCalls:
+        return BaseCalls(self._swarm)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether one of the calls has asked for a restart of the kernel."""
+        return "_swarm" in self.__dict__ and self._swarm.restarts
+
+    def move_deadline(self, deadline: float | None) -> None:
+        """The turn ends then."""
+        self._deadline = deadline
+        if "_swarm" in self.__dict__:
+            self._swarm.deadline = deadline
 
     def runs(self, name: str) -> bool:
         """Whether calls of this tool run here."""
-        return self._tools.find(name) is not None or self._agent.runs_here(name)
+        return self._runner.tools.find(name) is not None or self._runner.catalog.runs_here(name)
 
     def start(
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
@@ -69,7 +128,7 @@ class OwnCalls:
         self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
     ) -> None:
         part = action.part
-        local = self._tools.get(part.tool_name)
+        local = self._runner.tools.get(part.tool_name)
         if local is not None:
             self._local.start(
                 local,
@@ -94,11 +153,16 @@ class OwnCalls:
         self._approvals.drop(tool_call_id)
         if self._budget is not None:
             self._budget.drop(tool_call_id)
-        self._local.drop(tool_call_id)
-        self._base.drop(tool_call_id)
+        for calls in self._begun():
+            calls.drop(tool_call_id)
 
     def close(self) -> None:
         """The turn is left."""
-        self._local.close()
-        self._base.close()
+        if "asking" in self.__dict__:
+            self.asking.close()
+        for calls in self._begun():
+            calls.close()
         self._approvals.close()
+
+    def _begun(self) -> list[LocalCalls | BaseCalls]:
+        return [self.__dict__[name] for name in ("_local", "_base") if name in self.__dict__]

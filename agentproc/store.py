@@ -150,10 +150,11 @@ class ConversationStore:
         generation: int = 0,
     ) -> None:
         self.path = Path(directory) / CONVERSATION_FILE
-        self._log = Path(directory) / f"{CONVERSATION_FILE}-wal"
+        self._log = f"{self.path}-wal"
         self._max_bytes = max_bytes
         self._writing: Literal["usual", "final", "reserve"] = "usual"
         self._room = 0  # bytes that can be written before the sizes have to be looked at again
+        self._unlooked = LARGE_LOG_BYTES  # bytes that may have gone into the log since its size was looked at
         self._kept_messages = kept_messages
         self._generation = generation
         self._durability = durability
@@ -204,6 +205,7 @@ class ConversationStore:
             yield
             self._write_notes()
             self._room -= _WRITE_BYTES
+            self._unlooked += _WRITE_BYTES
             self._check_room(db)
             db.execute("COMMIT")
             if full:
@@ -399,21 +401,31 @@ class ConversationStore:
     def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
         if self._db is None:
             raise _closed()
-        size = sum(len(value) for value in values if isinstance(value, bytes | str))
+        size = 0
+        for value in values:
+            if type(value) is bytes or type(value) is str:
+                size += len(value)
         self._room -= 4 * size
+        self._unlooked += size
         if size > _WRITE_BYTES:
             self._check_room(self._db, more=size)  # before it is in the log
         self._db.execute(statement, values)
 
     def _empty_log(self, db: sqlite3.Connection) -> None:
         """Copy a large log into the file, unless somebody reads the conversation just now."""
-        with suppress(FileNotFoundError, sqlite3.OperationalError):
-            if self._log.stat().st_size > LARGE_LOG_BYTES:
-                db.execute("PRAGMA busy_timeout = 0")  # a reader may take long, and is not waited for
-                try:
-                    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                finally:
-                    db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        if self._unlooked < LARGE_LOG_BYTES // 8:
+            return
+        self._unlooked = 0
+        try:
+            if os.stat(self._log).st_size <= LARGE_LOG_BYTES:
+                return
+            db.execute("PRAGMA busy_timeout = 0")  # a reader may take long, and is not waited for
+            try:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        except (FileNotFoundError, sqlite3.OperationalError):
+            pass
 
     def _check_room(self, db: sqlite3.Connection, *, more: int = 0) -> None:
         """Raise E_STORE_FULL when the transaction leaves no room for the end of its turn, or (a final one) for itself.
@@ -427,7 +439,7 @@ class ConversationStore:
             return
         page, pages, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
         copied = db.execute("SELECT coalesce(sum(length(message) + ?), 0) FROM events", (_EVENT_BYTES,)).fetchone()[0]
-        log = self._log.stat().st_size - _CACHE * 1024  # what is in memory still goes there
+        log = os.stat(self._log).st_size - _CACHE * 1024  # what is in memory still goes there
         final = self._writing == "final"
         most = max(pages * page, (pages - free) * page + copied) + log + copied + more * (2 if final else 4)
         self._room = self._max_bytes - RESERVE_BYTES - most

@@ -26,25 +26,20 @@ from msgspec import structs
 from agentproc.answers import answer_payload, done_frame, failed, turn_id
 from agentproc.approvals import Approvals
 from agentproc.aside import Aside
-from agentproc.base_calls import BaseCalls
 from agentproc.budget import TurnBudget
 from agentproc.calls import CallContext
 from agentproc.catalog import StepCatalog
 from agentproc.completions import Ended
 from agentproc.conversation import Append, Presented, encode_message, error_result
-from agentproc.extensions.asking import Asking
 from agentproc.extensions.contexts import Execution
-from agentproc.extensions.local_calls import LocalCalls
 from agentproc.extensions.stages import Stages
 from agentproc.live import LiveFeed
 from agentproc.notes import ModelAttempts, TurnNotes, results_of
 from agentproc.own_calls import OwnCalls
 from agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
-from agentproc.questions import Asker
 from agentproc.stall import StallClock, stalled
 from agentproc.step_config import TurnConfig
 from agentproc.store import TurnRow
-from agentproc.swarm import Swarm
 from agentproc.told_event import told_event
 from agentproc.transcript import Transcript, resumption
 from agentproc.turn import (
@@ -131,13 +126,18 @@ class TurnRun:
         self._notes = TurnNotes(runner.store, name, self._trace_id, frame.parent_span_id, runner.redact)
         workdir = frame.workdir or instance_workdir(runner.spec.state_dir, runner.spec.name, runner.instance_key)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
-        asker = Asker(runner.spec.name, runner.instance_key, name)
-        swarm = self._swarm = Swarm(runner.link, asker, deadline, runner.clock, runner.events)
-        self._asking = Asking(swarm)
-        self._aside = Aside(runner.spec, self._ask_once, self._time_left, runner.clock)
+        self._epoch = frame.epoch or 0
+        self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
+        self._live = live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
+        self._approvals = Approvals(runner, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
+        before = self._approvals, self._budget
+        own = OwnCalls(runner, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon)
+        self._own_calls = own
+        self._aside: Aside | None = None
         self._stages: Stages | None = None
         self._config = TurnConfig(runner.live_config, runner.catalog, runner.store, name)
         if wrapped and (self._wraps_steps or not runner.pipeline.empty):
+            aside = self._aside = Aside(runner.spec, self._ask_once, self._time_left, runner.clock)
             self._stages = Stages(
                 runner.pipeline,
                 runner.points(self._config.in_force),
@@ -146,21 +146,14 @@ class TurnRun:
                 self._transcript,
                 Execution(runner.spec.name, runner.instance_key, name, self._trace_id),
                 told_event(frame),
-                self._asking,
+                own.asking,
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
-                ask_aside=lambda *question: self._aside.ask(runner.provider, self._config.in_force.model, *question),
+                ask_aside=lambda *question: aside.ask(runner.provider, self._config.in_force.model, *question),
             )
         self._context = CallContext(name, self._event_id, frame.epoch, deadline)
         self._parked = False
-        self._epoch = frame.epoch or 0
-        self._budget = TurnBudget(runner.link, runner.events, self._event_id, self._epoch) if frame.budget else None
-        self._live = live = LiveFeed(runner.link, self._loop, frame, name, again=row is not None)
-        self._approvals = Approvals(runner, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
-        place = runner.spec.name, runner.instance_key, workdir, runner.store
-        calls = LocalCalls(*place, self._asking.in_call, self.abandon), BaseCalls(swarm), self._approvals
-        self._own_calls = OwnCalls(name, runner.tools, runner.catalog, *calls, self._budget, self._stepped)
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
@@ -254,11 +247,11 @@ class TurnRun:
             self._runner.link.forget(self._renewing.id)
         if self._model is not None:
             self._model.cancel()
-        self._aside.stop()
+        if self._aside is not None:
+            self._aside.stop()
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
-        self._asking.close()
         if self._budget is not None:
             self._budget.close()
         self._own_calls.close()
@@ -463,7 +456,7 @@ class TurnRun:
             then(refused)
 
     def _stepped(self) -> None:
-        if self._swarm.restarts:  # the next step is for after the restart
+        if self._own_calls.restarts:  # the next step is for after the restart
             self.push(Pause())
 
     def _drop_call(self, tool_call_id: str) -> None:
@@ -644,7 +637,8 @@ class TurnRun:
             return
         if self._model is not None:
             self._model.cancel()
-        self._aside.stop()
+        if self._aside is not None:
+            self._aside.stop()
         self._stop_watching()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._runner.clock())
@@ -663,7 +657,7 @@ class TurnRun:
             self._deadline_timer.cancel()
         self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
         self._context = msgspec.structs.replace(self._context, deadline=deadline)
-        self._swarm.deadline = deadline
+        self._own_calls.move_deadline(deadline)
 
     def _out_of_time(self) -> None:
         late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")
