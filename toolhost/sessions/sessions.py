@@ -294,10 +294,10 @@ class Sessions:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
+                case machine.Conclude():  # first, since nearly every call ends so
+                    self._conclude(action)
                 case Assign() | Start() | machine.Again() | End():
                     self._place_or_end(action)
-                case machine.Conclude():
-                    self._conclude(action)
                 case machine.Finish():
                     self._answers.finish(action.call, action.payload)
                 case machine.Answer():
