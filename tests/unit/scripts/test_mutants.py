@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 
-from scripts.mutants import GROUPS, Group, Outcome, Survivor, configuration, listing, pure
+from scripts.mutants import GROUPS, KILLED_AT_LEAST, SURVIVORS, Group, Outcome, Survivor, configuration, listing, pure
 from scripts.mutations import ROOT
 
 
@@ -33,3 +34,10 @@ def test_what_nobody_noticed_is_listed_by_its_place() -> None:
         "g: 3 of 5 noticed, 60.0 %\n"
         "a.py: one\n    - if a:\n    + if not a:\nb.py: two\n    - x = 1\n    + x = 2\n"
     )  # fmt: skip
+
+
+def test_what_the_list_in_the_repository_says_is_enough() -> None:
+    heads = re.findall(r"^## (\w+): .* ([\d.]+) %$", SURVIVORS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert heads
+    assert {name for name, _ in heads} <= set(GROUPS)
+    assert min(float(percent) for _, percent in heads) >= KILLED_AT_LEAST
