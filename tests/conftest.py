@@ -49,6 +49,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def _state_root_stays() -> Iterator[None]:
+    """An agent that loads extensions sets this variable for them. The next test of the same process starts without it."""
+    before = os.environ.get("GOONDAN_STATE_ROOT")
+    yield
+    if before is None:
+        os.environ.pop("GOONDAN_STATE_ROOT", None)
+    else:
+        os.environ["GOONDAN_STATE_ROOT"] = before
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Two for each processor: a test of programs waits for half of its time, for an end, a deadline, a pause."""
     return 2 * len(os.sched_getaffinity(0))

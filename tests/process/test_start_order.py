@@ -129,11 +129,15 @@ from kernel.supervisor.options import parse
 from kernel.supervisor.reaping import children_of_this_process
 from schemas.errors import fail
 
+def command(child):
+    return Path(f"/proc/{child}/cmdline").read_text().replace("\\0", " ")
+
 def refuse(options, running):
-    for child in children_of_this_process():
-        while not (words := Path(f"/proc/{child}/cmdline").read_text()):
-            time.sleep(0.001)  # it is just being executed
-        print(*words.split("\\0"))
+    until = time.monotonic() + 10  # a child that is just being executed has no words of its own yet
+    while not (started := [words for words in map(command, children_of_this_process()) if " toolhost " in words]):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    print(*started)
     raise fail("E_CONFIG_INVALID", "nothing to run")
 
 async def main():

@@ -216,9 +216,11 @@ def test_one_agent_restarts_and_its_conversation_begins_anew_when_that_is_wished
 
 def test_a_limit_of_the_swarm_restarts_the_kernel_in_place_and_the_watch_goes_on(watched: Watched) -> None:
     kernel, before = watched.kernel, watched.pids()
+    ready = kernel.times_ready("broker")
     changed = BUNDLE.replace("entryAgent: Agent/main,", "entryAgent: Agent/main, policy: {maxLiveAgents: 9},")
     kernel.bundle.write_text(changed)
     assert "max_live_agents" in watched.news()
+    wait_until(lambda: kernel.times_ready("broker") > ready)  # until then the kernel before it answers
     watched.say("/words__say {}")
     assert watched.hear() == "3"
     after = watched.pids()
