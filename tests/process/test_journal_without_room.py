@@ -13,12 +13,15 @@ import pytest
 #: In a namespace of its own: fills the disk with new events, then with a file, and ends the events all the same.
 ENDING = """
 import os, subprocess, sys, time
+from kernel.broker.journal import group
 from kernel.broker.journal.interface import Item, Put, Retire
 from kernel.broker.journal.opening import open_store, start
 from kernel.broker.__main__ import _assemble
 from tests.process.bare_broker import plan
 
-folder, durability = sys.argv[1:]
+folder, durability = sys.argv[1:3]
+if sys.argv[3:]:
+    group.FULL_RETRY_S = float(sys.argv[3])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=True)
 store = open_store(folder, durability)
 journal = start(store, folder)
@@ -58,10 +61,13 @@ print([row.subject for row in store.rows()])
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs a mount of its own")
-@pytest.mark.parametrize("durability", ["process", "power"])
-def test_running_work_ends_and_a_broker_starts_while_something_fills_the_disk(tmp_path: Path, durability: str) -> None:
+@pytest.mark.parametrize("plan", [("process",), ("power",), ("process", "0"), ("power", "0")], ids=" ".join)
+def test_running_work_ends_and_a_broker_starts_while_something_fills_the_disk(
+    tmp_path: Path, plan: tuple[str, ...]
+) -> None:
+    """Also when each write tries whether the disk is still full: the reserve is not lost by that."""
     done = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", ENDING, str(tmp_path), durability],
+        ["unshare", "-m", sys.executable, "-c", ENDING, str(tmp_path), *plan],
         capture_output=True,
         text=True,
         timeout=60,

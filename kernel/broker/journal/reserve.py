@@ -33,20 +33,12 @@ class Reserve:
     def make(self) -> bool:
         """Take the space; False when the disk has not so much room. What is no such file is replaced.
 
-        Where no reserve can be made for another reason, the answer is True: the disk is not full, it only has none.
+        What is left of a reserve is made longer in place and stays as it is where there is no room: it must not be
+        free for a moment, because whatever filled the disk would take it. Where no reserve can be made for another
+        reason, the answer is True: the disk is not full, it only has none.
         """
         try:
-            found = os.stat(self._path, follow_symlinks=False)
-            whole = found.st_size == RESERVE_BYTES <= found.st_blocks * _BLOCK
-            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and whole:
-                return True
-            os.unlink(self._path)  # a link, a pipe, a file with holes in it, or with a second name
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            return error.errno not in _FULL
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd, left = self._open()
         except OSError as error:
             return error.errno not in _FULL
         try:
@@ -54,10 +46,23 @@ class Reserve:
             return True
         except OSError as error:
             with suppress(OSError):
-                os.unlink(self._path)
+                os.truncate(fd, left) if left else os.unlink(self._path)
             return error.errno not in _FULL
         finally:
             os.close(fd)
+
+    def _open(self) -> tuple[int, int]:
+        """The file for writing, and the bytes that it has already. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # not to be kept waiting by a pipe
+        with suppress(OSError):
+            fd = os.open(self._path, flags)
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= RESERVE_BYTES:
+                return fd, found.st_size
+            os.close(fd)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)  # a link, a pipe, a file that is too long or has a second name
+        return os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o600), 0
 
     def release(self) -> bool:
         """Give RELEASE_BYTES back to the disk; True when there was something to give."""
@@ -73,6 +78,10 @@ class Reserve:
 
 
 def _fill(fd: int) -> None:
+    """Take all blocks of the file; those that it has stay. Raises OSError."""
+    found = os.fstat(fd)
+    if found.st_size == RESERVE_BYTES <= found.st_blocks * _BLOCK:
+        return
     try:
         os.posix_fallocate(fd, 0, RESERVE_BYTES)
         return
