@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _state_root_stays() -> Iterator[None]:
-    """An agent that loads extensions sets this variable for them. The next test of the same process starts without it."""
+    """An agent that loads extensions sets this variable for them. The next test starts without it."""
     before = os.environ.get("GOONDAN_STATE_ROOT")
     yield
     if before is None:
