@@ -312,9 +312,9 @@ def _close_inherited(keep: Collection[int]) -> None:
                 os.close(int(name))
 
 
-def _warming(providers: Collection[str]) -> Iterator[None]:
+def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
     """The warm-up, and then no garbage and no holes."""
-    yield from warm_up(providers)
+    yield from warm_up(providers, scratch)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -330,6 +330,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
     parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
+    parser.add_argument("--scratch", help="folder to make for the files of the warm-up; the kernel clears its place")
     forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
     close_to_others()
@@ -340,7 +341,7 @@ def main(argv: list[str] | None = None) -> int:
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
         gc.disable()  # a collection would touch, and so unshare, every page that holds objects
-        warming = _warming(options.provider)
+        warming = _warming(options.provider, options.scratch)
         next(warming)
         gc.freeze()
         fork_server = ForkServer(server, options.keep_fd)

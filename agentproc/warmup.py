@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
+import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -69,11 +70,12 @@ _filling: Final[list[object]] = []
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 
-def warm_up(providers: Collection[str] = ()) -> Iterator[None]:
+def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iterator[None]:
     """Make the fork server worth forking from, in steps of 10 to 20 ms. After each of them it has one thread, no loop
     and no open file of its own. After the first one an agent is quick, and smaller with each further one.
 
-    `providers` are those of the agents to come beside `embedded`; unknown names are skipped.
+    `providers` are those of the agents to come beside `embedded`; unknown names are skipped. `scratch` is a folder to
+    make and to remove, whose place somebody else clears when this process is killed; None: one for temporary files.
     """
     import uvloop  # noqa: F401
 
@@ -83,17 +85,18 @@ def warm_up(providers: Collection[str] = ()) -> Iterator[None]:
             from_raw(NO_PAYLOAD, kind)
     for _ in range(ROUNDS):
         configure_log("warm-up")
-    _play(1, ModelSpec(provider="embedded"))
+    _play(scratch, 1, ModelSpec(provider="embedded"))
     yield
     for _ in range(ROUNDS // STEP_ROUNDS):
-        _play(STEP_ROUNDS, ModelSpec(provider="embedded"))
+        _play(scratch, STEP_ROUNDS, ModelSpec(provider="embedded"))
         yield
     for name in ("anthropic", "openai"):
         if name in providers:
             from agentproc import warm_models
 
             for _ in range(MODEL_ROUNDS // STEP_ROUNDS):
-                _play(STEP_ROUNDS, warm_models.model(name), partial(warm_models.provider, name, _TOOL.name))
+                provider = partial(warm_models.provider, name, _TOOL.name)
+                _play(scratch, STEP_ROUNDS, warm_models.model(name), provider)
                 yield
     _map_libraries()
     yield
@@ -166,19 +169,28 @@ _STOP: Final = (signal.SIGTERM,)
 _TOOL: Final = CatalogItem(name="warm__up", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
 
 
-def _play(rounds: int, model: ModelSpec, make_provider: Callable[[], Provider] | None = None) -> None:
+def _play(
+    scratch: str | None, rounds: int, model: ModelSpec, make_provider: Callable[[], Provider] | None = None
+) -> None:
     """So many turns in a folder and a loop of their own. A stop waits until the folder is gone."""
+    import shutil
     import tempfile
 
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
-        with tempfile.TemporaryDirectory(prefix="gdn-") as folder:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)  # a fork server that was killed has left it
+            os.mkdir(scratch, 0o700)
+        folder = scratch or tempfile.mkdtemp(prefix="gdn-")
+        try:
             loop = asyncio.SelectorEventLoop()
             try:
                 provider = None if make_provider is None else make_provider()
                 loop.run_until_complete(_play_turns(folder, rounds, model, provider))
             finally:
                 loop.close()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
 

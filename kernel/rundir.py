@@ -27,7 +27,9 @@ CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name
 #: The kernel's secret, for whoever makes tokens by hand; only a broker that was started by hand leaves it.
 SECRET_FILE: Final = "kernel.secret"  # noqa: S105 - a file's name
 SUPERVISOR_SOCKET: Final = "supervisor.sock"
-#: All that a kernel makes in its runtime directory; nothing else is ever removed from it.
+#: The folder in which a fork server plays the turns that warm it up; one that was killed meanwhile leaves it.
+WARMUP_FOLDER: Final = "warm-up"
+#: All other things that a kernel makes in its runtime directory; nothing else is ever removed from it.
 _OWN_FILES: Final = (*SOCKETS.values(), SUPERVISOR_SOCKET, CLIENT_TOKEN, SECRET_FILE)
 #: A kernel that ends takes its directory away; an attempt that met that is repeated this often.
 _ATTEMPTS: Final = 20
@@ -119,6 +121,11 @@ def sweep(directory: Directory, keep: Sequence[str] = ()) -> None:
         if name not in keep:
             with suppress(OSError):
                 os.unlink(name, dir_fd=directory.fd)
+    with suppress(OSError):
+        os.stat(WARMUP_FOLDER, dir_fd=directory.fd, follow_symlinks=False)
+        import shutil
+
+        shutil.rmtree(WARMUP_FOLDER, dir_fd=directory.fd)
 
 
 def is_intact(directory: Directory) -> bool:

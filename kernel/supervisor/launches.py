@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kernel.premises import Premises
+from kernel.rundir import WARMUP_FOLDER
 from kernel.spawn import AGENT_ENVIRONMENT, environment, fill, memory_file
 from kernel.supervisor.options import Options
 from kernel.supervisor.services import Launch
@@ -158,6 +159,7 @@ class Launches:
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
                 *("--keep-fd", str(self._premises.alive_fd)),
+                *("--scratch", os.path.join(self._premises.run_dir, WARMUP_FOLDER)),
                 *(f"--provider={name}" for name in sorted(providers)),
             ],
             env=environment(os.environ, AGENT_ENVIRONMENT),

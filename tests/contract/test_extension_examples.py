@@ -290,7 +290,7 @@ def test_the_rules_of_the_page_decide_as_it_says(tmp_path: Path, language: str) 
 def test_the_commands_of_the_page_are_there_and_take_these_arguments(language: str) -> None:
     console = examples("approvals", language)[1][1]
     lines = [shlex.split(line, comments=True) for line in console.splitlines() if line.startswith("$ ")]
-    assert len(lines) == 5
+    assert len(lines) == 6
     for words in lines:
         assert words[:3] == ["$", "gdn", "approve"]
         named = approve.commands[words[3]]

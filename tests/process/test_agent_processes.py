@@ -108,9 +108,9 @@ def status(pid: int) -> dict[str, str]:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended, reaped or not."""
+    """Ended, reaped or not, with all of its threads: each of them keeps the descriptors open."""
     try:
-        return status(pid)["State"].startswith("Z")
+        return status(pid)["State"].startswith("Z") and len(os.listdir(f"/proc/{pid}/task")) == 1
     except (FileNotFoundError, ProcessLookupError):
         return True
 

@@ -200,9 +200,10 @@ def test_what_cannot_be_done_is_an_error_result(swarm: Swarm, tool: str, argumen
         assert all(name in result["error"]["message"] for name in AGENTS)
 
 
-def test_an_agent_that_ends_while_it_loads_fails_what_it_is_asked_though_it_was_spawned(swarm: Swarm) -> None:
+def test_an_agent_that_ends_while_it_loads_is_not_spawned_and_fails_what_it_is_asked(swarm: Swarm) -> None:
     key = swarm.key()
-    assert swarm.call("agents__spawn", key, target="broken")["output"]["instanceKey"] == key
+    spawned = swarm.call("agents__spawn", key, target="broken")
+    assert (spawned["status"], spawned["error"]["code"]) == ("error", "E_AGENT_SPAWN_FAILED")
     asked = swarm.call("agents__request", key, target="broken", input="x")
     assert (asked["status"], asked["error"]["code"]) == ("error", "E_AGENT_SPAWN_FAILED")
 
