@@ -182,7 +182,9 @@ class Link:
         self._ticker = loop.call_later(TICK_S, self._tick)
         self._schedule()
         try:
-            return await asyncio.wait_for(asyncio.shield(self._welcomed), timeout_s)
+            # Not wait_for: in Python 3.11 it forgets to be cancelled when the welcome comes that very moment.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._welcomed)
         except TimeoutError:
             await self.close(0)
             raise fail("E_KERNEL_NOT_RUNNING", f"no welcome from {self.endpoint} within {timeout_s:g} s") from None

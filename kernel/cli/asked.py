@@ -50,7 +50,8 @@ class Asked:
                 await self._session.admin({"op": "approve.watch"}, ANSWER_S)
                 await self.look()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._session.news.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):  # not wait_for, see Session
+                    await self._session.news.wait()
 
     async def look(self) -> None:
         """Read the list. Raises GoondanError."""

@@ -198,7 +198,9 @@ class Session:
 
     async def _wait(self, waiter: asyncio.Future[Frame], frame: Frame, timeout_s: float | None) -> Frame:
         try:
-            return await asyncio.wait_for(waiter, timeout_s)
+            # Not wait_for: in Python 3.11 it forgets to be cancelled when the answer comes that very moment.
+            async with asyncio.timeout(timeout_s):
+                return await waiter
         except TimeoutError:
             self._open.forget(frame.id)
             raise fail("E_AGENT_TIMEOUT", f"no answer within {timeout_s:g} s") from None
