@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
         gc.disable()
     if not is_worker:
         config.pluginmanager.register(TimeSpent())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: the commands would ignore it too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

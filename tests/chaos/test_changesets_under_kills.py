@@ -29,7 +29,7 @@ from tests.process.scripted_model import scripted_model
 
 CHAOS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "0"))
 #: Proposals: fifty at once is what must hold.
-PROPOSALS: Final = 50 if CHAOS else 12
+PROPOSALS: Final = 50 if CHAOS else 8
 #: One of each is killed before any is killed again.
 ROLES: Final = ("changesets", "agent", "broker", "forkserver", "toolhost", "supervisor")
 #: Between two kills (seconds): on average 0.7, at which changesets used to fail.
