@@ -82,8 +82,11 @@ def test_no_process_of_a_kernel_may_leave_a_core(running: Sandbox) -> None:
 
 
 def test_who_may_be_looked_into_is_as_written_down(running: Sandbox) -> None:
-    kinds = named(running)
-    assert {name: can_look_into(kinds[name]) for name in OPEN} == OPEN
+    def seen() -> dict[str, bool]:
+        kinds = named(running)
+        return {name: can_look_into(kinds[name]) for name in OPEN if name in kinds}
+
+    wait_until(lambda: seen() == OPEN)  # a spare that was let go after the warm-up is closed for its last moment
 
 
 def test_a_command_that_has_a_token_leaves_no_core_and_is_closed(running: Sandbox) -> None:
