@@ -15,7 +15,7 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -25,12 +25,13 @@ from kernel.broker.acting import Actor, Actors
 from kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from kernel.broker.entities import Connection, Instance, PendingSpawn, Staged
 from kernel.broker.journal.interface import Item, Write
+from kernel.broker.one_frame import fitting
 from kernel.broker.places import Claim
 from kernel.broker.processes import Processes, spawn_failure
 from kernel.broker.spawns import Spawned, SpawnRecord
 from kernel.broker.workdirs import Beneath, Workdir, shared
 from schemas.address import is_instance_key
-from schemas.codec import encode_value, from_raw, to_raw
+from schemas.codec import from_raw, to_raw
 from schemas.control import Exited, Inventory, Ready, SpawnFailed
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import (
@@ -52,8 +53,6 @@ MAX_OWNED: Final = 256
 MAX_SPAWNED: Final = 4096
 #: Frames that may wait for the process of one instance.
 MAX_WAITING: Final = 256
-#: Bytes of one list: it has to fit a frame, with its header.
-MAX_LIST_BYTES: Final = 768 << 10
 
 
 class Directory:
@@ -104,18 +103,15 @@ class Directory:
         me = _instance(self._actors.of(connection, frame))
         asked = AgentsList() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsList)
         every = [*self._bus.mailbox.instances.values()] if asked.include_all else [*self._spawned]
-        agents: list[ListedAgent] = []
-        room = MAX_LIST_BYTES
-        for instance in every:
-            record = instance.spawned
-            mine = record is not None and (record.owner_agent, record.owner_key) == (me.agent, me.key)
-            if instance.agent == OPERATOR_AGENT or not (mine or asked.include_all):
-                continue
-            entry = self._entry(instance, record)
-            room -= len(encode_value(entry))
-            if room < 0:
-                break
-            agents.append(entry)
+
+        def entries() -> Iterator[ListedAgent]:
+            for instance in every:
+                record = instance.spawned
+                mine = record is not None and (record.owner_agent, record.owner_key) == (me.agent, me.key)
+                if instance.agent != OPERATOR_AGENT and (mine or asked.include_all):
+                    yield self._entry(instance, record)
+
+        agents = fitting(entries())
         self._reply(connection, frame.id, AgentsListed(len(agents), agents))
 
     def spawn(self, connection: Connection, frame: Frame, now: float) -> None:

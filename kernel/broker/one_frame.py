@@ -1,4 +1,4 @@
-"""Lists for operators that have to fit one frame, whatever the names and ids in them are. Pure.
+"""Lists for operators and agents that have to fit one frame, whatever the names and ids in them are. Pure.
 
 Ids and keys are anybody's text. A frame that is too long would end the connection of whoever asked: nobody could look
 any more.
