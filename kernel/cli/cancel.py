@@ -28,7 +28,7 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 @click.option(
     "--timeout",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Seconds(),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
     help="Give up waiting for the end after this time; it is cancelled all the same.",

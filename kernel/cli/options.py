@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
@@ -35,6 +36,25 @@ def completed_path(kind: Literal["file", "dir"]) -> Completion:
         return [CompletionItem(incomplete, type=kind)]
 
     return complete
+
+
+class Seconds(click.FloatRange):
+    """A time to wait, in seconds: more than zero and at most a year.
+
+    `nan` is neither less nor more than a limit, so a range alone lets it through.
+    """
+
+    #: Nobody waits longer for one answer, and as milliseconds it fits every integer of the wire.
+    MOST: Final = 366 * 24 * 3600
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=self.MOST)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 #: Where events and calls go when no instance is named.

@@ -37,7 +37,7 @@ MAX_EVENT_ID: Final = 256
 @click.option(
     "--timeout",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=options.Seconds(),
     default=DEFAULT_TIMEOUT_S,
     show_default=True,
     help="Give up waiting after this time.",
