@@ -7,8 +7,8 @@ import sys
 
 from agentproc.app import main, new_loop
 from schemas.errors import GoondanError
-from schemas.secrecy import close_memory
-from schemas.startup import close_to_others, die_with_parent, read_token, set_process_name
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
 from schemas.visible import visible_line
 
 

@@ -29,7 +29,7 @@ from schemas.errors import GoondanError
 from schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
 from schemas.launch import AgentSpec
 from schemas.link import Link
-from schemas.startup import report_failure, report_ready
+from schemas.system.startup import report_failure, report_ready
 
 #: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
 #: the broker must have its events back, instead of learning from a death that they are free.

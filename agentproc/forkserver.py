@@ -44,8 +44,8 @@ from agentproc.app import main as run_agent
 from agentproc.app import new_loop
 from agentproc.warmup import fill_pools, rehearse_start, warm_up
 from schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
-from schemas.secrecy import close_memory, forbid_core_dumps
-from schemas.startup import (
+from schemas.system.secrecy import close_memory, forbid_core_dumps
+from schemas.system.startup import (
     close_to_others,
     die_with_parent,
     keep_memory_steady,

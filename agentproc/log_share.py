@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from schemas.log_admission import Admission, suppressed_lines
+from schemas.system.log_admission import Admission, suppressed_lines
 
 #: What a line takes beside its message: time, level and name (bytes), about.
 _HEAD: Final = 64

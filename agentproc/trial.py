@@ -28,7 +28,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, Frame, ToolResult
 from schemas.launch import AgentSpec, CatalogItem
-from schemas.secrecy import close_memory
+from schemas.system.secrecy import close_memory
 
 #: The tool that the turn calls: it is answered in this process.
 TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")

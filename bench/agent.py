@@ -33,7 +33,7 @@ from schemas.errors import error_payload
 from schemas.forkserver import WARM, ForkRequest, decode_reply, encode_packet
 from schemas.frames import AgentEvent, Frame, Welcome
 from schemas.launch import ModelSpec
-from schemas.startup import become_subreaper
+from schemas.system.startup import become_subreaper
 
 #: Agents per run, one after the other.
 AGENTS = 12

@@ -17,7 +17,7 @@ from kernel.broker.ledger import Ledger
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router
 from schemas.launch import KernelPlan
-from schemas.startup import report_ready
+from schemas.system.startup import report_ready
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from typing import Final
 import msgspec
 
 from kernel import rundir
-from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
+from schemas.system.directories import Directory, DirectoryRefused, open_directory
 
 #: How long a start waits for the last processes of a killed kernel (seconds). Their parent-death signal is immediate.
 LEFTOVERS_S: Final = 3.0

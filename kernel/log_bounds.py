@@ -115,7 +115,7 @@ def _keep_older(folder: int, name: str) -> None:
 
 
 def _replace(folder: int, name: str, data: bytes) -> None:
-    from schemas.private_files import replace_in
+    from schemas.system.private_files import replace_in
 
     replace_in(folder, name, data)
 

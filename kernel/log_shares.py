@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from kernel.logs import AGENT, parse
-from schemas.log_admission import Suppressed, suppressed_lines
+from schemas.system.log_admission import Suppressed, suppressed_lines
 
 #: What a line that says how many went takes (bytes), about.
 _NOTE_BYTES: Final = 256

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from schemas.directories import DirectoryRefused, open_directory
 from schemas.errors import fail
+from schemas.system.directories import DirectoryRefused, open_directory
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.

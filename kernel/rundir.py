@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import Final
 
 from kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
-from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.private_files import replace_in
+from schemas.system.directories import Directory, DirectoryRefused, open_directory
+from schemas.system.private_files import replace_in
 from schemas.tokens import SOCKETS
 
 CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name

@@ -24,7 +24,7 @@ import msgspec
 from kernel.import_path import folders
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload
-from schemas.users import VARIABLE
+from schemas.system.users import VARIABLE
 from schemas.visible import visible_line
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be

@@ -1,6 +1,6 @@
 """The state root, before anything in it is used: whose it is, who could write to it, and what is believed from it.
 
-Every level is opened by the checked walk (schemas/directories.py): it belongs to us and is closed to others. What is
+Every level is opened by the checked walk (schemas/system/directories.py): it belongs to us and is closed to others. What is
 ours and too open is closed, and a line says so. What cannot be closed, or belongs to somebody else, is refused with the
 GOONDAN_STATE_ROOT line to use instead.
 
@@ -22,10 +22,10 @@ from typing import Final, NamedTuple, NoReturn
 from msgspec import Struct
 
 from kernel import paths
-from schemas.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.own_users import TOOLHOST_UID
-from schemas.shell import quoted
+from schemas.system.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
+from schemas.system.own_users import TOOLHOST_UID
+from schemas.system.shell import quoted
 
 #: Its presence in the root says that others could write there. Its text says how.
 MARK: Final = "unconfirmed"

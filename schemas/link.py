@@ -30,9 +30,7 @@ import zmq
 import zmq.backend
 from msgspec import Raw
 
-from schemas.blob_work import BlobWork
 from schemas.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
-from schemas.broker_identity import BrokerIdentity
 from schemas.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from schemas.errors import GoondanError, fail
 from schemas.frames import Blob, Frame, Lease, Welcome
@@ -50,6 +48,8 @@ from schemas.peer import (
     Welcomed,
     encode_reference,
 )
+from schemas.system.blob_work import BlobWork
+from schemas.system.broker_identity import BrokerIdentity
 
 #: How long libzmq waits before it tries a lost path again (milliseconds).
 RECONNECT_MS: Final = 20

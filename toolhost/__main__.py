@@ -10,8 +10,8 @@ import msgspec
 import uvloop
 
 from schemas.errors import GoondanError, fail
-from schemas.secrecy import close_memory
-from schemas.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
 from toolhost.descent import descend

@@ -22,7 +22,7 @@ from schemas.errors import GoondanError, fail
 from schemas.frames import ORCHESTRATOR, Frame, Welcome
 from schemas.launch import ToolHostSpec
 from schemas.link import Link
-from schemas.startup import report_ready
+from schemas.system.startup import report_ready
 from schemas.workdirs import STAYS
 from toolhost import offload
 from toolhost.calls.promises import PROMISES, PromiseFile

@@ -16,11 +16,11 @@ from typing import Final
 
 import msgspec
 
-from schemas import own_users
-from schemas.broker_identity import BrokerIdentity
 from schemas.errors import GoondanError
-from schemas.startup import admit_toolhost, close_to_others
-from schemas.users import VARIABLE
+from schemas.system import own_users
+from schemas.system.broker_identity import BrokerIdentity
+from schemas.system.startup import admit_toolhost, close_to_others
+from schemas.system.users import VARIABLE
 from toolhost.launcher.request import Enclosed, Enclosure
 from toolhost.launcher.terms import Terms
 from toolhost.policy import facts

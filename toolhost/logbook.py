@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from schemas.log_admission import Admission, suppressed_lines
+from schemas.system.log_admission import Admission, suppressed_lines
 from toolhost.news import LogLine
 
 #: How long after a line was suppressed the log says so at the latest (seconds).

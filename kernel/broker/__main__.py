@@ -19,11 +19,11 @@ from kernel.broker.journal.opening import boot_id, open_store, release_reserve, 
 from kernel.broker.loop import BrokerLoop, clock
 from kernel.broker.router import Router
 from schemas.address import blobs_dir
-from schemas.blob_files import BlobFolder, make_folder
 from schemas.errors import GoondanError, fail
 from schemas.launch import KernelPlan
-from schemas.secrecy import close_memory
-from schemas.startup import (
+from schemas.system.blob_files import BlobFolder, make_folder
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import (
     admit_toolhost,
     close_to_others,
     die_with_parent,

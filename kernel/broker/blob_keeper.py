@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from schemas.blob_files import BlobFolder
 from schemas.blobs import KEEP_S
+from schemas.system.blob_files import BlobFolder
 
 #: How often what nobody refers to is looked for (seconds).
 SWEEP_S: Final = 300.0

@@ -39,7 +39,7 @@ from kernel.broker.journal.interface import Journal
 from kernel.broker.peer_users import admit_only, users_of
 from kernel.broker.router import Router
 from schemas.codec import MAX_FRAME_BYTES
-from schemas.startup import admit_toolhost
+from schemas.system.startup import admit_toolhost
 from schemas.tokens import SOCKETS
 from schemas.visible import visible_line
 

@@ -13,7 +13,7 @@ from typing import Final
 import zmq
 
 from schemas.errors import fail
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 from schemas.tokens import TokenClass
 
 #: The root of this machine, or of this user namespace: it can be any user, so refusing it would keep nobody out.

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from kernel.rundir import SECRET_FILE
-from schemas.secrecy import close_memory
+from schemas.system.secrecy import close_memory
 from schemas.tokens import OAUTH, Claims, mint
 from schemas.visible import visible_line
 

@@ -26,9 +26,9 @@ from kernel.bundle.tools import CheckedTool
 from kernel.paths import root_of
 from kernel.plan import tool_spec
 from schemas.address import build_tool_name
-from schemas.directories import DirectoryRefused, open_directory
 from schemas.launch import SandboxSpec, ToolSpec
-from schemas.private_files import replace_in
+from schemas.system.directories import DirectoryRefused, open_directory
+from schemas.system.private_files import replace_in
 
 #: Part of every key: what an earlier version found out is asked again.
 FORMAT: Final = 1

@@ -27,7 +27,7 @@ from kernel.changesets.git import References, Store, clear_index, io_error
 from kernel.changesets.repository import Repository, conflict, named
 from kernel.grants.written import find_written, pin
 from schemas.errors import GoondanError
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 
 INTENT: Final = "intent.json"
 #: Of an intent (bytes).

@@ -44,7 +44,7 @@ from schemas.changesets import (
 )
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
-from schemas.trees import remove_tree
+from schemas.system.trees import remove_tree
 from schemas.visible import visible_line
 
 #: Worktrees of one instance, and in all: each is a copy of the repository.

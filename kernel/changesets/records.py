@@ -16,7 +16,7 @@ from kernel.bundle.files import read_file
 from kernel.bundle.lookup import Unreadable
 from kernel.changesets.git import io_error
 from schemas.changesets import ID_DIGITS, CommittedChangeset
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 
 #: In the state directory.
 FOLDER: Final = "changesets"

@@ -30,8 +30,8 @@ from kernel.supervisor.options import Options
 from kernel.trust.powers import Power
 from schemas.changesets import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
 from schemas.errors import GoondanError
-from schemas.secrecy import close_memory
-from schemas.startup import close_to_others, die_with_parent, set_process_name
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import close_to_others, die_with_parent, set_process_name
 
 #: What is before every message: its length in bytes.
 LENGTH: Final = struct.Struct("!I")

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from kernel.cli.lazy import LazyGroup
-from schemas.secrecy import forbid_core_dumps
+from schemas.system.secrecy import forbid_core_dumps
 
 #: name -> one line for `gdn --help`; the module is `kernel.cli.<name>`.
 COMMANDS: Final[dict[str, str]] = {

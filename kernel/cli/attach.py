@@ -31,7 +31,7 @@ from kernel.spawn import command, memory_file, start_program
 from kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from schemas.errors import GoondanError, fail
 from schemas.frames import ErrorPayload
-from schemas.secrecy import close_memory
+from schemas.system.secrecy import close_memory
 from schemas.tokens import SOCKETS
 
 if TYPE_CHECKING:

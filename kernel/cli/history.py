@@ -17,7 +17,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 
 FILE: Final = "history"
 MAX_ENTRIES: Final = 1000

@@ -19,7 +19,7 @@ from schemas.codec import from_raw, to_raw
 from schemas.errors import GoondanError, fail
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, RuntimeEvent, Shutdown
 from schemas.link import Link
-from schemas.secrecy import close_memory
+from schemas.system.secrecy import close_memory
 from schemas.tokens import SOCKETS
 
 #: AgentEvent.type of a line that a person sends.

@@ -251,7 +251,7 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A fresh folder with the files that the tool's examples expect; gone afterwards."""
     from schemas.errors import fail
-    from schemas.trees import remove_tree
+    from schemas.system.trees import remove_tree
 
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
     try:

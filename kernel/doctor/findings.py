@@ -31,7 +31,7 @@ from kernel.doctor.facts import (
     Variable,
     Versions,
 )
-from schemas.users import VARIABLE
+from schemas.system.users import VARIABLE
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle"]

@@ -50,8 +50,8 @@ from kernel.doctor.facts import (
 from kernel.import_path import entries_of_current_folder
 from kernel.spawn import command
 from kernel.supervisor_client import SupervisorClient
-from schemas import own_users
 from schemas.errors import GoondanError
+from schemas.system import own_users
 
 #: The survey starts at most two jails; a machine that is starting a hundred things may take long (seconds).
 SURVEY_S: Final = 60.0

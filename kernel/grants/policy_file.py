@@ -31,8 +31,8 @@ from kernel.bundle.problems import Position, Report
 from kernel.bundle.shape import Builder, Document, Environment
 from kernel.state_root import doubt, open_state_root
 from schemas.errors import fail
-from schemas.private_files import replace_file
 from schemas.resources import SandboxPart
+from schemas.system.private_files import replace_file
 
 POLICY_FILE: Final = "policy.yaml"
 #: What `gdn grant` writes begins with this line, and goes to the end of the file.

@@ -26,7 +26,7 @@ from kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
 from kernel.state_root import doubt
 from schemas.errors import fail
 from schemas.grantable import within
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 from schemas.workdirs import LOCK, MAX_SILENCE_S, STAYS, TOOLHOSTS, Stay
 
 ACCEPTED_FILE: Final = "accepted-files.json"

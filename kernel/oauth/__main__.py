@@ -26,8 +26,8 @@ from schemas.errors import GoondanError, error_payload
 from schemas.frames import ErrorPayload, Frame, Welcome
 from schemas.link import Link
 from schemas.oauth import GrantedNews, Order, TokensSpec
-from schemas.secrecy import close_memory
-from schemas.startup import (
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import (
     close_to_others,
     die_with_parent,
     read_token,

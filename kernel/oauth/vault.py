@@ -18,9 +18,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kernel.oauth.grants import Grant
-from schemas.directories import Directory, DirectoryRefused, open_directory
 from schemas.errors import GoondanError, fail
-from schemas.private_files import replace_in
+from schemas.system.directories import Directory, DirectoryRefused, open_directory
+from schemas.system.private_files import replace_in
 
 #: What a file begins with: the format.
 _MAGIC: Final = b"goondan-oauth-1\n"

@@ -16,8 +16,8 @@ from kernel.restarting.revision import Found, Revision, RevisionRefused, encode
 from kernel.supervisor.options import Options, load_bundle
 from kernel.trust.powers import Power
 from schemas.errors import GoondanError
-from schemas.secrecy import close_memory
-from schemas.startup import close_to_others, die_with_parent, set_process_name
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import close_to_others, die_with_parent, set_process_name
 
 
 class Task(msgspec.Struct):

@@ -26,8 +26,8 @@ from kernel.spawn import close_unknown_descriptors
 from kernel.supervisor.life import Supervisor
 from kernel.supervisor.options import Options, load_bundle, parse, resuming
 from schemas.errors import GoondanError
-from schemas.secrecy import close_memory
-from schemas.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
+from schemas.system.secrecy import close_memory
+from schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
 from schemas.visible import visible_line
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from schemas.control import AboutBundle, ToBroker
 from schemas.errors import GoondanError, fail
 from schemas.hidden import COPIES
 from schemas.launch import KernelPlan
-from schemas.startup import report_ready
+from schemas.system.startup import report_ready
 from schemas.tokens import SECRET_BYTES, Claims
 from schemas.visible import visible_line
 

@@ -25,7 +25,7 @@ from schemas.errors import GoondanError, fail
 from schemas.grantable import within
 from schemas.hidden import COPIES
 from schemas.launch import AgentSpec, ExtensionSpec, KernelPlan, ToolSpec
-from schemas.trees import remove_tree
+from schemas.system.trees import remove_tree
 
 #: Files, bytes and nested folders of one copy. A tool's or an extension's folder with more holds something else as
 #: well, and copying it would take longer than the rest of a start.

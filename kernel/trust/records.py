@@ -21,10 +21,10 @@ from kernel.bundle.lookup import Unreadable
 from kernel.paths import digest, identity
 from kernel.state_root import doubt, is_homes_own, open_state_root
 from kernel.trust.powers import Power
-from schemas.directories import DirectoryRefused, open_directory
 from schemas.errors import fail
 from schemas.grantable import within
-from schemas.private_files import replace_in
+from schemas.system.directories import DirectoryRefused, open_directory
+from schemas.system.private_files import replace_in
 
 FOLDER: Final = "trust"
 #: A record (bytes): a bundle's documents have at most 8 MiB of text, and powers are made from them.

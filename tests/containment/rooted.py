@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from schemas.launch import Filesystem, SandboxSpec
-from schemas.users import DEFAULT
+from schemas.system.users import DEFAULT
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost.jails.jail import process_status

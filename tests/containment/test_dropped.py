@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 from toolhost.seccomp.numbers import NUMBERS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers to give up")

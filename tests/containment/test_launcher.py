@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from schemas.launch import Filesystem, Limits, SandboxSpec
-from schemas.users import DEFAULT
+from schemas.system.users import DEFAULT
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 from toolhost import offload
 from toolhost.jails.jail import process_status

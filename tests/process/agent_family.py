@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
-from schemas.startup import become_subreaper
+from schemas.system.startup import become_subreaper
 
 #: How long an agent may take to say that it is ready, or why not (seconds).
 PATIENCE_S = 10.0

@@ -16,8 +16,8 @@ from kernel import lock, log_bounds, spawn
 from kernel.premises import Premises
 from kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from kernel.supervisor.workers import Workers
-from schemas import startup
 from schemas.errors import GoondanError
+from schemas.system import startup
 from tests.kernel_fixture import READY, ROOT, wait_until
 
 PYTHON = sys.executable

@@ -12,8 +12,8 @@ import pytest
 from schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
 from schemas.errors import GoondanError
 from schemas.frames import AgentEvent, Answer, Frame, ReplyTo, Shutdown
-from schemas.legacy import LegacyMessage, unparse
-from schemas.legacy_link import LegacyPort
+from schemas.legacy.link import LegacyPort
+from schemas.legacy.messages import LegacyMessage, unparse
 from schemas.link import Link
 from tests.process.bare_broker import Broker, bare_broker
 

@@ -22,7 +22,7 @@ from schemas.codec import encode, to_raw
 from schemas.errors import GoondanError
 from schemas.frames import Frame, Hello
 from schemas.link import Link
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 from schemas.tokens import TokenClass
 from tests.kernel_fixture import BUNDLE, ROOT
 from tests.process.bare_broker import bare_broker

@@ -107,7 +107,7 @@ def test_it_can_still_see_what_it_needs_of_itself(short_tmp: Path) -> None:
     """A closed process reads its own files in /proc, also as an ordinary user."""
     code = (
         "import os\n"
-        "from schemas.secrecy import close_memory\n"
+        "from schemas.system.secrecy import close_memory\n"
         "close_memory()\n"
         "os.listdir('/proc/self/fd'), os.readlink('/proc/self/fd/1'), os.listdir('/proc/self/task')\n"
         "open(f'/proc/self/task/{os.getpid()}/children').read(), open('/proc/self/maps').read()\n"

@@ -15,7 +15,7 @@ import pytest
 import toolhost.survey
 from kernel.doctor.facts import Survey
 from kernel.doctor.findings import _jail
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 from tests.toolhost_fixture import POWERS, bwrap
 from toolhost.diagnosis import Signs
 from toolhost.policy.reduced import MINIMUM_LANDLOCK

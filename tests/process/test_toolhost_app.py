@@ -26,9 +26,9 @@ from schemas.codec import decode, encode, encode_value, from_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
 from schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.own_users import TOOLHOST_UID
 from schemas.receipts import Receipt
-from schemas.startup import admit_toolhost
+from schemas.system.own_users import TOOLHOST_UID
+from schemas.system.startup import admit_toolhost
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
 from toolhost.app import App, Settings

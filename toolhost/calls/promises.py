@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 from toolhost.calls.pending import Promise
 
 PROMISES: Final = "pending.json"

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 import msgspec
 
 from schemas.codec import DECODE_ERRORS
-from schemas.trees import remove_tree
+from schemas.system.trees import remove_tree
 from schemas.worker_frames import WorkerFrame
 from toolhost import offload
 from toolhost.jails.launch import Launched, launch

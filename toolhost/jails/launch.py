@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from schemas.errors import fail
-from schemas.own_users import NUMBERS
-from schemas.trees import remove_tree
+from schemas.system.own_users import NUMBERS
+from schemas.system.trees import remove_tree
 from schemas.worker_frames import WORKER_FD
 from toolhost import offload
 from toolhost.launcher.request import Launch

@@ -27,7 +27,7 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.grantable import within
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 from schemas.workdirs import MAX_SILENCE_S, SLACK_NS, Kept, Stay
 from toolhost.policy.guarding import MADE_NAMES, remove_placeholders
 from toolhost.privileges.powers import Powers

@@ -16,7 +16,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 
 #: What it keeps: to reach what lies in closed folders, to end jails, to look at their memory and their files in /proc.
 KEPT: Final = {"DAC_READ_SEARCH": 2, "KILL": 5, "SYS_PTRACE": 19}

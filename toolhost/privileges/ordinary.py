@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from schemas.own_users import NUMBERS
+from schemas.system.own_users import NUMBERS
 from toolhost.launcher.deeds import remove_unguarded
 from toolhost.launcher.sockets import held_by
 from toolhost.privileges.launcher_link import LauncherLink, spawn

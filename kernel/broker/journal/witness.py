@@ -14,7 +14,7 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from schemas.private_files import replace_file
+from schemas.system.private_files import replace_file
 
 #: What stands in it when the journal was found on the disk; else the boot (UUID) in which the journal was made.
 _KEPT: Final = "kept"

@@ -21,7 +21,7 @@ from kernel.rundir import take, write_private
 from kernel.state_root import open_state_root
 from kernel.trust.owners import others_who_can_write
 from kernel.trust.powers import Writers
-from schemas.directories import DirectoryRefused, open_directory
+from schemas.system.directories import DirectoryRefused, open_directory
 
 OTHER = 40_001
 _ACCESS, _DEFAULT = "system.posix_acl_access", "system.posix_acl_default"

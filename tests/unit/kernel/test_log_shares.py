@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kernel import log_bounds
 from kernel.log_files import Log
 from kernel.log_shares import allot, sources_of, thin
-from schemas.log_admission import GROUP_BURST, MAX_KNOWN, SOURCE_BURST, SOURCE_RATE, Admission
+from schemas.system.log_admission import GROUP_BURST, MAX_KNOWN, SOURCE_BURST, SOURCE_RATE, Admission
 
 STRANGER = 40_001
 

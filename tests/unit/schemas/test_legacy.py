@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.errors import GoondanError, error_payload
 from schemas.frames import AgentEvent, Frame, Shutdown
-from schemas.legacy import (
+from schemas.legacy.messages import (
     LegacyMessage,
     failure,
     message_of,

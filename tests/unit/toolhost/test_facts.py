@@ -12,7 +12,7 @@ import pytest
 import toolhost.policy.facts
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.own_users import NUMBERS, TOOLHOST_UID
+from schemas.system.own_users import NUMBERS, TOOLHOST_UID
 from tests.toolhost_fixture import POWERS
 from toolhost.policy.facts import dotfiles, find_bwrap, host_facts, look_up, version_problem
 from toolhost.policy.hiding import as_it_is_now, hidden_folders

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.own_users import NUMBERS
+from schemas.system.own_users import NUMBERS
 from toolhost.privileges.ordinary import Ordinary
 from toolhost.privileges.rooted import Rooted
 from toolhost.privileges.uids import Uids

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from schemas.own_users import TOOLHOST_UID
-from schemas.users import DEFAULT
+from schemas.system.own_users import TOOLHOST_UID
+from schemas.system.users import DEFAULT
 from toolhost.launcher.keeping import kept_in
 from toolhost.launcher.request import Launch
 from toolhost.launcher.terms import (

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import toolhost.privileges.accounts
-from schemas.own_users import TOOLHOST_UID
-from schemas.users import DEFAULT, read_user_numbers
+from schemas.system.own_users import TOOLHOST_UID
+from schemas.system.users import DEFAULT, read_user_numbers
 from toolhost.privileges.accounts import ASKED, Accounts, account_of
 from toolhost.privileges.uids import BLOCK, TRIES, Uids
 

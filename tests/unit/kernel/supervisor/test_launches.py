@@ -13,7 +13,7 @@ from kernel.premises import Premises
 from kernel.supervisor.launches import Launches
 from kernel.supervisor.options import Options
 from schemas.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
-from schemas.startup import read_token
+from schemas.system.startup import read_token
 from schemas.tokens import SECRET_BYTES, Claims, verify
 
 SECRET = b"s" * SECRET_BYTES

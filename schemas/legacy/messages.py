@@ -1,4 +1,4 @@
-"""The older message form and the frames that carry it. Pure; legacy_link.py is its shell.
+"""The older message form and the frames that carry it. Pure; link.py is its shell.
 
 A message is {type, from, to, payload, correlationId?} with one of four types:
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from kernel.cli.tool_test import workdir
-from schemas.trees import remove_tree
+from schemas.system.trees import remove_tree
 
 
 def make_deep(top: Path) -> None:

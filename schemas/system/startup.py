@@ -16,7 +16,7 @@ import msgspec
 
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
-from schemas.own_users import TOOLHOST_UID
+from schemas.system.own_users import TOOLHOST_UID
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -62,7 +62,7 @@ def set_process_name(name: str) -> None:
 
 
 def deny_dumps() -> None:
-    """Be dumped and looked into by nobody but root; see `schemas.secrecy.close_memory`."""
+    """Be dumped and looked into by nobody but root; see `schemas.system.secrecy.close_memory`."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.directories import MAX_LINKS, DirectoryRefused, check, holds_only, open_directory
+from schemas.system.directories import MAX_LINKS, DirectoryRefused, check, holds_only, open_directory
 
 STRANGER = 40_001
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

@@ -22,7 +22,7 @@ from typing import Any, Final
 from schemas.codec import FrameError
 from schemas.errors import GoondanError, error_payload, fail
 from schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Lease, Welcome
-from schemas.legacy import (
+from schemas.legacy.messages import (
     LegacyMessage,
     end_frame,
     error_value,
