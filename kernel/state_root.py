@@ -1,8 +1,8 @@
 """The state root, before anything in it is used: whose it is, who could write to it, and what is believed from it.
 
-Every level is opened by the checked walk (schemas/system/directories.py): it belongs to us and is closed to others. What is
-ours and too open is closed, and a line says so. What cannot be closed, or belongs to somebody else, is refused with the
-GOONDAN_STATE_ROOT line to use instead.
+Every level is opened by the checked walk (schemas/system/directories.py): it belongs to us and is closed to others.
+What is ours and too open is closed, and a line says so. What cannot be closed, or belongs to somebody else, is refused
+with the GOONDAN_STATE_ROOT line to use instead.
 
 What decides about powers (policy.yaml, accepted files, records of trust) is believed only from a root that nobody else
 could have filled: not from one that lies in a bundle or a checkout, where whoever wrote that also wrote the state, and

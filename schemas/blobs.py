@@ -1,4 +1,6 @@
-"""Large payloads by reference: which, how large, and what a good reference is. Pure; system/blob_files.py does the files.
+"""Large payloads by reference: which, how large, and what a good reference is. Pure.
+
+system/blob_files.py reads and writes the files.
 
 A payload that is too large for a frame lies as a file in the workspace's `blobs` folder; the frame carries `blob`
 {file, digest, size} and no payload. The broker accounts the size and passes the reference on, the receiver reads the
