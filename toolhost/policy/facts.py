@@ -263,6 +263,8 @@ def look_up(
     """
     sandbox = tool.sandbox
     root, entry = os.path.realpath(tool.root), os.path.realpath(tool.entry)
+    if tool.bundled:
+        root = os.path.dirname(root)  # where also is what the bundled tools share
     if (root, entry) != (tool.root, tool.entry):
         tool = msgspec.structs.replace(tool, root=root, entry=entry)
     shared = sandbox.isolation == "shared"
@@ -302,7 +304,8 @@ def look_up(
         workdir=None if real is None or workdir is None else os.path.normpath(workdir),
         workdir_real=real,
         guarded=guarded,
-        masked=[] if entry_only else dotfiles(root, spec.protected),
+        # Our own folder has neither (tests/unit/toolhost/test_facts.py); a look costs 0.3 ms.
+        masked=[] if entry_only or tool.bundled else dotfiles(root, spec.protected),
         read=read,
         write=write,
         entry_only=entry_only,

@@ -1,6 +1,7 @@
-"""Bundled tools import `goondan_tool`, as which a jail shows toolhost/inside; outside of one it is this package.
+"""Bundled tools import `goondan_tool` and `goondan_base`, as which a jail shows toolhost/inside and
+toolhost/base/goondan_base; outside of one they are these packages.
 
-Its modules as well, each under both names: loaded twice, their classes would be two.
+Their modules as well, each under both names: loaded twice, their classes would be two.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-SHARED = ("api", "arguments", "bot_api", "fetch", "sandbox", "saving")
+PACKAGES = {
+    "goondan_tool": ("toolhost.inside", ("api", "sandbox")),
+    "goondan_base": ("toolhost.base.goondan_base", ("arguments", "reasons", "redaction", "fetch", "saving", "bot_api")),
+}
 
-sys.modules.setdefault("goondan_tool", import_module("toolhost.inside"))
-for _name in SHARED:
-    sys.modules.setdefault(f"goondan_tool.{_name}", import_module(f"toolhost.inside.{_name}"))
+for _name, (_package, _modules) in PACKAGES.items():
+    sys.modules.setdefault(_name, import_module(_package))
+    for _module in _modules:
+        sys.modules.setdefault(f"{_name}.{_module}", import_module(f"{_package}.{_module}"))

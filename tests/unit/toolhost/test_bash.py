@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolhost.base.bash import bash
-from toolhost.inside.arguments import absolute, as_text
+from toolhost.base.goondan_base.arguments import absolute, as_text
 
 
 @pytest.mark.requirement("BASH-05")

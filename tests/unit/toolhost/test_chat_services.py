@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from kernel.bundle.base import base_tools
 from kernel.plan import tool_spec
+from toolhost.base.goondan_base import bot_api, saving
+from toolhost.base.goondan_base.arguments import InvalidInput
+from toolhost.base.goondan_base.bot_api import Bot
 from toolhost.base.slack import slack
 from toolhost.base.telegram import telegram
-from toolhost.inside import bot_api, saving
 from toolhost.inside.api import ToolError
-from toolhost.inside.arguments import InvalidInput
-from toolhost.inside.bot_api import Bot
 
 SERVICES = {"telegram": telegram.TELEGRAM, "slack": slack.SLACK}
 #: Looks like a token, is none, and is found in a text when it should not be there.

@@ -36,6 +36,16 @@ def make(folder: Path, sandbox: SandboxSpec | None = None) -> ToolSpec:
     return ToolSpec(name="t", entry=str(root / "h.py"), root=str(root), exports=[], sandbox=sandbox or SandboxSpec())
 
 
+def test_the_jail_of_a_bundled_tool_shows_the_folder_above_in_which_nothing_would_be_masked(tmp_path: Path) -> None:
+    tool = msgspec.structs.replace(make(tmp_path), bundled=True)
+    request = look_up(tool, None, spec(), HOST, POWERS)
+    assert (request.tool.root, request.tool.entry) == (str(tmp_path / "tools"), tool.entry)
+    assert look_up(make(tmp_path / "b"), None, spec(), HOST, POWERS).tool.root == str(tmp_path / "b" / "tools" / "t")
+    base = Path(toolhost.policy.facts.__file__).parents[1] / "base"
+    assert (base / "goondan_base" / "fetch.py").is_file()
+    assert dotfiles(str(base), []) == []
+
+
 def test_versions() -> None:
     assert version_problem("bubblewrap 0.11.0\n") is None
     assert version_problem("bubblewrap 1.0\n") is None

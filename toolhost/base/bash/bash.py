@@ -21,12 +21,21 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from toolhost.base.goondan_base.arguments import (
+        InvalidInput,
+        absolute,
+        as_text,
+        mapping,
+        non_empty,
+        number,
+        string,
+        strings,
+    )
+    from toolhost.base.goondan_base.reasons import name_of, reason_of
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
-    from toolhost.inside.reasons import name_of, reason_of
 else:
-    from goondan_tool.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
-    from goondan_tool.reasons import name_of, reason_of
+    from goondan_base.arguments import InvalidInput, absolute, as_text, mapping, non_empty, number, string, strings
+    from goondan_base.reasons import name_of, reason_of
 
 DEFAULT_TIMEOUT_MS = 30_000
 #: Between SIGTERM and SIGKILL (seconds): time for a trap to clean up (docs/design/tools.md section 9).

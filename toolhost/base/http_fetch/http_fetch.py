@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from toolhost.base.goondan_base.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
+    from toolhost.base.goondan_base.fetch import Answer, TimedOut, Unreachable, send
+    from toolhost.base.goondan_base.web_address import BadAddress, WebAddress
     from toolhost.inside import ToolContext, ToolError
-    from toolhost.inside.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
-    from toolhost.inside.fetch import Answer, TimedOut, Unreachable, send
-    from toolhost.inside.web_address import BadAddress, WebAddress
 else:
+    from goondan_base.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
+    from goondan_base.fetch import TimedOut, Unreachable, send
+    from goondan_base.web_address import BadAddress, WebAddress
     from goondan_tool import ToolError
-    from goondan_tool.arguments import EXACT, InvalidInput, as_text, mapping, non_empty, number, string
-    from goondan_tool.fetch import TimedOut, Unreachable, send
-    from goondan_tool.web_address import BadAddress, WebAddress
 
 DEFAULT_TIMEOUT_MS = 30_000
 DEFAULT_MAX_BYTES = 500_000

@@ -14,10 +14,10 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from toolhost.base.goondan_base.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
     from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
 else:
-    from goondan_tool.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
+    from goondan_base.arguments import EXACT, InvalidInput, as_text, non_empty, number, string, strings
 
 #: Integers travel from minus this up to twice this.
 WIDEST = 1 << 63

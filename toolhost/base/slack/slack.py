@@ -12,9 +12,8 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-    from toolhost.inside import ToolContext
-    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, non_empty, string
-    from toolhost.inside.bot_api import (
+    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
+    from toolhost.base.goondan_base.bot_api import (
         ApiError,
         Bot,
         Service,
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
         trimmed,
         within_most,
     )
+    from toolhost.inside import ToolContext
 else:
-    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, non_empty, string
-    from goondan_tool.bot_api import (
+    from goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
+    from goondan_base.bot_api import (
         ApiError,
         Bot,
         Service,
@@ -241,9 +241,9 @@ def refusal(said: dict[str, Any]) -> str:
 def foreign(url: str, base: str) -> str | None:
     """Why the token must not go to an address: its server is neither Slack's nor the API's; None: it may."""
     if TYPE_CHECKING:
-        from toolhost.inside.fetch import Address, Unreachable
+        from toolhost.base.goondan_base.fetch import Address, Unreachable
     else:
-        from goondan_tool.fetch import Address, Unreachable
+        from goondan_base.fetch import Address, Unreachable
 
     try:
         address = Address(url)

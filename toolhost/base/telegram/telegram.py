@@ -12,27 +12,26 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
+    from toolhost.base.goondan_base.bot_api import (
+        Bot,
+        Service,
+        Wanted,
+        emoji_names,
+        exported,
+        first_text,
+        given,
+        integer,
+        most_bytes,
+        optional_flag,
+        trimmed,
+    )
+    from toolhost.base.goondan_base.redaction import HIDDEN
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
-    from toolhost.inside.bot_api import (
-        Bot,
-        Service,
-        Wanted,
-        emoji_names,
-        exported,
-        first_text,
-        given,
-        integer,
-        most_bytes,
-        optional_flag,
-        trimmed,
-    )
-    from toolhost.inside.redaction import HIDDEN
 else:
-    from goondan_tool import ToolError
-    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
-    from goondan_tool.bot_api import (
+    from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
+    from goondan_base.bot_api import (
         Bot,
         Service,
         Wanted,
@@ -45,7 +44,8 @@ else:
         optional_flag,
         trimmed,
     )
-    from goondan_tool.redaction import HIDDEN
+    from goondan_base.redaction import HIDDEN
+    from goondan_tool import ToolError
 
 TELEGRAM = Service(
     api="telegram",

@@ -9,12 +9,12 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from toolhost.base.goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
 else:
+    from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
     from goondan_tool import ToolError
-    from goondan_tool.arguments import WHITE_SPACE, InvalidInput, as_text, non_empty, number, string
 
 #: `maxParts` counts modulo this, as recorded: -1 means as many as there are.
 PARTS_MODULUS = 1 << 32

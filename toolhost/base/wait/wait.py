@@ -11,12 +11,12 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    from toolhost.base.goondan_base.arguments import InvalidInput
     from toolhost.inside import ToolContext
     from toolhost.inside.api import ToolError
-    from toolhost.inside.arguments import InvalidInput
 else:
+    from goondan_base.arguments import InvalidInput
     from goondan_tool import ToolError
-    from goondan_tool.arguments import InvalidInput
 
 _INFINITY = float("inf")
 #: The longest wait (seconds), as recorded. The manifest's wallSeconds leaves room for it.

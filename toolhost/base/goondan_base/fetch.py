@@ -1,6 +1,6 @@
-"""One HTTP request from inside a jail: for bundled tools, and for any tool that wants the same care.
+"""One HTTP request from inside a jail.
 
-    from goondan_tool.fetch import Unreachable, send
+    from goondan_base.fetch import Unreachable, send
     with send("GET", "https://example.com/", timeout_s=15.0) as answer:
         answer.status, answer.header("content-type"), answer.read(100_000)
 
@@ -22,8 +22,6 @@ import posix
 from io import BufferedReader, RawIOBase
 from time import monotonic
 
-from .api import ToolError
-
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     import socket
@@ -31,6 +29,10 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from types import TracebackType
     from typing import Self
+
+    from toolhost.inside import ToolError
+else:
+    from goondan_tool import ToolError
 
 #: The longest wait that a socket is asked for (seconds); a call's own deadline is far shorter.
 MAX_WAIT_S = 3600.0
