@@ -460,7 +460,7 @@ async def test_background_exports_may_leave_processes(short_tmp: Path, workdir: 
 async def test_a_worker_that_does_not_sweep_is_swept_from_outside(short_tmp: Path, workdir: Path) -> None:
     source = HANDLERS + (
         "\ndef disarm(ctx, input):\n"
-        "    ctx._call.worker._strays.enabled = False\n"
+        "    ctx._call.worker._orphans.enabled = False\n"
         "    if os.fork() == 0:\n"
         "        os.setpgid(0, 0); time.sleep(60); os._exit(0)\n"
         "    return 'left'\n"

@@ -52,15 +52,12 @@ class AsyncCalls:
             call.task.cancel()
 
     def _done(self, call: Running, task: asyncio.Task[Any]) -> None:
-        worker = self._worker
-        if task.cancelled():
-            body = worker.failure(call.id, asyncio.CancelledError("the call was cancelled"))
-        else:
-            error = task.exception()
-            if error is None and worker.goes_on(call, task.result()):
-                return
-            body = worker.result_frame(call, task.result()) if error is None else worker.failure(call.id, error)
-        worker.send(worker.finish(call, body))
+        def result() -> Any:
+            if task.cancelled():
+                raise asyncio.CancelledError("the call was cancelled")
+            return task.result()
+
+        self._worker.conclude(call, result, awaits=False)
 
 
 async def _result(awaitable: Awaitable[Any]) -> Any:

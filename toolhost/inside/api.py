@@ -10,23 +10,20 @@ Source: docs/tools.md; requirements HANDLER-01 to HANDLER-07, CONTEXT-01 to CONT
 
 from __future__ import annotations
 
+from time import monotonic
+
+from . import wire
+from .printed import MAX_LINE
+
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NoReturn, Protocol
+    from typing import Any, NoReturn
 
-    class Call(Protocol):
-        """A running call, as far as its context shows it (running.py has it)."""
+    from .running import Running
 
-        frame: dict[str, Any]
-        cancelled: bool
-
-        def message(self) -> Message | None: ...
-        def logger(self) -> Logger: ...
-        def runtime(self) -> Runtime | None: ...
-        def remaining_ms(self) -> int | None: ...
-        def output_limit(self) -> int: ...
-        def progress(self, done: float, total: float | None, message: str | None) -> None: ...
+#: Two progress reports of a call are at least this far apart (seconds).
+PROGRESS_S = 0.05
 
 
 class ToolError(Exception):
@@ -70,7 +67,12 @@ class Pending:
 
 
 class _ReadOnly:
-    __slots__ = ()
+    """Shows the one thing that it is made with, and lets nobody exchange it."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __init__(self, shown: object) -> None:
+        object.__setattr__(self, self.__slots__[0], shown)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"{type(self).__name__}.{name} is read-only")
@@ -203,7 +205,7 @@ class ToolContext(_ReadOnly):
     """What a handler knows about its call. All of it is read-only (CONTEXT-08)."""
 
     __slots__ = ("_call",)
-    _call: Call
+    _call: Running
 
     @property
     def agent_name(self) -> str:
@@ -233,12 +235,16 @@ class ToolContext(_ReadOnly):
     @property
     def message(self) -> Message | None:
         """The assistant message that contains this call; None when an operator made the call by hand."""
-        return self._call.message()
+        call = self._call
+        if call.message is None:
+            call.message = _copy(call.worker.messages.get(call.frame.get("messageId", "")))
+        return None if call.message is None else Message(call.message)
 
     @property
     def logger(self) -> Logger:
         """The call's logger: `debug`, `info`, `warn`, `error`."""
-        return self._call.logger()
+        call = self._call
+        return Logger(lambda level, text: call.worker.log(level, text, call.id))
 
     @property
     def cancelled(self) -> bool:
@@ -248,18 +254,35 @@ class ToolContext(_ReadOnly):
     @property
     def remaining_ms(self) -> int | None:
         """Milliseconds until the host ends this process together with the call; None without a deadline."""
-        return self._call.remaining_ms()
+        deadline = self._call.frame.get("deadlineMs")
+        return None if deadline is None else max(0, deadline - int((monotonic() - self._call.started) * 1000))
 
     @property
     def output_limit(self) -> int:
         """How many bytes the call's output may have as it travels; more is the error E_TOOL_LIMIT."""
-        return self._call.output_limit()
+        return self._call.worker.output_limit
 
     @property
     def runtime(self) -> Runtime | None:
         """Other agents; None unless the tool was granted `permissions: [agents]` (CONTEXT-09)."""
-        return self._call.runtime()
+        ask = self._call.worker.asking(self._call)
+        return None if ask is None else Runtime(ask)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Tell whoever watches how far the work is. Cheap and lossy: at most some 20 a second are passed on."""
-        self._call.progress(done, total, message)
+        call, now = self._call, monotonic()
+        if now - call.progress_at < PROGRESS_S and done != total:
+            return
+        call.progress_at = now
+        frame: dict[str, Any] = {"type": "progress", "callId": call.id, "done": float(done)}
+        if total is not None:
+            frame["total"] = float(total)
+        if message is not None:
+            frame["message"] = str(message)[:MAX_LINE]
+        call.worker.send(wire.pack(frame))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value

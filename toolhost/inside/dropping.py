@@ -11,17 +11,8 @@ from __future__ import annotations
 
 import posix
 
-from .first import wait_with_host
-from .system import (
-    NO_CAPABILITY,
-    NOBODY,
-    PR_CAP_AMBIENT,
-    PR_CAP_AMBIENT_CLEAR_ALL,
-    PR_CAPBSET_DROP,
-    PR_CAPBSET_READ,
-    PR_SET_DUMPABLE,
-    call,
-)
+from .init import wait_with_host
+from .system import PR_CAPBSET_READ, PR_SET_DUMPABLE, bound_capabilities, call, drop_capabilities
 
 #: More than any kernel has; the last one is found by asking.
 _CAPABILITIES = 64
@@ -31,14 +22,11 @@ _OUTPUT = 2
 
 def drop(user: int, folder: str) -> None:
     """Become that user (and group), and go on in `folder`, in a new process. Raises OSError."""
-    for number in range(_CAPABILITIES):
-        if _is_bounding(number):
-            call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
-    call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    bound_capabilities([number for number in range(_CAPABILITIES) if _is_bounding(number)])
     posix.setgroups([])
     posix.setresgid(user, user, user)
     posix.setresuid(user, user, user)
-    call("capset", NOBODY, NO_CAPABILITY)  # what could be inherited outlives the change of user
+    drop_capabilities()  # what could be inherited outlives the change of user
     if user == 0 or posix.getresuid() != (user,) * 3 or posix.getresgid() != (user,) * 3 or posix.getgroups():
         raise OSError(f"it is still {posix.getresuid()}")
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -14,17 +14,8 @@ from __future__ import annotations
 import posix
 
 from .confine import RLIMIT_NOFILE, fail, landlock, limit, open_places
-from .first import wait
-from .system import (
-    NO_CAPABILITY,
-    NOBODY,
-    PR_CAP_AMBIENT,
-    PR_CAP_AMBIENT_CLEAR_ALL,
-    PR_CAPBSET_DROP,
-    PR_SET_DUMPABLE,
-    Filter,
-    call,
-)
+from .init import wait
+from .system import PR_SET_DUMPABLE, Filter, bound_capabilities, call, drop_capabilities
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -79,10 +70,8 @@ def enter(walls: Walls, channel: int, output: int) -> None:
         posix.setpgid(0, 0)  # or else a signal to its own group would reach the server and all other calls
         _mount(walls)
         posix.chdir(walls.workdir)  # the old one leads to what is covered now
-        for number in walls.drop:
-            call("prctl", PR_CAPBSET_DROP, number, 0, 0, 0)
-        call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-        call("capset", NOBODY, NO_CAPABILITY)
+        bound_capabilities(walls.drop)
+        drop_capabilities()
         walls.filter.install()
         worker = posix.fork()
         if worker:

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import posix
+from io import TextIOBase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
-
-    class Log(Protocol):
-        """Where the lines go: the worker."""
-
-        forked: bool
-
-        def current_call(self) -> str | None: ...
-        def log(self, level: str, text: str, call_id: str | None) -> None: ...
+    from .running import Serving
 
 
 #: One log line (characters).
 MAX_LINE = 8192
 
 
-class Printed:
+class Printed(TextIOBase):
     """sys.stdout and sys.stderr: each line becomes a log line of the call that printed it."""
 
     encoding = "utf-8"
     errors = "replace"
-    closed = False
 
-    def __init__(self, worker: Log, level: str, fd: int) -> None:
+    def __init__(self, worker: Serving, level: str, fd: int) -> None:
         self._worker = worker
         self._level = level
         self._fd = fd
@@ -52,11 +44,6 @@ class Printed:
             self._partial[call_id] = rest
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
-        """Write each."""
-        for line in lines:
-            self.write(line)
-
     def flush(self) -> None:
         """Send what has no newline yet."""
         call_id = self._worker.current_call()
@@ -68,18 +55,6 @@ class Printed:
         """The descriptor behind it, for programs that a tool starts."""
         return self._fd
 
-    def isatty(self) -> bool:
-        """Never a terminal."""
-        return False
-
     def writable(self) -> bool:
         """Always."""
         return True
-
-    def readable(self) -> bool:
-        """Never."""
-        return False
-
-    def seekable(self) -> bool:
-        """Never."""
-        return False

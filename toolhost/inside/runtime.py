@@ -12,7 +12,7 @@ import sys
 from _thread import allocate_lock
 
 from . import wire
-from .api import AgentError, Runtime
+from .api import AgentError
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -40,12 +40,6 @@ class Questions:
         self._lock = allocate_lock()
         self._last = 0
         self._waiting: dict[int, Callable[[dict[str, Any]], None]] = {}
-
-    def of(self, call: Running) -> Runtime:
-        """The `ctx.runtime` of a call."""
-        runtime = Runtime.__new__(Runtime)
-        object.__setattr__(runtime, "_ask", lambda op, fields: self.ask(call, op, fields))
-        return runtime
 
     def ask(self, call: Running, op: str, fields: dict[str, Any]) -> Any:
         """Ask, and wait; or return something to await, where an event loop runs in this thread."""

@@ -24,10 +24,8 @@ NUMBERS |= {  # the same on every machine
 #: made again (toolhost/jails/jail.py).
 FAILED = 125
 REPLACED = 124
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP = 4, 22, 23, 24
-PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
-#: struct __user_cap_header_struct: _LINUX_CAPABILITY_VERSION_3, this thread; then no capability in any set.
-NOBODY, NO_CAPABILITY = (0x20080522).to_bytes(8, "little"), bytes(24)
+PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_SET_NO_NEW_PRIVS = 4, 23, 38
+_PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
 _SECCOMP_MODE_FILTER = 2
 
 _foreign: Any = _ctypes
@@ -59,6 +57,19 @@ def call(name: str, *arguments: int | bytes | None) -> int:
     return result
 
 
+def bound_capabilities(numbers: list[int]) -> None:
+    """No program that this process starts gets these capabilities, nor any by inheritance. Raises OSError."""
+    for number in numbers:
+        call("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
+    call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Empty all capability sets of this thread. Raises OSError."""
+    header = (0x20080522).to_bytes(8, "little")  # struct __user_cap_header_struct: version 3, this thread
+    call("capset", header, bytes(24))
+
+
 class Filter:
     """A system call filter, ready to be installed."""
 
@@ -72,4 +83,4 @@ class Filter:
 
     def install(self) -> None:
         """From now on it counts for this thread and for all that it starts. Raises OSError."""
-        call("prctl", PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0)
+        call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0)

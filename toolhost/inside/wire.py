@@ -10,6 +10,7 @@ Source: docs/design/wire.md section 2; schemas/WORKER.md.
 from __future__ import annotations
 
 from _struct import Struct
+from _struct import error as TooShort  # type: ignore[attr-defined] # which its stub lacks
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -18,15 +19,11 @@ if TYPE_CHECKING:
 
 #: Levels of maps and arrays in one value; deeper values (and cycles) are refused. The bus allows 64 with its frames.
 MAX_DEPTH = 60
-_INT_MIN = -(1 << 63)
-_UINT_MAX = (1 << 64) - 1
 #: Longer keys are decoded anew each time, so that a caller cannot fill the cache with large strings.
 _CACHED_KEY_BYTES = 32
 _MAX_CACHED_KEYS = 1024
 _INFINITY = float("inf")
 
-_double = Struct(">d")
-_float = Struct(">f")
 _pack_double = Struct(">Bd").pack
 
 _keys: dict[bytes, str] = {}
@@ -51,7 +48,7 @@ def unpack(data: bytes) -> Any:
     """One complete msgpack value. Raises ValueError when `data` is not exactly one value of the protocol."""
     try:
         value, at = _unpack(data, 0)
-    except (IndexError, UnicodeDecodeError, RecursionError) as error:
+    except (IndexError, UnicodeDecodeError, RecursionError, TooShort) as error:
         raise ValueError(f"not msgpack: {error}") from None
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes after the value")
@@ -128,24 +125,9 @@ def _fixed(value: Any) -> Callable[[bytes, int], tuple[Any, int]]:
     return lambda data, at: (value, at)
 
 
-def _integer(width: int, signed: bool) -> Callable[[bytes, int], tuple[Any, int]]:
-    def read(data: bytes, at: int) -> tuple[Any, int]:
-        end = at + width
-        if end > len(data):
-            raise ValueError("a number is longer than the frame")
-        return int.from_bytes(data[at:end], "big", signed=signed), end
-
-    return read
-
-
-def _number(form: Struct) -> Callable[[bytes, int], tuple[Any, int]]:
-    def read(data: bytes, at: int) -> tuple[Any, int]:
-        end = at + form.size
-        if end > len(data):
-            raise ValueError("a number is longer than the frame")
-        return form.unpack_from(data, at)[0], end
-
-    return read
+def _number(code: str) -> Callable[[bytes, int], tuple[Any, int]]:
+    form = Struct(">" + code)
+    return lambda data, at: (form.unpack_from(data, at)[0], at + form.size)
 
 
 def _sized(width: int, body: Callable[[bytes, int, int], tuple[Any, int]]) -> Callable[[bytes, int], tuple[Any, int]]:
@@ -174,9 +156,7 @@ _WIDE: tuple[Callable[[bytes, int], tuple[Any, int]], ...] = (
     _fixed(None), _refused("byte 0xc1"), _fixed(False), _fixed(True),
     _refused("bin"), _refused("bin"), _refused("bin"),
     _refused("ext"), _refused("ext"), _refused("ext"),
-    _number(_float), _number(_double),
-    _integer(1, False), _integer(2, False), _integer(4, False), _integer(8, False),
-    _integer(1, True), _integer(2, True), _integer(4, True), _integer(8, True),
+    *[_number(code) for code in "fdBHIQbhiq"],
     _refused("ext"), _refused("ext"), _refused("ext"), _refused("ext"), _refused("ext"),
     _sized(1, _string), _sized(2, _string), _sized(4, _string),
     _sized(2, _array), _sized(4, _array), _sized(2, _map), _sized(4, _map),
@@ -204,7 +184,7 @@ def _pack(value: Any, out: list[bytes], depth: int) -> None:
     if kind is str:
         out.append(pack_str(value))
     elif kind is int:
-        out.append(_SMALL[value] if 0 <= value < 128 else _pack_int(value))
+        out.append(_BYTE[value] if 0 <= value < 128 else _pack_int(value))
     elif value is None:
         out.append(b"\xc0")
     elif kind is bool:
@@ -223,13 +203,7 @@ def _pack_map(value: dict[Any, Any], out: list[bytes], depth: int) -> None:
     if depth >= MAX_DEPTH:
         raise BadValue(f"nested deeper than {MAX_DEPTH}, or contains itself")
     size = len(value)
-    out.append(
-        _MAPS[size]
-        if size < 16
-        else b"\xde" + size.to_bytes(2, "big")
-        if size < 65536
-        else b"\xdf" + size.to_bytes(4, "big")
-    )
+    out.append(_BYTE[0x80 + size] if size < 16 else _wide(0xDE, size))
     for key, item in value.items():
         if not isinstance(key, str):
             raise BadValue(f"the key {_shown(key)} is no string")
@@ -245,13 +219,7 @@ def _pack_array(value: list[Any] | tuple[Any, ...], out: list[bytes], depth: int
     if depth >= MAX_DEPTH:
         raise BadValue(f"nested deeper than {MAX_DEPTH}, or contains itself")
     size = len(value)
-    out.append(
-        _ARRAYS[size]
-        if size < 16
-        else b"\xdc" + size.to_bytes(2, "big")
-        if size < 65536
-        else b"\xdd" + size.to_bytes(4, "big")
-    )
+    out.append(_BYTE[0x90 + size] if size < 16 else _wide(0xDC, size))
     index = 0
     try:
         for item in value:
@@ -271,45 +239,27 @@ def pack_str(value: str) -> bytes:
         raw = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     size = len(raw)
     if size < 32:
-        return _STRINGS[size] + raw
+        return _BYTE[0xA0 + size] + raw
     if size < 256:
         return b"\xd9" + _BYTE[size] + raw
-    if size < 65536:
-        return b"\xda" + size.to_bytes(2, "big") + raw
-    return b"\xdb" + size.to_bytes(4, "big") + raw
+    return _wide(0xDA, size) + raw
+
+
+def _wide(first: int, size: int) -> bytes:
+    """A length behind its first byte: two bytes, or four with the next first byte."""
+    return _BYTE[first] + size.to_bytes(2, "big") if size < 65536 else _BYTE[first + 1] + size.to_bytes(4, "big")
 
 
 def _pack_int(value: int) -> bytes:
-    if value > _UINT_MAX or value < _INT_MIN:
-        try:
-            return _pack_double(0xCB, float(value))
-        except OverflowError:
-            raise BadValue("an integer is larger than any double") from None
-    return _pack_positive(value) if value >= 0 else _pack_negative(value)
-
-
-def _pack_positive(value: int) -> bytes:
-    if value < 128:
-        return _SMALL[value]
-    if value < 256:
-        return b"\xcc" + _BYTE[value]
-    if value < 65536:
-        return b"\xcd" + value.to_bytes(2, "big")
-    if value < 1 << 32:
-        return b"\xce" + value.to_bytes(4, "big")
-    return b"\xcf" + value.to_bytes(8, "big")
-
-
-def _pack_negative(value: int) -> bytes:
-    if value >= -32:
-        return _BYTE[value + 256]
-    if value >= -128:
-        return b"\xd0" + value.to_bytes(1, "big", signed=True)
-    if value >= -32768:
-        return b"\xd1" + value.to_bytes(2, "big", signed=True)
-    if value >= -(1 << 31):
-        return b"\xd2" + value.to_bytes(4, "big", signed=True)
-    return b"\xd3" + value.to_bytes(8, "big", signed=True)
+    if -32 <= value < 128:
+        return _BYTE[value & 255]
+    for low, high, first, form in _INTEGERS:
+        if low <= value < high:
+            return form.pack(first, value)
+    try:
+        return _pack_double(0xCB, float(value))
+    except OverflowError:
+        raise BadValue("an integer is larger than any double") from None
 
 
 def _pack_float(value: float) -> bytes:
@@ -340,7 +290,10 @@ def _shown(key: object) -> str:
 
 
 _BYTE = [bytes([i]) for i in range(256)]
-_SMALL = _BYTE[:128]
-_MAPS = _BYTE[0x80:0x90]
-_ARRAYS = _BYTE[0x90:0xA0]
-_STRINGS = _BYTE[0xA0:0xC0]
+#: From which number to below which other one, the first byte, and its form with the number.
+_INTEGERS = [
+    (0, 1 << 8, 0xCC, Struct(">BB")), (0, 1 << 16, 0xCD, Struct(">BH")),
+    (0, 1 << 32, 0xCE, Struct(">BI")), (0, 1 << 64, 0xCF, Struct(">BQ")),
+    (-(1 << 7), 0, 0xD0, Struct(">Bb")), (-(1 << 15), 0, 0xD1, Struct(">Bh")),
+    (-(1 << 31), 0, 0xD2, Struct(">Bi")), (-(1 << 63), 0, 0xD3, Struct(">Bq")),
+]  # fmt: skip

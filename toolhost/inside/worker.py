@@ -18,16 +18,16 @@ from __future__ import annotations
 import errno
 import posix
 import sys
-from _thread import allocate_lock, get_ident, stack_size, start_new_thread
+from _thread import allocate_lock, get_ident, stack_size
 from time import monotonic, sleep
 
 from . import wire
 from .api import Pending, ToolContext
 from .failures import MAX_ERROR, describe, error_frame, out_of_means, where
-from .going_on import GoingOn
+from .orphans import Orphans
 from .printed import MAX_LINE, Printed
 from .running import Running
-from .strays import Strays
+from .threads import Lane, Slot, Threads
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .aio import AsyncCalls
-    from .api import Runtime
     from .runtime import Questions
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
@@ -58,10 +57,12 @@ QUICK_S = 0.0001
 #: Quick results are written together, so many at a time, and at this size at the latest (bytes).
 BURST = 8
 FLUSH_BYTES = 65536
-#: Threads for slow handlers; further calls wait. Below the default limit of 64 processes (threads count there).
-MAX_THREADS = 32
-#: Together with those of pending work; a few more are for reading, watching and the event loop.
-MAX_ALL_THREADS = 52
+#: Slow handlers at a time, each on a thread; further calls wait. The default limit of 64 processes counts threads.
+MAX_SLOW = 32
+#: Pieces of pending work at a time, each on a thread.
+MAX_PENDING = 40
+#: A slow handler begins only below this number of both; a few more threads read, watch and run the event loop.
+MAX_TOGETHER = 52
 #: A thread's stack (bytes). What it may come to counts as memory: 64 of the usual 8 MiB are all of the default limit.
 STACK_BYTES = 2 << 20
 #: Messages kept for later calls, oldest out first; the host counts along (WORKER.md).
@@ -71,22 +72,8 @@ LOG_BURST = 1000
 LOG_PER_S = 200
 
 
-class Seat:
-    """One thread's place to wait for its next job."""
-
-    __slots__ = ("job", "wake")
-
-    def __init__(self) -> None:
-        self.wake = allocate_lock()
-        self.wake.acquire()
-        self.job: Callable[[Seat], None] | None = None
-
-
-_set_call = ToolContext.__dict__["_call"].__set__
-
-
 class Worker:
-    """The state of this process. `lock` guards `reader`, `running`, `parked` and what is said to be under it."""
+    """The state of this process. `_lock` guards the reading role, `running`, and the budget of log lines."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Callable[[ToolContext, Any], Any]] = {}
@@ -94,9 +81,9 @@ class Worker:
         self.output_limit = 1 << 20
         self.offline = False
         self.permissions: list[str] = []
-        self.lock = allocate_lock()
         self.running: dict[str, Running] = {}
-        self.current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
+        self._lock = allocate_lock()
+        self._current: dict[int, str] = {}  # thread -> call, so that what is printed finds its call
         self._send_lock = allocate_lock()
         self._inbox: deque[bytes] = deque()
         self._chunks: list[bytes] = []
@@ -105,19 +92,18 @@ class Worker:
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._seconds: dict[str, float] = {}  # export -> how long it takes
-        self._reader: Seat | None = None
+        self._reader: Slot | None = None
         self._inline_since = 0.0
         self._dozing = False
         self._doze = allocate_lock()
         self._doze.acquire()
-        self._parked: list[Seat] = []
-        self._threads = 0
-        self._going_on = GoingOn(self)
-        self._backlog: deque[Callable[[Seat], None]] = deque()
+        self._threads = Threads()
+        self._pending = Lane(self._threads, MAX_PENDING)
+        self._slow = Lane(self._threads, MAX_SLOW, self._pending, MAX_TOGETHER)
         self.forked = False
         self._async: AsyncCalls | None = None
         self._questions: Questions | None = None
-        self._strays = Strays()
+        self._orphans = Orphans()
         self._log_tokens = float(LOG_BURST)
         self._log_at = 0.0
         self._log_dropped = 0
@@ -127,31 +113,29 @@ class Worker:
     def main(self) -> None:
         """Serve until the host closes the channel. Never returns."""
         stack_size(STACK_BYTES)
-        seat = Seat()
-        self._reader = seat
+        slot = Slot()
+        self._reader = slot
         posix.register_at_fork(after_in_child=self._after_fork)
-        self._read_loop(seat)
-        with self.lock:
-            self._parked.append(seat)
-        self._work(seat)
+        self._read_loop(slot)
+        self._threads.serve(slot)
 
     def _after_fork(self) -> None:
         """A forked copy of this process must never speak for it."""
         self.forked = True
-        self._strays.enabled = False  # a copy that swept would kill the worker
-        self.lock = allocate_lock()  # another thread may have held them
+        self._orphans.enabled = False  # a copy that swept would kill the worker
+        self._lock = allocate_lock()  # another thread may have held them
         self._send_lock = allocate_lock()
         try:  # noqa: SIM105 # contextlib is not imported here
             posix.close(FD)
         except OSError:
             pass  # the handler had closed it
 
-    def _read_loop(self, seat: Seat) -> None:
+    def _read_loop(self, slot: Slot) -> None:
         """Read and serve for as long as this thread holds the role."""
         inbox = self._inbox
-        while self._reader is seat:
+        while self._reader is slot:
             if inbox:
-                self._take(inbox.popleft(), seat)
+                self._handle(inbox.popleft(), slot)
                 continue
             if self._outbox:
                 self._flush()
@@ -187,7 +171,7 @@ class Worker:
         self._chunks = [rest] if rest else []
         self._have = len(rest)
 
-    def _watch(self, seat: Seat) -> None:
+    def _watch(self, slot: Slot) -> None:
         """Take the role over from a reader that is busy with a handler; then somebody else watches."""
         quiet = 0
         last = 0.0
@@ -195,13 +179,13 @@ class Worker:
             sleep(TAKEOVER_S)
             since = self._inline_since
             if since and monotonic() - since >= TAKEOVER_S:
-                with self.lock:
+                with self._lock:
                     if self._inline_since != since:
                         continue
-                    self._reader = seat
+                    self._reader = slot
                     self._inline_since = 0.0
-                self._hand(self._watch)
-                self._read_loop(seat)
+                self._threads.run(self._watch)
+                self._read_loop(slot)
                 return
             quiet = quiet + 1 if since == last else 0
             last = since
@@ -219,24 +203,6 @@ class Worker:
             self._doze.release()
         except RuntimeError:
             pass  # it was awake already
-
-    def _hand(self, job: Callable[[Seat], None]) -> None:
-        """Give a job to a waiting thread, or to a new one."""
-        with self.lock:
-            seat = self._parked.pop() if self._parked else None
-        if seat is None:
-            seat = Seat()
-            start_new_thread(self._work, (seat,))
-        seat.job = job
-        seat.wake.release()
-
-    def _work(self, seat: Seat) -> None:
-        while True:
-            seat.wake.acquire()
-            if seat.job is not None:
-                seat.job(seat)
-            with self.lock:
-                self._parked.append(seat)
 
     # --- sending
 
@@ -265,18 +231,18 @@ class Worker:
 
     # --- frames from the host
 
-    def _take(self, data: bytes, seat: Seat) -> None:
+    def _handle(self, data: bytes, slot: Slot) -> None:
         try:
             frame = wire.unpack(data)
             kind = frame["type"]
             if kind == "call":
-                self._start(frame, seat)
+                self._start(frame, slot)
             elif kind == "message":
                 self._remember(frame["messageId"], frame["message"])
             elif kind == "cancel":
                 self._cancel(frame["callId"])
             elif kind == "answer":
-                self.questions().answered(frame)
+                self._asked().answered(frame)
             elif kind == "init":
                 self._load(frame)
             elif kind == "exit":
@@ -297,13 +263,15 @@ class Worker:
             if call.task is not None and self._async is not None:
                 self._async.cancel(call)
 
-    def runtime_of(self, call: Running) -> Runtime | None:
-        """What the call may ask of the bus; None when its tool has no permission to."""
-        return self.questions().of(call) if "agents" in self.permissions else None
+    def asking(self, call: Running) -> Callable[[str, dict[str, Any]], Any] | None:
+        """How the call asks the bus for an operation with its fields; None when its tool has no permission to."""
+        if "agents" not in self.permissions:
+            return None
+        return lambda op, fields: self._asked().ask(call, op, fields)
 
-    def questions(self) -> Questions:
+    def _asked(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""
-        with self.lock:
+        with self._lock:
             if self._questions is None:
                 from .runtime import Questions
 
@@ -330,22 +298,21 @@ class Worker:
             self.send(wire.pack({"type": "load_failed", "message": message[:MAX_ERROR]}))
             leave()
         if init.get("jailed"):
-            self._strays.enable()
+            self._orphans.enable()
         self.send(wire.pack({"type": "ready", "protocol": PROTOCOL, "exports": list(self.handlers)}))
-        self._hand(self._watch)
+        self._threads.run(self._watch)
 
     # --- calls
 
-    def _start(self, frame: dict[str, Any], seat: Seat) -> None:
+    def _start(self, frame: dict[str, Any], slot: Slot) -> None:
         """Begin a call: here on the reader if its export is quick or unknown, else on another thread."""
         now = monotonic()
         call = Running(self, frame, now)
-        with self.lock:
+        with self._lock:
             self.running[call.id] = call
-        export = frame["export"]
-        seconds = self._seconds.get(export)
+        seconds = self._seconds.get(frame["export"])
         if seconds is not None and seconds > SLOW_S:
-            self._hand_call(call)
+            self._slow.submit(lambda: self._send_result(self._run(call)))
             return
         outbox = self._outbox
         if outbox and (
@@ -356,93 +323,85 @@ class Worker:
         if self._dozing:
             self._wake_watcher()
         result = self._run(call)
-        with self.lock:
-            still_reader = self._reader is seat
+        with self._lock:
+            still_reader = self._reader is slot
             if still_reader:
                 self._inline_since = 0.0
-        if result is None:
-            return
-        if still_reader:
+        if not still_reader:
+            self._send_result(result)
+        elif result is not None:
             self._outbox.append(len(result).to_bytes(4, "little"))
             self._outbox.append(result)
             self._outbox_bytes += len(result)
-        else:
+
+    def _send_result(self, result: bytes | None) -> None:
+        if result is not None:
             self.send(result)
 
-    def _hand_call(self, call: Running) -> None:
-        def job(seat: Seat) -> None:
-            result = self._run(call)
-            if result is not None:
-                self.send(result)
-            with self.lock:
-                following = self._backlog.popleft() if self._backlog else None
-                if following is None:
-                    self._threads -= 1
-            if following is not None:
-                following(seat)
-
-        with self.lock:
-            if self._threads >= MAX_THREADS or self._threads + self._going_on.count >= MAX_ALL_THREADS:
-                self._backlog.append(job)
-                return
-            self._threads += 1
-        self._hand(job)
-
     def _run(self, call: Running) -> bytes | None:
-        """Run a handler to its result frame; None when the event loop has taken the call over."""
+        """Run a handler to its result frame; None when its result comes later."""
         export = call.frame["export"]
         handler = self.handlers.get(export)
         if handler is None:
             names = ", ".join(sorted(self.handlers)) or "none"
             message = f"the tool has no handler {export!r}; it has: {names}"
-            return self.finish(call, error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
-        context = ToolContext.__new__(ToolContext)
-        _set_call(context, call)
-        ident = get_ident()
-        self.current[ident] = call.id
+            return self._finish(call, error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
         began = monotonic()
-        try:
-            value = handler(context, call.frame["input"])
-            if type(value) is not dict:
-                if hasattr(type(value), "__await__"):
-                    self.to_loop(call, value)
-                    return None
-                if self.goes_on(call, value):
-                    return None
-            body = self.result_frame(call, value)
-        except BaseException as error:  # also SystemExit and KeyboardInterrupt: a handler cannot end the worker
-            body = self.failure(call.id, error)
-        finally:
-            self.current.pop(ident, None)
-        seconds = monotonic() - began
-        known = self._seconds.get(export)
-        # Down at once, up slowly: one hiccup (or waiting for the interpreter lock) makes no export slow.
-        self._seconds[export] = seconds if known is None or seconds < known else known + (seconds - known) * 0.1
-        return self.finish(call, body)
+        body = self._answer(call, lambda: handler(ToolContext(call), call.frame["input"]))
+        if body is not None:
+            seconds = monotonic() - began
+            known = self._seconds.get(export)
+            # Down at once, up slowly: one hiccup (or waiting for the interpreter lock) makes no export slow.
+            self._seconds[export] = seconds if known is None or seconds < known else known + (seconds - known) * 0.1
+        return self._finish(call, body)
 
-    def to_loop(self, call: Running, awaitable: Any) -> None:
+    def conclude(self, call: Running, produce: Callable[[], Any], *, awaits: bool = True) -> None:
+        """Run a later part of a call, and send the result that it comes to; see `_answer`."""
+        self._send_result(self._finish(call, self._answer(call, produce, awaits=awaits)))
+
+    def _answer(self, call: Running, produce: Callable[[], Any], *, awaits: bool = True) -> bytes | None:
+        """Run a handler, or a part of it, to the call's result frame; None when what it returned goes on elsewhere.
+
+        `awaits`: something to await is run by the event loop; else it is no result.
+        """
+        ident = get_ident()
+        self._current[ident] = call.id
+        try:
+            value = produce()
+            if type(value) is not dict:
+                if awaits and hasattr(type(value), "__await__"):
+                    self._to_loop(call, value)
+                    return None
+                if isinstance(value, Pending) and value.work is not None and not call.pending:
+                    self._go_on(call, value)
+                    return None
+            body = self._result_frame(call, value)
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: a handler cannot end the worker
+            body = self._failure(call.id, error)
+        finally:
+            self._current.pop(ident, None)
+        return body
+
+    def _to_loop(self, call: Running, awaitable: Any) -> None:
         """Let the event loop run it to the call's result."""
-        with self.lock:
+        with self._lock:
             if self._async is None:
                 from .aio import AsyncCalls
 
                 self._async = AsyncCalls(self)
         self._async.submit(call, awaitable)
 
-    def goes_on(self, call: Running, value: Any) -> bool:
-        """Whether a handler returned work that goes on here; if so its `pending` result is sent and the work begun."""
-        if not isinstance(value, Pending) or value.work is None or call.pending:
-            return False
+    def _go_on(self, call: Running, pending: Pending) -> None:
+        """Send the `pending` result of a call, and begin its work."""
         call.pending = True
-        frame = {"type": "result", "callId": call.id, "status": "pending", "handle": value.handle, "continues": True}
+        frame = {"type": "result", "callId": call.id, "status": "pending", "handle": pending.handle, "continues": True}
         self.send(wire.pack(frame))
-        if hasattr(type(value.work), "__await__"):
-            self.to_loop(call, value.work)
+        if hasattr(type(pending.work), "__await__"):
+            self._to_loop(call, pending.work)
         else:
-            self._going_on.submit(call, value.work)
-        return True
+            self._pending.submit(lambda: self.conclude(call, pending.work))
 
-    def result_frame(self, call: Running, value: Any) -> bytes:
+    def _result_frame(self, call: Running, value: Any) -> bytes:
         """The result frame of what a handler, or its pending work, returned."""
         call_id = call.id
         if isinstance(value, Pending):
@@ -459,7 +418,7 @@ class Worker:
             return error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
         return _RESULT + wire.pack_str(call_id) + _OK + output
 
-    def failure(self, call_id: str, error: BaseException) -> bytes:
+    def _failure(self, call_id: str, error: BaseException) -> bytes:
         """The result frame of an exception; where it came from goes to the log."""
         self.log("debug", f"{type(error).__name__}{where(error)}", call_id)
         code = getattr(error, "code", None)
@@ -469,7 +428,7 @@ class Worker:
             code = "E_TOOL"
         message = describe(error)
         if self.offline and isinstance(error, Exception) and not out_of_means(error):
-            from .refused import OFFLINE, is_offline
+            from .offline import OFFLINE, is_offline
 
             if is_offline(error):
                 code, message = "E_SANDBOX_DENIED", f"{OFFLINE} ({message})"
@@ -482,11 +441,13 @@ class Worker:
             help_url=getattr(error, "help_url", None),
         )
 
-    def finish(self, call: Running, body: bytes) -> bytes:
-        """The call has ended: clean up what it left, then its result may go."""
-        with self.lock:
-            if self._strays.enabled and len(self.running) == 1:
-                self._strays.sweep(keep=bool(call.frame.get("background")))
+    def _finish(self, call: Running, body: bytes | None) -> bytes | None:
+        """A call with a result has ended: clean up what it left, then its result may go."""
+        if body is None:
+            return None
+        with self._lock:
+            if self._orphans.enabled and len(self.running) == 1:
+                self._orphans.sweep(keep=bool(call.frame.get("background")))
             self.running.pop(call.id, None)
         return body
 
@@ -495,7 +456,7 @@ class Worker:
     def log(self, level: str, text: str, call_id: str | None = None) -> None:
         """Send a log line, within the budget."""
         now = monotonic()
-        with self.lock:
+        with self._lock:
             self._log_tokens = min(float(LOG_BURST), self._log_tokens + (now - self._log_at) * LOG_PER_S)
             self._log_at = now
             if self._log_tokens < 1:
@@ -512,7 +473,7 @@ class Worker:
 
     def current_call(self) -> str | None:
         """The call that this thread, or this task, works for."""
-        call_id = self.current.get(get_ident())
+        call_id = self._current.get(get_ident())
         if call_id is None and self._async is not None:
             return self._async.current()
         return call_id

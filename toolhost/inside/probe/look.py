@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: From this version on, Landlock keeps signals inside.
 SCOPES_ABI = 6
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-#: What the worker holds open to see whether a call left something behind (strays.py).
+#: What the worker holds open to see whether a call left something behind (orphans.py).
 _OF_THE_WORKER = ("/proc/loadavg", "/proc/sys/kernel/ns_last_pid", "/proc/1/task/1/children")
 _READ_ONLY = ("/", "/dev", "/etc", "/proc/sys/kernel", "/run", "/run/goondan/goondan_tool", "/usr")
 
@@ -56,11 +56,8 @@ def _descriptors() -> list[int]:
 
 
 def _can_write(path: str) -> bool:
-    try:
-        posix.close(posix.open(f"{path}/probe", posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC
+    return _works(lambda: posix.close(posix.open(f"{path}/probe", flags)))
 
 
 def _pids() -> list[int]:

@@ -1,7 +1,7 @@
-"""Processes that a call left behind: noticing them for the price of one system call, and ending them.
+"""Orphans: processes that a call left behind. Noticing them costs one system call; they are killed.
 
-A handler's process groups and sessions mean nothing here: what counts is the jail's pid namespace, in which there are
-only the jail's init (1), the worker, and whatever tools have started.
+A handler's process groups and sessions do not count here. What counts is the jail's process namespace: its init (1),
+the worker, and whatever tools have started.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ SIGKILL = 9
 _WALL = 0x40000000  # children made without SIGCHLD as well
 #: The children of the jail's init; some kernels do not tell.
 _OF_INIT = "/proc/1/task/1/children"
+#: Ends with the newest process id of this process namespace.
+_LOADAVG = "/proc/loadavg"
 
 
-class Strays:
-    """What was started in this jail and is still there. Works only where `enabled` is set: kill(-1) is no toy."""
+class Orphans:
+    """The processes that were started in this jail and are still there. Does nothing unless `enabled`."""
 
     def __init__(self) -> None:
+        #: Whether this is a jail: elsewhere kill(-1) would hit every process of the user.
         self.enabled = False
-        self._pids = Pids()
+        #: The newest process id when nobody but init and this process was there; empty when that is not known.
         self._newest = b""
-        self._kept: set[int] = set()  # what an export with `background` left behind on purpose
+        #: What calls of exports with `background` left behind on purpose.
+        self._kept: set[int] = set()
+        self._loadavg = -1
 
     def enable(self) -> None:
-        """Begin. The process ids must agree that this is a jail: outside of one, kill(-1) would hit everything."""
+        """Begin, if the process ids agree that this is a jail."""
         self.enabled = posix.getpid() == 2 and posix.getppid() == 1
-        self._newest = self._pids.newest()
+        self._newest = self._newest_pid()
 
     def sweep(self, *, keep: bool) -> None:
         """A call has ended and no other runs: kill every process but this one and init; `keep` spares them for good."""
-        newest = self._pids.newest()
+        newest = self._newest_pid()
         if newest and newest == self._newest:
             return  # no process and no thread was started since
-        again = False
-        if keep:
-            self._kept |= other_processes()
-            reap()
-        elif self._kept:
-            self._kept = kill_others(self._kept)
+        if keep or self._kept:
+            self._kept = self._kept | other_processes() if keep else kill_others(self._kept)
             reap()
         elif self._alone():
             self._newest = newest
@@ -48,8 +49,10 @@ class Strays:
                 posix.kill(-1, SIGKILL)  # looks at every process of the host, so it is not what is done first
             except OSError:
                 pass  # nobody there
-            again = not reap()  # some are still ending: the next call takes leave of them
-        self._newest = b"" if again else self._pids.newest()
+            if not reap():  # some are still ending: the next call reaps them
+                self._newest = b""
+                return
+        self._newest = self._newest_pid()
 
     def _alone(self) -> bool:
         """Whether there is nobody but init and this process. Anybody else is a child of one of them, or has an ancestor
@@ -57,21 +60,14 @@ class Strays:
         """
         return reap() and read(_OF_INIT) == b"2 "
 
-
-class Pids:
-    """The newest process id of this pid namespace, as /proc/loadavg ends with it: one system call, no walk."""
-
-    def __init__(self) -> None:
-        self._fd = -1
-
-    def newest(self) -> bytes:
+    def _newest_pid(self) -> bytes:
         """Equal to what it said before if and only if no process or thread was started since; empty if unknown."""
         try:
-            return posix.pread(self._fd, 128, 0).rpartition(b" ")[2]
+            return posix.pread(self._loadavg, 128, 0).rpartition(b" ")[2]
         except OSError:  # the first time, or a handler closed it
             try:
-                self._fd = posix.open("/proc/loadavg", posix.O_RDONLY | posix.O_CLOEXEC)
-                return posix.pread(self._fd, 128, 0).rpartition(b" ")[2]
+                self._loadavg = posix.open(_LOADAVG, posix.O_RDONLY | posix.O_CLOEXEC)
+                return posix.pread(self._loadavg, 128, 0).rpartition(b" ")[2]
             except OSError:
                 return b""
 
@@ -91,7 +87,7 @@ def read(path: str) -> bytes:
 
 
 def reap() -> bool:
-    """Take leave of dead children; whether none is left alive."""
+    """Reap dead children; whether none is left alive."""
     try:
         while posix.waitpid(-1, posix.WNOHANG | _WALL)[0]:
             pass
@@ -102,8 +98,7 @@ def reap() -> bool:
 
 def other_processes() -> set[int]:
     """Every process of the jail but its init and this one."""
-    own = {1, posix.getpid()}
-    return {int(name) for name in posix.listdir("/proc") if name.isdigit()} - own
+    return {int(name) for name in posix.listdir("/proc") if name.isdigit()} - {1, posix.getpid()}
 
 
 def kill_others(kept: set[int]) -> set[int]:
