@@ -14,7 +14,7 @@ from schemas.system.secrecy import close_memory
 from schemas.system.startup import close_to_others, die_with_parent, keep_memory_steady, read_token, set_process_name
 from schemas.visible import visible_line
 from toolhost.app import App, Settings
-from toolhost.descent import descend
+from toolhost.drop_privileges import drop_privileges
 from toolhost.privileges.powers import Powers
 
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
             broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
         )
         umask = inherited if arguments.umask is None else arguments.umask
-        powers = descend(arguments.endpoint, settings.broker_uid, umask=umask)
+        powers = drop_privileges(arguments.endpoint, settings.broker_uid, umask=umask)
         die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings, powers))
     except GoondanError as error:

@@ -97,7 +97,7 @@ class App:
         powers = self._powers
         if powers.lifeline is not None:
             pidfd = os.pidfd_open(powers.lifeline)
-            loop.add_reader(pidfd, self._steward_lost, pidfd)
+            loop.add_reader(pidfd, self._helper_lost, pidfd)
         offload.remove(end_stranded)  # of a tool host that was killed
         probing = asyncio.ensure_future(survey(powers))  # while the broker answers
         try:
@@ -192,10 +192,10 @@ class App:
         if self._link.closed.done():
             self._link.closed.result()  # raises what the broker refused us with
 
-    def _steward_lost(self, pidfd: int) -> None:
+    def _helper_lost(self, pidfd: int) -> None:
         """Nobody is left who could start another one."""
         asyncio.get_running_loop().remove_reader(pidfd)
-        self._break("the steward of this tool host, which does what only root can, has ended")
+        self._break("the privileged helper of this tool host, which does what only root can, has ended")
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or fail("E_SANDBOX_UNAVAILABLE", why, suggestion="It is started anew.")

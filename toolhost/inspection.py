@@ -27,7 +27,7 @@ from msgspec import Struct
 from schemas.errors import GoondanError
 from schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
 from schemas.worker_frames import WORKER_PROTOCOL, Init, LoadFailed, Ready, WorkerFrame
-from toolhost.descent import descend
+from toolhost.drop_privileges import drop_privileges
 from toolhost.jails.jail import Jail
 from toolhost.policy.facts import find_bwrap, home, host_facts, look_up
 from toolhost.policy.hiding import hidden_folders
@@ -296,7 +296,7 @@ def main() -> int:
         print(f"toolhost.inspection: {error}", file=sys.stderr)
         return 2
     try:
-        powers = descend()
+        powers = drop_privileges()
         powers.settle(False)
     except OSError as error:
         print(f"toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)

@@ -31,8 +31,8 @@ from msgspec import Struct
 from schemas.errors import GoondanError, fail
 from schemas.launch import ToolHostSpec
 from schemas.receipts import Mechanism, Wall
-from toolhost.descent import descend
 from toolhost.diagnosis import Finding, Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from toolhost.drop_privileges import drop_privileges
 from toolhost.limits.plan import mechanisms
 from toolhost.policy.facts import find_bwrap, host_facts, landlock_abi, machine, said_version
 from toolhost.policy.plan import walls
@@ -229,7 +229,7 @@ async def _report(powers: Powers) -> Report:
 def main() -> int:
     """Print the report. 0; 1 when root stays root."""
     try:
-        powers = descend()
+        powers = drop_privileges()
     except OSError as error:
         print(f"toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1

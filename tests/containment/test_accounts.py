@@ -24,11 +24,11 @@ _NEWNS, _BIND, _PRIVATE, _REC = 0x20000, 0x1000, 0x40000, 0x4000
 RUN = """
 import json, os, sys
 from schemas.system.own_users import NUMBERS
-from toolhost.descent import descend
+from toolhost.drop_privileges import drop_privileges
 from toolhost.privileges.uids import Uids
 before = Uids(os.getpid(), NUMBERS).bounds
 try:
-    powers = descend()
+    powers = drop_privileges()
 except OSError as error:
     print(json.dumps({"refused": error.strerror}))
 else:

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 #: The real thing: what `python -m toolhost` does before it opens its link. Then it answers one expression a line.
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
-from toolhost.descent import descend
-powers = descend()
+from toolhost.drop_privileges import drop_privileges
+powers = drop_privileges()
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number, *arguments):
@@ -192,9 +192,8 @@ def test_no_program_makes_it_mightier(taken: Taken) -> None:
 
 
 JAIL: dict[str, Any] = {
-    "argv": ["/bin/true"], "env": {}, "folder": None, "places": [0, 1, 2], "stage": "/run", "stages": [], "heir": None,
-    "enclosure": None,
-    "joins": [], "niceness": 0, "counted": False,
+    "argv": ["/bin/true"], "env": {}, "folder": None, "places": [0, 1, 2], "stage": "/run", "stages": [],
+    "fallbackOwner": None, "enclosure": None, "joins": [], "niceness": 0, "counted": False,
 }  # fmt: skip
 
 
@@ -215,7 +214,7 @@ def test_the_launcher_makes_jails_and_nothing_else_for_it(taken: Taken) -> None:
         {"uid": 0},
         {"uid": 1000},
         {"uid": TOOLHOST_UID},
-        {"heir": 0},
+        {"fallbackOwner": 0},
         {"stage": "/etc"},
         {"stage": None},
         {"stages": [stage(0, read_only=True) | {"at": "/etc/made"}]},
@@ -264,15 +263,16 @@ def test_no_jail_of_it_writes_to_what_trusted_programs_are(taken: Taken, short_t
 
 def test_it_gives_nothing_away_but_an_instances_folder(taken: Taken, roots: Path) -> None:
     given = [stage(0, unmapped="given")]
-    heir = 0x78000000
-    said = launch(taken, f"os.open({str(roots.parent)!r}, os.O_PATH)", stages=given, heir=heir)
+    owner = 0x78000000
+    said = launch(taken, f"os.open({str(roots.parent)!r}, os.O_PATH)", stages=given, fallbackOwner=owner)
     assert "no instance's folder" in said["error"]
     assert roots.parent.stat().st_uid == 0
 
 
-def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Path) -> None:
+def test_its_privileged_helper_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Path) -> None:
     def refused(what: str) -> None:
-        said = taken(f"attempt(lambda: powers.steward.{what})")
+        name, _, arguments = what.partition("(")
+        said = taken(f"attempt(lambda: powers.do({name!r}, {arguments})")
         assert not said.startswith("done"), (what, said)
 
     state = short_tmp / "state"
@@ -284,7 +284,7 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
     notes.write_text("an older version's")
     os.link("/etc/hostname", state / "toolhosts" / "old" / "linked")
     (state / "toolhosts" / "old" / "sent").symlink_to("/etc/passwd")
-    assert taken(f"attempt(lambda: powers.steward.claim_state({str(state)!r}, 'toolhosts', 'x'))") == "done: None"
+    assert taken(f"attempt(lambda: powers.do('claim_state', {str(state)!r}, 'toolhosts', 'x'))") == "done: None"
     owners = {path.name: path.lstat().st_uid for path in (state / "toolhosts").rglob("*")}
     mine = TOOLHOST_UID
     assert owners == {"x": mine, "old": mine, "notes": mine, "linked": 0, "sent": 0}
@@ -295,26 +295,26 @@ def test_its_steward_does_what_it_is_for_and_no_more(taken: Taken, short_tmp: Pa
     refused("make_workdir('../x')")
     refused("make_workdir('instances/a/k/workspace/../../../../blobs')")
     refused("make_workdir('toolhosts/x/workspace')")
-    assert taken("attempt(lambda: powers.steward.make_workdir('instances/a/k/workspace'))") == "done: None"
+    assert taken("attempt(lambda: powers.do('make_workdir', 'instances/a/k/workspace'))") == "done: None"
     made = state / "instances" / "a" / "k" / "workspace"
     assert (made.stat().st_uid, made.stat().st_mode & 0o777) == (0, 0o700)
     refused("make_placeholders('/etc')")
     refused(f"make_placeholders({os.path.realpath(os.path.expanduser('~'))!r})")
     refused("remove_placeholder('/etc/ssl')")
-    refused("_do('state_root')")
-    refused("_do('__init__', {}, 0)")
+    refused("_beside(1)")
+    refused("__init__({}, 0)")
     refused("set_niceness(1, 5)")
     refused("held_by(1, [0])")
     refused("make_group('../x')")
     work = short_tmp / "work"
     work.mkdir()
     os.chown(work, 4242, 4243)
-    names = taken(f"powers.steward.make_placeholders({str(work)!r})")
+    names = taken(f"powers.do('make_placeholders', {str(work)!r})")
     assert sorted(names) == sorted(str(path) for path in work.iterdir())
     assert {(path.stat().st_uid, path.stat().st_gid) for path in work.iterdir()} == {(4242, 4243)}
     (work / ".venv" / "used").mkdir()
     for name in names:
-        taken(f"attempt(lambda: powers.steward.remove_placeholder({name!r}))")
+        taken(f"attempt(lambda: powers.do('remove_placeholder', {name!r}))")
     assert [path.name for path in work.iterdir()] == [".venv"]
     (short_tmp / "link").symlink_to("/root")
     refused(f"make_placeholders({str(short_tmp / 'link')!r})")
@@ -336,9 +336,9 @@ def test_bubblewrap_is_root_only_where_it_must_be(taken: Taken) -> None:
     fds = ", ".join(["os.memfd_create('x')"] * len(places))
     asked = JAIL | {"uid": uid, "enclosure": enclosure, "places": places}
     assert "root directory that bubblewrap gets" in taken(f"ask({asked!r}, {fds})")["error"]
-    assert taken("attempt(lambda: powers.steward.settle(False))") == "done: None"
+    assert taken("attempt(lambda: powers.do('settle', False))") == "done: None"
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
-    assert taken("attempt(lambda: powers.steward.settle(True))") == "done: None"
+    assert taken("attempt(lambda: powers.do('settle', True))") == "done: None"
     assert "user namespaces" in launch(taken, enclosure=enclosure)["error"]
 
 
@@ -376,7 +376,7 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
 
 def test_a_root_that_cannot_become_another_gives_up_the_rest() -> None:
     """As in a container without that power: jails are made all the same."""
-    program = "from toolhost.descent import descend; descend(); print(open('/proc/self/status').read())"
+    program = "from toolhost.drop_privileges import *; drop_privileges(); print(open('/proc/self/status').read())"
     argv = ["setpriv", "--bounding-set=-dac_read_search", sys.executable]
     done = subprocess.run([*argv, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
@@ -393,20 +393,20 @@ def test_what_it_asks_for_a_jail_of_its_own_is_done(taken: Taken) -> None:
     pid = launch(taken, argv=["/bin/sleep", "60"])["pid"]
     try:
         until = time.monotonic() + 10
-        while (said := taken(f"attempt(lambda: powers.steward.set_niceness({pid}, 7))")) != "done: None":
+        while (said := taken(f"attempt(lambda: powers.do('set_niceness', {pid}, 7))")) != "done: None":
             assert said.endswith("none of a jail's") and time.monotonic() < until, said  # it is still root's
-        assert taken(f"powers.steward.held_by({pid}, [0, 1, 999])") == 0  # it has no sockets
-        assert taken("attempt(lambda: powers.steward.held_by(os.getpid(), [0]))").endswith("none of a jail's")
+        assert taken(f"powers.do('held_by', {pid}, [0, 1, 999])") == 0  # it has no sockets
+        assert taken("attempt(lambda: powers.do('held_by', os.getpid(), [0]))").endswith("none of a jail's")
         autogroup = Path(f"/proc/{pid}/autogroup")
         if autogroup.exists():
             assert autogroup.read_text().endswith("nice 7\n")
-        assert taken(f"attempt(lambda: powers.steward.set_niceness({pid}, -7))").startswith("the niceness")
+        assert taken(f"attempt(lambda: powers.do('set_niceness', {pid}, -7))").startswith("the niceness")
         tree = taken("(lambda tree: tree and tree.cpu)(powers.tree)")
         if tree is not None:
             group = f"{Path(tree).parent}/goondan-jail.{taken.process.pid}.99"
-            if taken("attempt(lambda: powers.steward.make_group(99))") == "done: None":
+            if taken("attempt(lambda: powers.do('make_group', 99))") == "done: None":
                 assert Path(group).stat().st_uid == Path(group, "cpu.shares").stat().st_uid == TOOLHOST_UID
-                assert taken("attempt(lambda: powers.steward.remove_group(99))") == "done: None"
+                assert taken("attempt(lambda: powers.do('remove_group', 99))") == "done: None"
                 assert not Path(group).exists()
     finally:
         assert taken(f"attempt(lambda: os.kill({pid}, 9))") == "done: None"

@@ -15,7 +15,7 @@ from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 from toolhost.jails.jail import process_status
 from toolhost.sessions.session import Session
-from toolhost.watch import look
+from toolhost.watch import procfs
 
 SOURCE = """
 import os, resource, sys, time
@@ -193,8 +193,8 @@ async def whose_is_what(made: Bench, slot: Session, work: Path) -> None:
     (work / "there").unlink()
     made.start("t__waits", {"file": str(work / "there"), "until": str(work / "go")}, workdir=work)
     await until((work / "there").exists)
-    account = made.host.sessions.live_of(slot).jail.account
-    there = look.trees(account.processes(), account.cells())
+    usage = made.host.sessions.live_of(slot).jail.usage
+    there = procfs.trees(usage.processes(), usage.cells())
     trees = {name: {process.pid for process in tree} for name, tree in there.items() if name in slot.calls}
     assert [len(tree) for tree in trees.values()] == [2, 2]  # an init and a worker each
     assert len(set.union(*trees.values())) == 4

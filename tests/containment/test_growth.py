@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.toolhost_fixture import POWERS
+from toolhost.launcher.operations import remove_groups
 from toolhost.limits.decide import Growth
 from toolhost.limits.groups import Group
 from toolhost.limits.plan import GroupPlan
-from toolhost.privileges.own_groups import find_tree, remove_tree
-from toolhost.watch import look
+from toolhost.privileges.own_groups import beside, find_tree
+from toolhost.watch import procfs
 from toolhost.watch.growth import MAX_DEPTH, walk
-from toolhost.watch.look import View, unwritten
+from toolhost.watch.procfs import View, unwritten
 
 ENOUGH = Growth(1 << 30, 1000)
 
@@ -78,17 +79,17 @@ def test_descriptors_of_a_thread_that_has_its_own_are_seen(tmp_path: Path) -> No
         for fd in (*fds, pair[0].detach(), pair[1].detach()):
             os.close(fd)
 
-    before = look.memory(view, 1 << 50, look.processes(view), POWERS.held_by, every_thread=True).shared
+    before = procfs.memory(view, 1 << 50, procfs.processes(view), POWERS.held_by, every_thread=True).shared
     thread = threading.Thread(target=hold)
     thread.start()
     try:
         assert ready.wait(30)
-        there = look.processes(view)
+        there = procfs.processes(view)
         assert left[0] == 0
         device = os.stat(tmp_path).st_dev
-        assert any(file.device == device and file.size >= 1 << 20 for file in look.nameless(view))
-        assert look.memory(view, 1 << 50, there, POWERS.held_by, every_thread=True).shared == before + (1 << 20)
-        assert look.in_flight(view, there) == {left[1]}
+        assert any(file.device == device and file.size >= 1 << 20 for file in procfs.nameless(view))
+        assert procfs.memory(view, 1 << 50, there, POWERS.held_by, every_thread=True).shared == before + (1 << 20)
+        assert procfs.in_flight(view, there) == {left[1]}
     finally:
         done.set()
         thread.join()
@@ -150,7 +151,8 @@ for _ in range(4):
     starting.append(pid)
 time.sleep(0.02)
 from toolhost.limits.groups import Group
-from toolhost.privileges.own_groups import find_tree, remove_tree
+from toolhost.launcher.operations import remove_groups
+from toolhost.privileges.own_groups import beside, find_tree
 from toolhost.limits.plan import GroupPlan
 from toolhost.privileges.ordinary import Ordinary
 tree = find_tree(controllers=())
@@ -182,7 +184,7 @@ os.waitpid(pid, 0)
 assert group.cpu_s() - used < 0.02
 group.thaw()
 group.remove()
-remove_tree(tree)
+remove_groups(tree.folders, beside(tree))
 assert not os.path.exists(tree.cpuacct)
 """
     root = str(Path(__file__).parents[2])
@@ -266,6 +268,6 @@ def test_removing_a_tree_twice_is_no_error() -> None:
     tree = find_tree()
     if tree is None:
         pytest.skip("no control groups here")
-    remove_tree(tree)
-    remove_tree(tree)
+    remove_groups(tree.folders, beside(tree))
+    remove_groups(tree.folders, beside(tree))
     assert find_tree() == tree

@@ -190,7 +190,7 @@ async def test_what_the_launcher_starts_has_none_of_our_keys() -> None:
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "found\n"
     request: Launch = {
         "argv": argv, "env": {}, "folder": "/", "places": [0, 1, 2], "stage": None, "stages": [], "uid": None,
-        "heir": None, "enclosure": None, "joins": [], "niceness": 0, "counted": False,
+        "fallbackOwner": None, "enclosure": None, "joins": [], "niceness": 0, "counted": False,
     }  # fmt: skip
     POWERS.launcher.close()  # the next one inherits our session's keyring
     reading, writing = os.pipe()

@@ -75,7 +75,7 @@ def can_look_into(pid: int) -> bool:
 
 
 def test_no_process_of_a_kernel_may_leave_a_core(running: Sandbox) -> None:
-    wanted = set(OPEN) | ({"gdn-steward"} if os.geteuid() == 0 else set())
+    wanted = set(OPEN) | ({"gdn-privileged"} if os.geteuid() == 0 else set())
     assert wanted <= set(named(running))
     for pid in running.processes():  # with all of a jail's, whose values may have been granted
         assert core_limits(pid) == ["0", "0"], Path(f"/proc/{pid}/comm").read_text()

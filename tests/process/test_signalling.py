@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from toolhost.signalling import signal_all
-from toolhost.watch import look
+from toolhost.watch import procfs
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_who_has_ended_meanwhile_is_no_error(two: list[subprocess.Popen[bytes]])
 
 
 def test_a_jail_that_is_gone_has_no_processes_whoever_has_its_number_now(two: list[subprocess.Popen[bytes]]) -> None:
-    view = look.by_namespace(two[0].pid)
-    assert look.outer_processes(view) == [two[0].pid]
+    view = procfs.by_namespace(two[0].pid)
+    assert procfs.outer_processes(view) == [two[0].pid]
     another = view._replace(born=view.born - 1)  # started before the one that has the number now
-    assert look.outer_processes(another) == []
+    assert procfs.outer_processes(another) == []

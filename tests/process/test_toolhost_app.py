@@ -32,7 +32,7 @@ from schemas.system.startup import admit_toolhost
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
 from toolhost.app import App, Settings
-from toolhost.privileges.giving_up import KEPT
+from toolhost.privileges.capabilities import KEPT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "the-secret-token"
@@ -289,7 +289,7 @@ def test_root_keeps_only_what_jails_need(broker: PlayedBroker, short_tmp: Path) 
         broker.call("fetch", {"url": f"http://{host_port}/no-such-page"}, "t/2", work, tool="n")
         assert "404" in broker.result("t/2")["error"]["message"]
         os.kill(start["pid"], signal.SIGKILL)
-        os.kill(named(host.process.pid, "gdn-launcher"), signal.SIGKILL)  # the steward makes another one
+        os.kill(named(host.process.pid, "gdn-launcher"), signal.SIGKILL)  # the privileged helper makes another one
         broker.call("echo", {"a": 2}, "t/3", work, instance_key="other")
         assert broker.result("t/3", "other")["output"] == {"a": 2}
         broker.call("nap", {"s": 30}, "t/4", work, instance_key="other")
@@ -300,17 +300,17 @@ def test_root_keeps_only_what_jails_need(broker: PlayedBroker, short_tmp: Path) 
     server.server_close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only under root there is a steward")
-def test_without_its_steward_a_host_ends_and_says_why(broker: PlayedBroker, short_tmp: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only under root there is a privileged helper")
+def test_without_its_privileged_helper_a_host_ends_and_says_why(broker: PlayedBroker, short_tmp: Path) -> None:
     log = short_tmp / "log"
     with toolhost(broker.endpoint, stderr=log) as host:
         broker.welcome()
         host.wait_ready()
         below = descendants(host.process.pid)
-        os.kill(named(host.process.pid, "gdn-steward"), signal.SIGKILL)
+        os.kill(named(host.process.pid, "gdn-privileged"), signal.SIGKILL)
         assert host.process.wait(10) == 1
         assert gone(below)
-    assert "steward of this tool host" in log.read_text() and "[E_SANDBOX_UNAVAILABLE]" in log.read_text()
+    assert "privileged helper of this tool host" in log.read_text() and "[E_SANDBOX_UNAVAILABLE]" in log.read_text()
 
 
 @pytest.mark.parametrize("how", ["frame", "SIGTERM"])

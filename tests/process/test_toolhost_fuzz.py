@@ -32,7 +32,7 @@ from toolhost.policy.hiding import Hiding
 from toolhost.sessions.pool import Start
 from toolhost.sessions.session import Session
 from toolhost.untrusted import Violation
-from toolhost.watch.account import Account
+from toolhost.watch.jail_usage import JailUsage
 
 SEED = 20261121
 FRAMES = 100_000
@@ -85,10 +85,10 @@ def mutate(rng: random.Random) -> bytes:
 class NoJail:
     """Stands for a jail's processes: everything else about it is the host's.
 
-    There are tens of thousands: each has a copy of `account`, because a new one reads /proc.
+    There are tens of thousands: each has a copy of `usage`, because a new one reads /proc.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, usage: JailUsage) -> None:
         self.live = True
         self.dying = False
         self.was_replaced = False
@@ -97,7 +97,7 @@ class NoJail:
         self.tenant: Any = None
         self.last_words = ""
         self.plan = SimpleNamespace(tier="full", walls=[], mechanisms={}, calls=None, alone=False, named=[], made=[])
-        self.account = copy(account)
+        self.usage = copy(usage)
 
     def kill(self, reason: str) -> None:
         self.dying = True
@@ -105,7 +105,7 @@ class NoJail:
     def mark_live(self) -> None:
         self.live = True
 
-    def usage(self) -> Used:
+    def used(self) -> Used:
         return Used(0, 0)
 
     unread = 0
@@ -137,7 +137,7 @@ class NoBus:
 
 async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "soon", lambda work: work())  # a thread would be woken for each jail
-    account = Account(Limits(), [], Keeper(POWERS), 0, POWERS)
+    usage = JailUsage(Limits(), [], Keeper(POWERS), 0, POWERS)
     rng = random.Random(SEED)
     tool = make_tool(short_tmp, "", "f")
     sent: list[Frame] = []
@@ -161,7 +161,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
     while made < FRAMES:
         if made >= FRAMES // 10 and not before:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        jail, calls = fresh_jail(host, tool, account)
+        jail, calls = fresh_jail(host, tool, usage)
         channel = Channel(1 << 20, 0.0)
         for _ in range(rng.randrange(1, 30)):
             made += 1
@@ -195,13 +195,13 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
     await host.close()
 
 
-def fresh_jail(host: Host, tool: Any, account: Account) -> tuple[Any, list[str]]:
+def fresh_jail(host: Host, tool: Any, usage: JailUsage) -> tuple[Any, list[str]]:
     """A slot with three running calls, "1" to "3" to its worker, and no processes."""
     from tests.unit.toolhost.test_calls import call
 
     calls = [call(f"turn/{number}") for number in (1, 2, 3)]
     pool, book = host.sessions.pool, host.answers.book
-    jail: Any = NoJail(account)
+    jail: Any = NoJail(usage)
     for number, made in enumerate(calls, 1):
         made.tool = tool
         book.open(made)

@@ -35,8 +35,8 @@ from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
 from toolhost.untrusted import Violation
-from toolhost.watch import look
-from toolhost.watch.account import Account
+from toolhost.watch import procfs
+from toolhost.watch.jail_usage import JailUsage
 
 #: How long a worker that has closed its socket may take to end by itself, so that its exit status is known (seconds).
 EXIT_GRACE_S: Final = 0.25
@@ -112,9 +112,9 @@ class Jail:
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
-        self.account = Account(plan.totals, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
+        self.usage = JailUsage(plan.totals, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
         if self._reduced:
-            self.account.view = look.View("/proc", members=lambda: members(launched.pid))
+            self.usage.view = procfs.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd
         self._init_pid = 0
         self._init_pidfd = -1
@@ -196,12 +196,12 @@ class Jail:
             found += _children(pid)  # the list grows while it is walked
         return found
 
-    def usage(self) -> Used:
+    def used(self) -> Used:
         """What its processes have used: by the kernel's count, else what was seen of them and what the worker says.
 
         A few file reads, because this is asked in the loop: a jail with many processes is the watch's affair.
         """
-        cpu_s, memory = self.account.seen()
+        cpu_s, memory = self.usage.seen()
         ticks = kilobytes = 0
         if (cpu_s is None or memory is None) and self.worker_pid is not None:
             with (
@@ -212,8 +212,8 @@ class Jail:
                 ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
                 kilobytes = int(process_status(self.worker_pid)["VmHWM"].removesuffix(" kB"))
         return Used(
-            int(max(ticks / _TICKS_PER_S, self.account.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
-            max(kilobytes, self.account.peak >> 10) if memory is None else memory >> 10,
+            int(max(ticks / _TICKS_PER_S, self.usage.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
+            max(kilobytes, self.usage.peak >> 10) if memory is None else memory >> 10,
         )
 
     @property
@@ -260,7 +260,7 @@ class Jail:
                 os.close(pidfd)
                 return
             self._init_pid, self._init_pidfd = pid, pidfd
-            self.account.view = look.by_namespace(pid)
+            self.usage.view = procfs.by_namespace(pid)
             if self._reason is not None:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             else:
@@ -276,7 +276,7 @@ class Jail:
         with suppress(ProcessLookupError):
             if self._init_pidfd >= 0:
                 signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-                self.account.hasten()
+                self.usage.hasten()
             elif self._status < 0:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             else:
@@ -320,7 +320,7 @@ class Jail:
         self.gone = True
         if self.uid is not None:
             self._powers.uids.give_back(self.uid)
-        self.account.close()
+        self.usage.close()
         if (private := self.plan.private) is not None:
             offload.remove(lambda: remove_tree(private))
         if self._kill_timer is not None:
@@ -335,7 +335,7 @@ class Jail:
             os.close(self._status)
             self._status = -1
         self._stream.drain()
-        met = self.account.met
+        met = self.usage.met
         cause = exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.plan.totals).message
         self._owner.jail_gone(self, self._reason or cause)
 

@@ -251,7 +251,7 @@ def _request(parts: _Parts, uid: int | None) -> Launch:
             for stage in plan.stages
         ],
         "uid": uid,
-        "heir": None if plan.heir is None else instance_uid(plan.heir, NUMBERS),
+        "fallbackOwner": None if plan.fallback_owner is None else instance_uid(plan.fallback_owner, NUMBERS),
         "enclosure": None if plan.enclosure is None else msgspec.to_builtins(plan.enclosure),
         "joins": keeper.joins,
         "niceness": parts.niceness,

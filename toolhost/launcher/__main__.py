@@ -1,6 +1,6 @@
-"""`python -I -S toolhost/launcher/__main__.py FD UMASK [steward]`: started by the tool host, and ends with it.
+"""`python -I -S toolhost/launcher/__main__.py FD UMASK [helper]`: started by the tool host, and ends with it.
 
-It is a launcher. Under root it is the steward that launchers are forked from. What jails write is made under UMASK
+It is a launcher. Under root it is the privileged helper, which forks launchers. What jails write is made under UMASK
 (octal digits; `-` for the one that we were started with). What we make is closed to others.
 """
 
@@ -18,7 +18,7 @@ import toolhost  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from toolhost.launcher import program, steward  # noqa: E402
+from toolhost.launcher import privileged_helper, program  # noqa: E402
 
 inherited = os.umask(0o077)
 umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
@@ -27,6 +27,6 @@ umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))
-if sys.argv[3:] == ["steward"]:
-    steward.serve(channel, umask)
+if sys.argv[3:] == ["helper"]:
+    privileged_helper.serve(channel, umask)
 program.serve(channel, umask)

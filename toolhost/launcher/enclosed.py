@@ -2,7 +2,7 @@
 
 Elsewhere it does not matter what is executed, because it is nobody by then. Here the tool host chooses mounts, from
 what jails are made of, and nothing else: not the program, not its environment, not which namespaces it leaves, which
-capabilities it hands on and which filter it puts up. The terms say all of that before anything hostile is read.
+capabilities it hands on and which filter it puts up. The allowed say all of that before anything hostile is read.
 
 Source: docs/decisions/038 and 039.
 """
@@ -13,8 +13,8 @@ import hashlib
 import os
 from typing import Final
 
+from toolhost.launcher.allow_list import NotAllowed, within
 from toolhost.launcher.request import Enclosed, Launch
-from toolhost.launcher.terms import Refused, within
 
 #: Options and a filter are some kilobytes (bytes).
 MAX_TEXT: Final = 1 << 20
@@ -28,25 +28,25 @@ _BINDS: Final = ("--ro-bind", "--bind")
 
 
 def way_of(request: Launch, ways: list[Enclosed]) -> Enclosed:
-    """The one of the ways that has this root directory. Raises Refused. Pure."""
+    """The one of the ways that has this root directory. Raises NotAllowed. Pure."""
     for way in ways:
         if request["enclosure"] == way["enclosure"]:
             return way
-    raise Refused("that is not the root directory that bubblewrap gets here")
+    raise NotAllowed("that is not the root directory that bubblewrap gets here")
 
 
-def check_enclosed(request: Launch, options: bytes, code: bytes, terms: Enclosed) -> None:
-    """Raise Refused for anything but a jail that begins as root with the walls of `terms`. Pure."""
-    if request["argv"] != terms["argv"] or request["env"] or request["folder"] is not None:
-        raise Refused("that is not how bubblewrap is started here")
-    if hashlib.sha256(code).hexdigest() not in terms["filters"]:
-        raise Refused("that is no system call filter of a jail")
+def check_enclosed(request: Launch, options: bytes, code: bytes, allowed: Enclosed) -> None:
+    """Raise NotAllowed for anything but a jail that begins as root with the walls of `allowed`. Pure."""
+    if request["argv"] != allowed["argv"] or request["env"] or request["folder"] is not None:
+        raise NotAllowed("that is not how bubblewrap is started here")
+    if hashlib.sha256(code).hexdigest() not in allowed["filters"]:
+        raise NotAllowed("that is no system call filter of a jail")
     words = [os.fsdecode(word) for word in options.split(b"\0")]
-    walls = terms["walls"]
+    walls = allowed["walls"]
     if words[: len(walls)] != walls or words[-1] != "":
-        raise Refused("these are not the walls of a jail")
+        raise NotAllowed("these are not the walls of a jail")
     # Processes of the host show in its /proc, which bubblewrap needs itself.
-    sources = [path for path in terms["enclosure"]["shown"] if path != "/proc"]
+    sources = [path for path in allowed["enclosure"]["shown"] if path != "/proc"]
     _check_mounts(words[len(walls) : -1], [*sources, str(request["stage"])])
 
 
@@ -57,11 +57,11 @@ def _check_mounts(words: list[str], sources: list[str]) -> None:
         count = _MOUNTS.get(option)
         given = words[at + 1 : at + 1 + (count or 0)]
         if count is None or len(given) < count:
-            raise Refused(f"bubblewrap has no {option} for a jail")
+            raise NotAllowed(f"bubblewrap has no {option} for a jail")
         if option in _BINDS and not (_is_plain(given[0]) and any(within(given[0], path) for path in sources)):
-            raise Refused(f"nothing of a jail is in {given[0]}")
+            raise NotAllowed(f"nothing of a jail is in {given[0]}")
         if option in ("--proc", "--dev") and given[0] != option.replace("--", "/"):
-            raise Refused(f"bubblewrap has no {option} {given[0]} for a jail")
+            raise NotAllowed(f"bubblewrap has no {option} {given[0]} for a jail")
         at += 1 + count
 
 
@@ -71,11 +71,11 @@ def _is_plain(path: str) -> bool:
 
 def hold(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
     """Check such a launch, and put in place of what was looked at a copy that nobody else can write to."""
-    terms = way_of(request, ways)
+    allowed = way_of(request, ways)
     found = {}
-    for number in (terms["options"], terms["filter"]):
+    for number in (allowed["options"], allowed["filter"]):
         if number not in request["places"]:
-            raise Refused("that is not how bubblewrap is started here")
+            raise NotAllowed("that is not how bubblewrap is started here")
         index = request["places"].index(number)
         data = found[number] = os.pread(fds[index], MAX_TEXT, 0)
         copy = os.memfd_create("jail", os.MFD_CLOEXEC)
@@ -83,4 +83,4 @@ def hold(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
         fds[index] = copy
         os.write(copy, data)
         os.lseek(copy, 0, os.SEEK_SET)
-    check_enclosed(request, found[terms["options"]], found[terms["filter"]], terms)
+    check_enclosed(request, found[allowed["options"]], found[allowed["filter"]], allowed)

@@ -13,8 +13,8 @@ import stat
 from typing import NamedTuple
 
 from toolhost.launcher import calls
+from toolhost.launcher.allow_list import within
 from toolhost.launcher.request import Stage
-from toolhost.launcher.terms import within
 
 _FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+from toolhost.launcher.allow_list import AllowList, NotAllowed, check_workspace, check_writable
+from toolhost.launcher.descriptors import opened, path_of
 from toolhost.launcher.keeping import Kept, kept_in
 from toolhost.launcher.request import Stage
-from toolhost.launcher.terms import Refused, Terms, check_workspace, check_writable
 
 #: Folders above a place; the kernel's paths have at most 4096 bytes.
 _MAX_DEPTH = 2048
 
 
-def path_of(fd: int) -> str:
-    """Where an open file or folder is, without links."""
-    return os.readlink(f"/proc/self/fd/{fd}")
-
-
-def open_folder(path: str) -> int:
+@contextmanager
+def open_folder(path: str) -> Iterator[int]:
     """The folder of that very path (O_PATH). Raises OSError, also when a link is on the way."""
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if path_of(fd) != path:
-        os.close(fd)
-        raise Refused(f"{path} leads through a link")
-    return fd
+    with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+        if path_of(fd) != path:
+            raise NotAllowed(f"{path} leads through a link")
+        yield fd
 
 
 def make_folders(root: str, names: list[str]) -> None:
@@ -40,7 +37,7 @@ def make_folders(root: str, names: list[str]) -> None:
     try:
         for name in names:
             if name in ("", ".", ".."):
-                raise Refused("that is no path of a folder")
+                raise NotAllowed("that is no path of a folder")
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=here)
             flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if _is_roots(here, name) else os.O_NOFOLLOW)
@@ -62,41 +59,35 @@ def hand_over(folder: int, uid: int) -> None:
     Whoever owns it already may be at work in it: a name is looked at once, and what was looked at is what changes
     hands; a file with another name somewhere is left alone.
     """
-    top = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    with opened(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder) as top:
         os.fchown(top, uid, uid)
         for name in os.listdir(top):
-            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
-            try:
+            with opened(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=top) as fd:
                 found = os.fstat(fd)
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
                     os.chown(f"/proc/self/fd/{fd}", uid, uid)
-            finally:
-                os.close(fd)
-    finally:
-        os.close(top)
 
 
-def check_stages(stages: list[Stage], fds: list[int], terms: Terms, state_root: str | None) -> list[Kept]:
+def check_stages(stages: list[Stage], fds: list[int], allowed: AllowList, state_root: str | None) -> list[Kept]:
     """What must stay read-only in those that can be written to.
 
-    Raises Refused when one of them could be written to, or would be given away, and must not be.
+    Raises NotAllowed when one of them could be written to, or would be given away, and must not be.
 
     By its path and by what it lies in: a folder of the system may be mounted elsewhere as well.
     """
     closed = None
     kept: list[Kept] = []
-    never = [*terms["closed"], *([state_root] if state_root else [])]
+    never = [*allowed["closed"], *([state_root] if state_root else [])]
     for index, (stage, fd) in enumerate(zip(stages, fds, strict=True)):
         if stage["unmapped"] == "given":
             check_workspace(path_of(fd), state_root)
         if stage["readOnly"]:
             continue
-        check_writable(path_of(fd), terms, state_root)
+        check_writable(path_of(fd), allowed, state_root)
         if closed is None:
-            closed = _identities(terms["closed"])
+            closed = _identities(allowed["closed"])
         if not closed.isdisjoint(_above(fd)):
-            raise Refused(f"{path_of(fd)} lies in a folder that is never writable for a jail")
+            raise NotAllowed(f"{path_of(fd)} lies in a folder that is never writable for a jail")
         kept += kept_in(index, path_of(fd), never)
     return kept
 
@@ -127,4 +118,4 @@ def _above(fd: int) -> list[tuple[int, int]]:
             here = outer
     finally:
         os.close(here)
-    raise Refused(f"{path_of(fd)} lies too deep")
+    raise NotAllowed(f"{path_of(fd)} lies too deep")

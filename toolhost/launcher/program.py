@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from toolhost.launcher import calls, enclosure, sized, staging
+from toolhost.launcher.descriptors import write_text
 from toolhost.launcher.keeping import Kept
 from toolhost.launcher.request import MAX_DESCRIPTORS, MAX_REQUEST, PATIENCE_S, Check, Hold, Launch, Run
 
@@ -43,8 +44,7 @@ def serve(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoR
 
     `umask` is what jails write under; what we make is closed to others.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the tool host's affair
-    call_oneself("gdn-launcher")
+    begin("gdn-launcher")
     namespaces = staging.UserNamespaces()
     while True:
         data, fds = _receive(channel)
@@ -82,10 +82,11 @@ def _refusal(request: dict[str, Any], error: OSError) -> dict[str, Any]:
     return {"state": "refused", "allowed": 0, "why": why}
 
 
-def call_oneself(name: str) -> None:
-    """What ps shows."""
-    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as target:
-        target.write(name)
+def begin(name: str) -> None:
+    """Be called `name` in ps, and leave a terminal's Ctrl-C to the tool host."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        write_text("/proc/self/comm", name)
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
@@ -110,7 +111,7 @@ def _launch(
     gate, opened = os.pipe()  # it goes through when its counter is there, or could not be made
     try:
         if uid is not None:
-            staged = staging.copy(request["stages"], fds[len(places) :], uid, request["heir"], namespaces)
+            staged = staging.copy(request["stages"], fds[len(places) :], uid, request["fallbackOwner"], namespaces)
             request["uid"] = staged.uid
             if request["enclosure"] is not None or staged.copied:
                 request["argv"] += [str(staged.uid), *staged.copied]
@@ -201,11 +202,11 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     """Everything between fork and exec."""
     os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
-        _join(path)
+        write_text(path, "0")
     os.setsid()
     # Of the whole session, against others; the kernel takes ten such a second from a user.
-    with suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as niceness:
-        niceness.write(str(request["niceness"]))
+    with suppress(OSError):
+        write_text("/proc/self/autogroup", str(request["niceness"]))
     calls.fresh_session_keyring()
     high = [_moved(fd) for fd in fds]
     uid = request["uid"]
@@ -227,12 +228,6 @@ def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[
     _close_others(set(request["places"]))
     os.umask(umask)
     os.execve(request["argv"][0], request["argv"], request["env"])
-
-
-def _join(path: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    os.write(fd, b"0")
-    os.close(fd)
 
 
 def _moved(fd: int) -> int:

@@ -1,7 +1,7 @@
 """What the tool host asks of the launcher: one JSON object per message of a SOCK_SEQPACKET socket, and descriptors.
 
-    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "heir", "enclosure", "joins", "niceness",
-               "counted"}                                       -> {"pid", "unmapped"} or {"error", "fix"}
+    launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "fallbackOwner", "enclosure", "joins",
+               "niceness", "counted"}                           -> {"pid", "unmapped"} or {"error", "fix"}
     run:      {"program": "proxy" | "listen", "arguments"}          -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
     hold:     {"hold", "make"}                                      -> {"state", "allowed", "why"}
@@ -28,18 +28,19 @@ PATIENCE_S: Final = 60
 
 
 class Stage(TypedDict):
-    """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor.
+    """One place that the jail's user must be able to reach: mounted at `at`, under the stage, from a descriptor."""
 
-    `owned`: its owner on disk is shown as the jail's user, and what the jail's user makes there is the owner's. Where
-    the file system cannot do that, and without `owned`, `unmapped` says what then: `shown` as it is, so that the jail
-    can read what anybody can; `copied` if it is small and not everybody can read it; `given` to the heir, who becomes
-    the jail's user; `refused`.
-    """
-
+    #: Where it is mounted: a number in the folder of all stages.
     at: str
+    #: Whether the jail can only read it.
     readOnly: bool
+    #: Whether its owner on disk is shown as the jail's user. What the jail's user makes there is the owner's, then.
     owned: bool
+    #: Whether it is a folder, and not a file.
     folder: bool
+    #: What becomes of it without `owned`, and where the file system cannot show owners as others. `shown`: as it is, so
+    #: that the jail can read what anybody can. `copied`: the same, and copied if it is small and not everybody can read
+    #: it. `given`: it is given to the fallback owner, who becomes the jail's user. `refused`: there is no jail.
     unmapped: Literal["shown", "copied", "given", "refused"]
 
 
@@ -55,46 +56,51 @@ class Enclosure(TypedDict):
 
 
 class Enclosed(TypedDict):
-    """How bubblewrap is started where it runs as root. `enclosure` and `argv` are as a launch has them; `walls` are its
-    first options, read from the descriptor that becomes `options`; `filters` are the SHA-256 (hexadecimal) of the
-    system call filters that the descriptor `filter` may hold.
-    """
+    """How bubblewrap is started where it runs as root."""
 
+    #: As a launch has it.
     enclosure: Enclosure
+    #: As a launch has it.
     argv: list[str]
+    #: The first options of bubblewrap, as words.
     walls: list[str]
+    #: SHA-256 (hexadecimal) of each system call filter that may be put up.
     filters: list[str]
+    #: The place of the descriptor that options are read from.
     options: int
+    #: The place of the descriptor that the system call filter is read from.
     filter: int
 
 
 @final  # so that one of the two can be told from the other by a name
 class Launch(TypedDict):
-    """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there).
+    """Run `argv` with the environment `env` and nothing open but the descriptors in `places` (their numbers there)."""
 
-    `folder` is where to start, None for bubblewrap, which goes there itself; without bubblewrap the process also asks
-    to die with the tool host.
-
-    `stage` is the folder that the stages are mounted in, None without any. `uid` is the user (and group) to become,
-    None to stay who we are; `heir` takes its place when something had to be given to it, or is its own. With an
-    `enclosure` the user is not changed here. Its number is then added to `argv`, and behind it the places that were
-    copied; those alone, and the number, without an enclosure. `joins` are files of
-    control groups that let a process in when it writes "0" to them. `niceness` is what the new session has against
-    others where the scheduler groups by session. `counted`: attach a counter of the processor time of all that runs
-    there.
-    """
-
+    #: The program and its arguments. Where something is staged that was copied, or there is an `enclosure`, the number
+    #: of the jail's user is added, and behind it the paths that were copied.
     argv: list[str]
+    #: Its environment.
     env: dict[str, str]
+    #: Where to start. None for bubblewrap, which goes there itself; without bubblewrap the process also asks to die
+    #: with the tool host.
     folder: str | None
+    #: The numbers that descriptors get.
     places: list[int]
+    #: The folder that the stages are mounted in, None without any.
     stage: str | None
+    #: What is mounted there.
     stages: list[Stage]
+    #: The user (and group) to become, None to stay who we are. With an `enclosure` it is not changed here.
     uid: int | None
-    heir: int | None
+    #: The user who takes the place of `uid` when something had to be given to it, or is its own.
+    fallbackOwner: int | None
+    #: The root directory of bubblewrap where that runs as root, else None.
     enclosure: Enclosure | None
+    #: Files of control groups that let a process in when it writes "0" to them.
     joins: list[str]
+    #: What the new session has against others where the scheduler groups by session.
     niceness: int
+    #: Whether a counter of the processor time of all that runs there is wanted.
     counted: bool
 
 
@@ -110,11 +116,11 @@ class Run(TypedDict):
 
 @final
 class Hold(TypedDict):
-    """Have jails able to take `hold` bytes in the workdir of an instance, whose folder comes with it; None: whatever
-    there is, for whoever else writes there. `make`: an empty workdir gets a file system of its own.
-    """
+    """Have jails able to take so much in the workdir of an instance, whose folder comes with it."""
 
+    #: How much (bytes). None: whatever there is, for whoever else writes there.
     hold: int | None
+    #: Whether an empty workdir gets a file system of its own.
     make: bool
 
 
@@ -126,10 +132,12 @@ class Check(TypedDict):
 
 
 class Held(TypedDict):
-    """What became of it. `sized`: jails can take `allowed` bytes and no more. `watched`: the workdir has no file system
-    of its own, and `why`; `unable`: because this host cannot make one. `refused`: it has one that cannot be used.
-    """
+    """What became of it."""
 
+    #: `sized`: jails can take `allowed` bytes and no more. `watched`: the workdir has no file system of its own.
+    #: `unable`: the same, because this host cannot make one. `refused`: it has one that cannot be used.
     state: Literal["sized", "watched", "unable", "refused"]
+    #: What jails can take (bytes).
     allowed: int
+    #: Why it is not `sized`.
     why: str

@@ -75,7 +75,7 @@ class Staged(NamedTuple):
     copied: tuple[str, ...] = ()
 
 
-class Refused(OSError):
+class NotReadable(OSError):
     """A place that the jail's user cannot be given; `fix` is what its owner can do."""
 
     def __init__(self, problem: str, fix: str) -> None:
@@ -83,16 +83,16 @@ class Refused(OSError):
         self.fix = fix
 
 
-def copy(stages: list[Stage], fds: list[int], uid: int, heir: int | None, namespaces: UserNamespaces) -> Staged:
+def copy(stages: list[Stage], fds: list[int], uid: int, fallback: int | None, namespaces: UserNamespaces) -> Staged:
     """Detached copies of the places, with their owners mapped.
 
-    The jail's user is `heir` when a place had to be given to it, or is its own already. In the host's mount namespace.
-    Raises OSError; then none is left.
+    The jail's user is `fallback` when a place had to be given to it, or is its own already. Call it in the host's mount
+    namespace. Raises OSError; then none is left.
     """
-    if heir is not None and any(
-        not stage["readOnly"] and os.stat(fd).st_uid == heir for stage, fd in zip(stages, fds, strict=True)
+    if fallback is not None and any(
+        not stage["readOnly"] and os.stat(fd).st_uid == fallback for stage, fd in zip(stages, fds, strict=True)
     ):
-        uid = heir  # given before, and perhaps in use
+        uid = fallback  # given before, and perhaps in use
     trees: list[Tree] = []
     unmapped: str | None = None
     copied: list[str] = []
@@ -104,13 +104,13 @@ def copy(stages: list[Stage], fds: list[int], uid: int, heir: int | None, namesp
                     continue
             except OSError as error:
                 unmapped = unmapped or error.strerror
-                if stage["unmapped"] == "given" and heir is not None:
-                    give(fd, heir)
-                    if uid != heir:
+                if stage["unmapped"] == "given" and fallback is not None:
+                    give(fd, fallback)
+                    if uid != fallback:
                         close(trees)
-                        return copy(stages, fds, heir, heir, namespaces)._replace(unmapped=unmapped)
+                        return copy(stages, fds, fallback, fallback, namespaces)._replace(unmapped=unmapped)
                 elif stage["unmapped"] in ("given", "refused"):
-                    raise _not_shown(stage, fd, heir, error) from None
+                    raise _not_shown(stage, fd, fallback, error) from None
             trees.append(_readable(stage, fd, uid, copied))
     except OSError:
         close(trees)
@@ -126,12 +126,12 @@ def close(trees: list[Tree]) -> None:
             os.close(tree)
 
 
-def _not_shown(stage: Stage, fd: int, heir: int | None, why: OSError) -> Refused:
+def _not_shown(stage: Stage, fd: int, fallback: int | None, why: OSError) -> NotReadable:
     path, owner = os.readlink(f"/proc/self/fd/{fd}"), os.stat(fd).st_uid
     fix = "Leave it out, so that tools work in the instance's own workspace"
-    if heir is not None:
-        fix += f"; or give it to the user of this workdir's jails: `chown -R {heir}:{heir} {shlex.quote(path)}`"
-    return Refused(
+    if fallback is not None:
+        fix += f"; or give it to the user of this workdir's jails: `chown -R {fallback}:{fallback} {shlex.quote(path)}`"
+    return NotReadable(
         f"{path} belongs to user {owner}, and this host cannot show it to a jail as the jail's own, which takes a user "
         f"namespace and an idmapped mount ({why.strerror})",
         f"{fix}.",
@@ -141,7 +141,7 @@ def _not_shown(stage: Stage, fd: int, heir: int | None, why: OSError) -> Refused
 def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
     """The place as it is, for a user who is not its owner, or a copy, whose path is then added to `copied`.
 
-    Raises Refused for one that the user cannot read.
+    Raises NotReadable for one that the user cannot read.
     """
     closed = None if stage["unmapped"] == "given" else copying.closed(fd, uid, deep=stage["unmapped"] == "copied")
     if closed is None:
@@ -154,7 +154,7 @@ def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
     too_much = ""
     if stage["unmapped"] == "copied":
         too_much = f", and {path} is too large to be copied for each jail"
-    raise Refused(
+    raise NotReadable(
         f"{name} cannot be read by everybody, and here jails read as a user of their own{too_much}",
         f"Let others read it: `chmod -R o+rX {shlex.quote(name)}`.",
     )

@@ -10,10 +10,11 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.deeds import FREEZER_STATE
+from toolhost.launcher.descriptors import write_text
+from toolhost.launcher.operations import FREEZER_STATE
 from toolhost.limits.keeper import Keeper
 from toolhost.limits.plan import GroupPlan, weight
-from toolhost.privileges.own_groups import beside, read_text, write_text
+from toolhost.privileges.own_groups import beside, read_text
 from toolhost.privileges.powers import Powers
 
 #: A file of a group holds one line, or a few (bytes).

@@ -312,7 +312,7 @@ def look_up(
         venv=venv,
         venv_site=site,
         own_workdir=own_workdir,
-        heir=workspace,
+        fallback_owner=workspace,
         sized=sized,
         made=made,
         private=_private_folder() if host.tier == "reduced" else None,

@@ -63,7 +63,7 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     stages: list[Stage] = []
     #: The folder whose user (uids.instance_uid) the jail becomes where a file system cannot show the jail's own user as
     #: owner: the instance's workspace that the workdir is or lies in, else the workdir, or the last write grant.
-    heir: str | None = None
+    fallback_owner: str | None = None
     #: There when the jail drops root itself.
     enclosure: Enclosure | None = None
     #: Which path of the host each place of the jail must be: (path in the jail, path of the host).

@@ -134,7 +134,7 @@ def plan(request: Request, host: HostFacts) -> LaunchPlan:
         stages=sources.stages,
         seen=seen_places(mounts),
         hiding=hidden_in(request, host),
-        heir=request.heir or next((real for real, _ in reversed(writable_of(request))), None),
+        fallback_owner=request.fallback_owner or next((real for real, _ in reversed(writable_of(request))), None),
         enclosure=enclosure_of(host),
         walls=walls(host),
         mechanisms=mechanisms(host.groups, sized=request.sized and not request.write),

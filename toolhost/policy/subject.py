@@ -79,9 +79,9 @@ class Request(Struct, frozen=True, kw_only=True):
     `workdir` is the path as the caller names it, `workdir_real` the same without symbolic links. `guarded` are the
     existing places inside the workdir or a write grant that stay read-only (candidates: `guard_candidates`), `masked`
     what is hidden in the tool's folder. `read` and `write` are the granted places. `own_workdir`: we made the workdir
-    for an instance, or it lies in one that we made, whose path is `heir`; `sized`: and its file system keeps jails to
-    `diskMb`; `made` is what was put into it so that it can be guarded. `entry_only`: the tool's folder is the
-    bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
+    for an instance, or it lies in one that we made, whose path is `fallback_owner`; `sized`: and its file system
+    keeps jails to `diskMb`; `made` is what was put into it so that it can be guarded. `entry_only`: the tool's folder
+    is the bundle's, so only its entry file shows. `venv` is the declared environment, `venv_site` its package folder.
     """
 
     tool: ToolSpec
@@ -96,6 +96,6 @@ class Request(Struct, frozen=True, kw_only=True):
     venv_site: str | None = None
     private: str | None = None
     own_workdir: bool = False
-    heir: str | None = None
+    fallback_owner: str | None = None
     sized: bool = False
     made: list[str] = []

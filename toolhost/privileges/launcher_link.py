@@ -6,8 +6,8 @@ Rules.
   no descriptors.
 - A launcher that has ended, or has answered nothing for ANSWER_S, is ended and started again. Whatever was with it
   fails with LauncherLost: it may have started those jails or not. What still waits here goes to the new one.
-- It is started in the loop's thread, under root by the steward that was; that thread is therefore the parent of every
-  jail, and bubblewrap dies with the thread whose child it is.
+- It is the child of the loop's thread, under root too, where the privileged helper forks it. So that thread is the
+  parent of every jail, and bubblewrap dies with the thread whose child it is.
 
 Source: docs/design/sandbox.md section 3; docs/decisions/022 and 031.
 """

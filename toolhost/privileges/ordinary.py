@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 
 from schemas.system.own_users import NUMBERS
-from toolhost.launcher.deeds import remove_unguarded
+from toolhost.launcher.descriptors import opened
+from toolhost.launcher.operations import make_placeholders, remove_groups, remove_unguarded, set_niceness
 from toolhost.launcher.sockets import held_by
 from toolhost.privileges.launcher_link import LauncherLink, spawn
-from toolhost.privileges.own_groups import find_tree, remove_tree
+from toolhost.privileges.own_groups import beside, find_tree
 from toolhost.privileges.powers import Powers
 from toolhost.privileges.tree import Tree
 from toolhost.privileges.uids import Uids
@@ -30,12 +30,8 @@ class Ordinary(Powers):
         """Found once; what is empty of it goes when the process ends."""
         found = find_tree()
         if found is not None:
-            atexit.register(remove_tree, found)
+            atexit.register(remove_groups, found.folders, beside(found))
         return found
-
-    @property
-    def lifeline(self) -> int | None:
-        return None
 
     def settle(self, enclosed: bool) -> None:
         pass
@@ -54,17 +50,8 @@ class Ordinary(Powers):
         os.rmdir(folder)
 
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
-        made: list[str] = []
-        for name in names:
-            path = f"{folder}/{name}"
-            with suppress(OSError):
-                os.mkdir(path, 0o755)
-                made.append(path)
-                _open_to_readers(path)
-                if self.operator == 0:
-                    owner = os.stat(folder)
-                    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-        return made
+        with opened(folder, os.O_PATH | os.O_DIRECTORY) as here:
+            return [f"{folder}/{name}" for name in make_placeholders(here, names)]
 
     def remove_placeholder(self, path: str) -> None:
         remove_unguarded(path)
@@ -76,17 +63,7 @@ class Ordinary(Powers):
         os.rmdir(path)
 
     def set_niceness(self, pid: int, niceness: int) -> None:
-        with open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as file:
-            file.write(str(niceness))
+        set_niceness(pid, niceness)
 
     def held_by(self, pid: int, numbers: list[int]) -> int:
         return held_by(pid, numbers)
-
-
-def _open_to_readers(path: str) -> None:
-    """It lies among a person's files, and is not as closed as what we make for ourselves."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fchmod(fd, 0o755)
-    finally:
-        os.close(fd)

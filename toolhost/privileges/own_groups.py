@@ -15,7 +15,8 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from toolhost.launcher.deeds import remove_group
+from toolhost.launcher.descriptors import opened, write_text
+from toolhost.launcher.operations import remove_group
 from toolhost.privileges.tree import Tree
 
 #: The names of our groups begin with it; the number of the tool host's process follows.
@@ -146,34 +147,8 @@ def hand_over(tree: Tree, uid: int) -> None:
         os.chown(folder, uid, uid)
 
 
-def remove_tree(tree: Tree) -> None:
-    """The tool host ends: its groups, as far as they are empty."""
-    for folder in tree.folders:
-        base, _, own = folder.rpartition("/")
-        with suppress(OSError):
-            for name in os.listdir(base):
-                if name == own or name.startswith(f"{_BESIDE}{os.getpid()}."):
-                    remove_group(f"{base}/{name}")
-
-
 def read_text(path: str) -> str:
     """What a file of a group says; "" when it says nothing."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
+    with suppress(OSError), opened(path, os.O_RDONLY) as fd:
         return os.read(fd, 1 << 16).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-
-
-def write_text(path: str, text: str) -> None:
-    """Set what a file of a group says. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+    return ""

@@ -1,7 +1,8 @@
 """What a tool host can have done on this machine, whoever has started it.
 
-There are two kinds: `Ordinary` (ordinary.py) does everything itself, `Rooted` (rooted.py) asks a steward and a launcher
-that stay root. One is made at the start (toolhost/descent.py) and passed on. Nobody else asks whether root is there.
+There are two kinds: `Ordinary` (ordinary.py) does everything itself, `Rooted` (rooted.py) asks a privileged helper and
+a launcher that stay root. One is made at the start (toolhost/drop_privileges.py) and passed on. Nobody else asks
+whether root is there.
 """
 
 from __future__ import annotations
@@ -15,29 +16,25 @@ from toolhost.privileges.uids import Uids
 
 
 class Powers(ABC):
-    """Methods raise OSError for what is refused or fails. They may be called from any thread, attributes are read.
-
-    `operator` is the user who has started this tool host: 0 for root, whose tool host is somebody else by now.
-    `launcher` starts jails, `uids` are the user numbers of jails, where jails have their own.
-    """
+    """Methods raise OSError for what is refused or fails. They may be called from any thread, attributes are read."""
 
     #: Where control groups can be made; None where none can.
     tree: Tree | None
+    #: The process without which this one cannot go on; None where there is none.
+    lifeline: int | None = None
 
     def __init__(self, operator: int, launcher: LauncherLink, uids: Uids) -> None:
+        #: The user who has started this tool host: 0 for root, whose tool host is somebody else by now.
         self.operator = operator
+        #: What starts jails.
         self.launcher = launcher
+        #: The user numbers of jails, where jails have their own.
         self.uids = uids
 
     @property
     def shares_user(self) -> bool:
         """Whether jails run as this process's own user. Root's have numbers of their own."""
         return self.operator != 0
-
-    @property
-    @abstractmethod
-    def lifeline(self) -> int | None:
-        """The process without which this one cannot go on; None where there is none."""
 
     @abstractmethod
     def settle(self, enclosed: bool) -> None:

@@ -1,68 +1,133 @@
-"""The powers of a tool host that root has started: what only root can do is asked of its steward and its launcher.
+"""The powers of a tool host that root has started: the privileged helper and the launcher, which stay root, act for it.
 
-Source: docs/decisions/039.
+The privileged helper (launcher/privileged_helper.py) is asked here and waited for. Any thread may ask; what takes long
+is another thread's affair than the loop's. A helper that is lost cannot be started again, because nobody is root any
+more: the tool host ends (powers.Powers.lifeline), and its supervisor starts the next.
+
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import signal
+import socket
+import threading
 from collections.abc import Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
+from toolhost.launcher.allow_list import AllowList
 from toolhost.privileges.launcher_link import LauncherLink
 from toolhost.privileges.powers import Powers
-from toolhost.privileges.steward_link import Steward
 from toolhost.privileges.tree import Tree
 from toolhost.privileges.uids import Uids
 
-#: Sockets of one process that are asked about: more than a jail may have open.
+#: For one operation (seconds): a mkdir takes microseconds, longer on a file system that has gone away.
+ANSWER_S: Final = 30.0
+_MAX_ANSWER: Final = 65536
+#: Sockets of one process that are asked about: more than a jail may have open, and few enough for one request.
 _MANY_SOCKETS: Final = 4096
 
 
+class _Helper(NamedTuple):
+    """The privileged helper that runs: our end of its socket, and its process number."""
+
+    channel: socket.socket
+    pid: int
+
+
 class Rooted(Powers):
-    """See powers.Powers. Without a steward, should it not have started, everything is refused."""
+    """See powers.Powers. Without a privileged helper, should it not have started, everything is refused."""
 
     def __init__(self, uids: Uids, tree: Tree | None) -> None:
-        """The steward is started later (Steward.start), while this process is still root."""
-        self.steward = Steward()
-        super().__init__(0, LauncherLink(self.steward.launcher), uids)
+        """`start` follows, while this process is still root."""
+        super().__init__(0, LauncherLink(self._make_launcher), uids)
         self.tree = tree
+        self._helper: _Helper | None = None
+        self._lock = threading.Lock()
 
-    @property
-    def lifeline(self) -> int | None:
-        return self.steward.pid or None
+    def start(self, channel: socket.socket, pid: int, allowed: AllowList) -> None:
+        """Take this process for the helper. It waits for its allow-list at the other end of the socket."""
+        channel.settimeout(ANSWER_S)
+        channel.send(json.dumps(allowed).encode())
+        self._helper, self.lifeline = _Helper(channel, pid), pid
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the helper, after the groups of this process."""
+        with suppress(OSError):
+            self.do("remove_groups")
+        with self._lock:
+            helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.channel.close()
+            with suppress(ChildProcessError):
+                os.waitpid(helper.pid, 0)
+
+    def do(self, operation: str, *arguments: Any) -> Any:
+        """Ask for one of the privileged operations, with arguments that are JSON; what it returns."""
+        return self._ask(operation, *arguments)[0]
+
+    def _ask(self, operation: str, *arguments: Any) -> tuple[Any, list[int]]:
+        with self._lock:
+            helper = self._helper
+            if helper is None:
+                raise OSError(0, "the privileged helper of this tool host is gone")
+            try:
+                helper.channel.send(json.dumps({"operation": operation, "with": arguments}).encode())
+                data, fds, _, _ = socket.recv_fds(helper.channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+                if not data:
+                    raise ConnectionResetError(0, "the privileged helper of this tool host is gone")
+            except OSError:
+                # What comes now could be the answer to another question; and without it nothing goes on.
+                self._helper = None
+                helper.channel.close()
+                with suppress(OSError):
+                    os.kill(helper.pid, signal.SIGKILL)
+                raise
+        answer: dict[str, Any] = json.loads(data)
+        if "error" in answer:
+            raise OSError(*answer["error"])
+        return answer["done"], fds
+
+    def _make_launcher(self) -> tuple[socket.socket, int]:
+        pid, fds = self._ask("make_launcher")
+        return socket.socket(fileno=fds[0]), int(pid)
 
     def settle(self, enclosed: bool) -> None:
-        if self.steward.pid:  # else there is no jail to be made
-            self.steward.settle(enclosed)
+        if self.lifeline is not None:  # else there is no jail to be made
+            self.do("settle", enclosed)
 
     def claim_state(self, state_dir: str, above: str, name: str) -> None:
-        self.steward.claim_state(state_dir, above, name)
+        self.do("claim_state", state_dir, above, name)
 
     def make_workdir(self, path: str, state_dir: str) -> None:
         if not os.path.isdir(path):
-            self.steward.make_workdir(path[len(state_dir) + 1 :])
+            self.do("make_workdir", path[len(state_dir) + 1 :])
 
     def make_trial(self, folder: str) -> str:
-        return self.steward.make_trial()  # nobody else may write to it: a mount would follow his links
+        return str(self.do("make_trial", os.getpid()))  # nobody else may write to it: a mount would follow his links
 
     def remove_trial(self, folder: str) -> None:
-        self.steward.remove_trial()
+        self.do("remove_trial", os.getpid())
 
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
-        return self.steward.make_placeholders(folder)  # it was told the names when it started
+        return list(self.do("make_placeholders", folder))  # the allow-list has the names
 
     def remove_placeholder(self, path: str) -> None:
-        self.steward.remove_placeholder(path)
+        self.do("remove_placeholder", path)
 
     def make_group(self, number: int, path: str) -> None:
-        self.steward.make_group(number)
+        self.do("make_group", number)
 
     def remove_group(self, number: int, path: str) -> None:
-        self.steward.remove_group(number)
+        self.do("remove_group", number)
 
     def set_niceness(self, pid: int, niceness: int) -> None:
-        self.steward.set_niceness(pid, niceness)
+        self.do("set_niceness", pid, niceness)
 
     def held_by(self, pid: int, numbers: list[int]) -> int:
-        return self.steward.held_by(pid, numbers[:_MANY_SOCKETS])
+        return int(self.do("held_by", pid, numbers[:_MANY_SOCKETS]))

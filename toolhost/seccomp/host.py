@@ -37,7 +37,7 @@ def host_rules() -> dict[str, Rule]:
     made |= {name: Rule((), EPERM) for name in REFUSED}
     made |= {
         "clone": Rule((Case((Test(0, CLONE_NEW, (0,)), Test(0, _CLONE_THREAD, (_CLONE_THREAD,))), ALLOW),), EPERM),
-        # The bus is one, and so is the way to the steward.
+        # The bus is one, and so is the way to the privileged helper.
         "socket": Rule((Case((Test(0, _ALL, (_AF_UNIX,)),), ALLOW), *network.cases), network.otherwise),
         # Libraries are mapped from files; nothing else becomes code.
         "mmap": Rule(

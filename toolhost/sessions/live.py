@@ -84,12 +84,12 @@ class LiveSession:
         """Why a call that was running has failed when its jail has ended, or its cell."""
         jail = self.jail
         # The kernel may have ended a single call before anybody has looked at its jail.
-        met = jail.account.met if cell is None else jail.account.limit_met()
+        met = jail.usage.met if cell is None else jail.usage.limit_met()
         if met is not None:
-            return limit_error(met, jail.account.limits)
+            return limit_error(met, jail.usage.limits)
         if cell is not None and cell.unmade is not None:
-            if jail.account.refused():
-                return limit_error("processes", jail.account.limits)
+            if jail.usage.refused():
+                return limit_error("processes", jail.usage.limits)
             message = f"the call could not be separated from others: {cell.unmade}"
             return tool_error("E_SANDBOX_UNAVAILABLE", message, name="SandboxUnavailable")
         words, live = (jail.last_words, jail.live) if cell is None else (cell.last_words, cell.live)
@@ -108,16 +108,16 @@ class LiveSession:
         """A handler's error, with the wall or the limit that it has met, as far as that can be told at once."""
         if self.network is None:
             error = without_network(error)
-        account = self.jail.account
-        refused = lacks_processes(error) and account.refused()
+        usage = self.jail.usage
+        refused = lacks_processes(error) and usage.refused()
         full = self.claim.limit_met() if error.code == "ENOSPC" and self.claim is not None else None
-        return with_limit(error, account.limits, refused=refused, counted=account.counts_processes, full=full)
+        return with_limit(error, usage.limits, refused=refused, counted=usage.counts_processes, full=full)
 
     def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
         """The receipt of a call that this jail has, or had, until now. `cause`: why it ended without a result."""
         ledger, call_s = self.ledger, now - call.started
         if ledger.is_due(now, call_s):
-            ledger.look(now, self.jail.usage())
+            ledger.look(now, self.jail.used())
         network = self.network
         if network is not None:
             reached = [shown(host, port) for host, port in network.reached]

@@ -68,7 +68,7 @@ from toolhost.sessions.pool import Assign, End, Start
 from toolhost.sessions.session import MAX_PENDING_PER_JAIL, Session, key_of
 from toolhost.sessions.starting import last_one_ended, load, start_jail, why_not
 from toolhost.untrusted import Violation
-from toolhost.watch.account import Account
+from toolhost.watch.jail_usage import JailUsage
 from toolhost.watch.watch import Watch
 
 #: Results up to this size wait for news of the network; larger ones would be looked through twice (bytes).
@@ -121,7 +121,7 @@ class Sessions:
         self.pool = self._machine.pool
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Jail, LiveSession] = {}
-        self._by_account: dict[Account, LiveSession] = {}
+        self._by_usage: dict[JailUsage, LiveSession] = {}
         self._by_pid: dict[int, LiveSession] = {}  # those with a network, by their jails' pids
         self._egress = Egress(loop, powers.launcher, self._network_lost, self._network_news)
         self._watch = Watch(loop, self._over_limit, powers.launcher.put_first)
@@ -434,9 +434,9 @@ class Sessions:
         """The session's jail is there: from here on it is watched and heard."""
         session.permissions = permissions
         live = self._live[session.number] = LiveSession(session, jail, hiding, claim)
-        self._by_jail[jail] = self._by_account[jail.account] = live
-        jail.account.running = session.under_way
-        self._watch.add(jail.account)
+        self._by_jail[jail] = self._by_usage[jail.usage] = live
+        jail.usage.running = session.under_way
+        self._watch.add(jail.usage)
         return live
 
     def _not_launched(self, session: Session, tool: ToolSpec, error: Exception) -> None:
@@ -477,12 +477,12 @@ class Sessions:
         if (live := self._by_pid.get(number)) is not None:
             self._on_log(wording.network_line(live, news))
 
-    def _over_limit(self, account: Account, limit: str, names: list[str] | None) -> None:
+    def _over_limit(self, usage: JailUsage, limit: str, names: list[str] | None) -> None:
         """A jail has reached one of its limits, or these calls in it one of theirs (watch.Report)."""
-        live = self._by_account.get(account)
+        live = self._by_usage.get(usage)
         if live is None or live.jail.dying:
             return
-        error = limit_error(limit, account.limits)
+        error = limit_error(limit, usage.limits)
         if names is None:
             self._break_off(live, error, error.message)
         else:
@@ -519,9 +519,9 @@ class Sessions:
         live = self._by_jail[jail]
         live.gone.set()
         live.stop_timer()
-        del self._by_account[jail.account]
+        del self._by_usage[jail.usage]
         self._sized.release(live.claim)
-        self._watch.remove(jail.account)
+        self._watch.remove(jail.usage)
         offload.soon(partial(self._stays.end, jail.plan.named))
         if live.network is not None:
             self._by_pid.pop(jail.pid, None)
@@ -610,7 +610,7 @@ class Sessions:
                 begun = self._answers.completions.begin(call, result.handle or "")
             self._perform(self._machine.goes_on(session, call, begun, payload, now))
             return
-        live.jail.account.answered = True
+        live.jail.usage.answered = True
         # A large output harms nobody.
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
         self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))

@@ -111,7 +111,7 @@ def load(
     else:
         live.session.forks = True
         live.cells = cells.Cells(jail, owner, loop, limit, init)
-        jail.account.cells = live.cells.processes
+        jail.usage.cells = live.cells.processes
     if live.network is not None:
         (live.cells or jail).hold()  # until its sockets are there
 

@@ -20,10 +20,10 @@ from threading import Event, Thread
 from typing import Final, NamedTuple
 
 from toolhost.limits.decide import DISK_PART, MIB, Budget, DiskMeter, Growth, Lost, walk_again_at, walked_before
-from toolhost.watch import look
-from toolhost.watch.account import Account
-from toolhost.watch.flight import Kept
+from toolhost.watch import procfs
 from toolhost.watch.growth import walk
+from toolhost.watch.in_flight import Kept
+from toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at free space (seconds): at 1 GB/s that is 5 MB.
 DISK_S: Final = 0.005
@@ -59,7 +59,7 @@ class _Device:
         free, entries = at.f_bfree * at.f_frsize, at.f_ffree
         self.counts_entries = at.f_files > 0
         if not self.counts_entries:
-            free -= look.unwritten()
+            free -= procfs.unwritten()
         if self._free >= 0:
             fallen, taken = self.lost
             self.lost = Lost(fallen + max(0, self._free - free), taken + max(0, self._entries - entries))
@@ -69,7 +69,7 @@ class _Device:
 class _Suspect(NamedTuple):
     """A jail that may have reached a limit on that file system, since when that is known (monotonic seconds)."""
 
-    jail: Account
+    jail: JailUsage
     number: int
     frozen: bool
     since: float
@@ -107,11 +107,11 @@ class _Walk:
                 self.named = Growth(size, entries)
             size, entries = self.named.size, self.named.entries
             if jail.view is not None and size < enough.size:
-                size += sum(file.size for file in look.nameless(jail.view) if file.device == number)
+                size += sum(file.size for file in procfs.nameless(jail.view) if file.device == number)
                 if size < enough.size and frozen:
-                    self.in_flight = look.in_flight(jail.view, look.processes(jail.view))
+                    self.in_flight = procfs.in_flight(jail.view, procfs.processes(jail.view))
                 elif size < enough.size:
-                    self.in_flight = look.still_in_flight(jail.view)
+                    self.in_flight = procfs.still_in_flight(jail.view)
             self.found = Growth(size, entries)
         except (OSError, ValueError, IndexError, struct.error):
             pass  # it may end at any moment, and what we read of it with it
@@ -127,7 +127,7 @@ class Disks:
     def __init__(self) -> None:
         self._devices: dict[int, _Device] = {}
         self._suspects: list[_Suspect] = []
-        self._busy: list[Account] = []
+        self._busy: list[JailUsage] = []
         self._looked_at = 0.0
         self._walks = Budget(WALKS_PART, WALKS_S)
         # Walks have a thread: one waits for a folder while a process of the jail makes a file in it, and such a process
@@ -153,7 +153,7 @@ class Disks:
             asked.go()
             self._done.set()
 
-    def enter(self, jail: Account) -> None:
+    def enter(self, jail: JailUsage) -> None:
         """Watch this one's folders from now on."""
         for number, places in jail.devices.items():
             device = self._devices.setdefault(number, _Device())
@@ -166,7 +166,7 @@ class Disks:
         """When `look` has something to do (seconds from now), 0 or less for now."""
         return self._looked_at + DISK_S - time.monotonic()
 
-    def look(self, busy: list[Account]) -> None:
+    def look(self, busy: list[JailUsage]) -> None:
         """Ask for free space if it is time for that; who may have reached a limit becomes a suspect, and is frozen."""
         self._busy = busy
         if self.due_in() <= 0:
@@ -201,7 +201,7 @@ class Disks:
         """Whether `step` has something to do: a jail is being walked, or is to be and there is time for that."""
         return self._walking is not None or (bool(self._suspects) and self._walks.allowed(time.monotonic()))
 
-    def step(self, is_quick: Callable[[Account], bool]) -> tuple[Account, str] | None:
+    def step(self, is_quick: Callable[[JailUsage], bool]) -> tuple[JailUsage, str] | None:
         """Begin a walk over the folders of a suspect, or wait for the end of one until the next look at free space.
 
         A jail that has reached a limit, and which, is returned: its processes have been killed. Any other goes on.
@@ -218,7 +218,7 @@ class Disks:
             self._walking.suspect.jail.urge()
         return None
 
-    def _walked(self, asked: _Walk) -> tuple[Account, str] | None:
+    def _walked(self, asked: _Walk) -> tuple[JailUsage, str] | None:
         suspect, (jail, number, frozen, since) = asked.suspect, asked.suspect
         limit = None
         try:

@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import Final
 
 from toolhost.limits.decide import exceeded, niceness_of_slow
-from toolhost.watch.account import Account
 from toolhost.watch.disks import Disks
+from toolhost.watch.jail_usage import JailUsage
 
 #: Between two looks at processor time, processes and memory (seconds).
 LOOK_S: Final = 0.05
@@ -35,7 +35,7 @@ _PART: Final = 0.25
 
 
 #: Says that a jail has reached a limit: the limit, and the calls that did, None for all of the jail's.
-Report = Callable[[Account, str, list[str] | None], None]
+Report = Callable[[JailUsage, str, list[str] | None], None]
 
 
 class Watch:
@@ -48,21 +48,21 @@ class Watch:
         self._put_first = put_first
         self._loop = loop
         self._report = report
-        self._jails: list[Account] = []
+        self._jails: list[JailUsage] = []
         self._disks = Disks()
         self._awake = threading.Event()
         self._asleep = True
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._slow: set[Account] = set()  # of the jails that ran calls at the last look, those that are not quick
+        self._slow: set[JailUsage] = set()  # of the jails that ran calls at the last look, those that are not quick
         # A look at all of them goes on: those that are to come, that were looked at, that were slow; what it has taken.
-        self._to_look_at: list[Account] = []
-        self._looked_at: list[Account] = []
-        self._found_slow: set[Account] = set()
+        self._to_look_at: list[JailUsage] = []
+        self._looked_at: list[JailUsage] = []
+        self._found_slow: set[JailUsage] = set()
         self._cost_s = self._look_again_at = 0.0
         self._look_next = False  # walks and looks take turns
 
-    def add(self, jail: Account) -> None:
+    def add(self, jail: JailUsage) -> None:
         """Watch this jail from now on."""
         self._disks.enter(jail)
         self._jails = [*self._jails, jail]
@@ -74,7 +74,7 @@ class Watch:
                 if number is not None and jail.counts_memory:
                     self._put_first(number)
 
-    def remove(self, jail: Account) -> None:
+    def remove(self, jail: JailUsage) -> None:
         """Its last process is gone."""
         self._jails = [other for other in self._jails if other is not jail]
 
@@ -156,7 +156,7 @@ class Watch:
             self._awake.wait()
         self._asleep = False
 
-    def _look_at(self, jail: Account) -> None:
+    def _look_at(self, jail: JailUsage) -> None:
         there = jail.processes()
         total_s = jail.charge(there)
         if not jail.is_quick(total_s, time.monotonic()):
@@ -169,6 +169,6 @@ class Watch:
             jail.end(limit)
             self._tell(jail, limit, None)
 
-    def _tell(self, jail: Account, limit: str, calls: list[str] | None) -> None:
+    def _tell(self, jail: JailUsage, limit: str, calls: list[str] | None) -> None:
         with suppress(RuntimeError):  # the loop has been closed
             self._loop.call_soon_threadsafe(self._report, jail, limit, calls)

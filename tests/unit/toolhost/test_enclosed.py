@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from schemas.launch import Filesystem, SandboxSpec, ToolSpec
+from toolhost.launcher.allow_list import NotAllowed
 from toolhost.launcher.enclosed import check_enclosed, way_of
 from toolhost.launcher.request import Enclosed, Launch
-from toolhost.launcher.terms import Refused
 from toolhost.policy.launch_plan import LaunchPlan
 from toolhost.policy.plan import boot_command, enclosure_of, isolation, plan, start_of
 from toolhost.policy.subject import HostFacts, Place, Request
@@ -24,7 +24,7 @@ HOST = HostFacts(
     inside="/app/toolhost/inside", machine="x86_64", links=[("/bin", "usr/bin")], dirs=["/lib32"],
     etc=["/etc/alternatives"], stage="/run", user_namespaces=False, hidden=["/w/state"], landlock=6,
 )  # fmt: skip
-TERMS: Enclosed = {
+ALLOWED: Enclosed = {
     "enclosure": json.loads(msgspec.json.encode(enclosure_of(HOST))),
     "argv": start_of(HOST.bwrap, boot_command(HOST)),
     "walls": isolation(HOST),
@@ -53,9 +53,9 @@ def check(changed: LaunchPlan, *ways: Enclosed, **request: Any) -> None:
         "argv": start_of(changed.bwrap, changed.command), "env": changed.environment, "folder": None,
         "stage": changed.stage, "enclosure": json.loads(msgspec.json.encode(changed.enclosure)),
     }  # fmt: skip
-    launch: Launch = asked | request  # type: ignore[assignment] # the rest of it is terms.check_launch's affair
+    launch: Launch = asked | request  # type: ignore[assignment] # the rest of it is allowed.check_launch's affair
     options = b"".join(option.encode() + b"\0" for option in changed.options)
-    check_enclosed(launch, options, changed.filter, way_of(launch, list(ways) or [TERMS]))
+    check_enclosed(launch, options, changed.filter, way_of(launch, list(ways) or [ALLOWED]))
 
 
 @pytest.mark.parametrize("sandbox", [{}, {"network": "public"}, {"isolation": "call"}, {"isolation": "shared"}])
@@ -103,7 +103,7 @@ def without(*words: str) -> LaunchPlan:
     ],
 )
 def test_nothing_else_is(changed: LaunchPlan) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         check(changed)
 
 
@@ -118,22 +118,22 @@ def test_nothing_else_is(changed: LaunchPlan) -> None:
     ],
 )
 def test_its_root_directory_is_the_one_of_this_host(change: dict[str, Any]) -> None:
-    with pytest.raises(Refused):
-        check(made(), enclosure=TERMS["enclosure"] | change)
+    with pytest.raises(NotAllowed):
+        check(made(), enclosure=ALLOWED["enclosure"] | change)
 
 
 def test_there_is_a_way_with_a_network_namespace_of_the_launchers_and_one_with_bubblewraps() -> None:
     other = msgspec.structs.replace(HOST, net_admin=False)
-    way = TERMS | {"enclosure": json.loads(msgspec.json.encode(enclosure_of(other))), "walls": isolation(other)}
-    check(made(), way, TERMS)
-    with pytest.raises(Refused):
+    way = ALLOWED | {"enclosure": json.loads(msgspec.json.encode(enclosure_of(other))), "walls": isolation(other)}
+    check(made(), way, ALLOWED)
+    with pytest.raises(NotAllowed):
         check(made(), way)
-    assert ("--unshare-net" in TERMS["walls"], "--unshare-net" in isolation(other)) == (True, False)
-    assert (TERMS["enclosure"]["network"], way["enclosure"]["network"]) == (False, True)
-    with pytest.raises(Refused):
-        way_of({"enclosure": TERMS["enclosure"]}, [])  # type: ignore[typeddict-item]
+    assert ("--unshare-net" in ALLOWED["walls"], "--unshare-net" in isolation(other)) == (True, False)
+    assert (ALLOWED["enclosure"]["network"], way["enclosure"]["network"]) == (False, True)
+    with pytest.raises(NotAllowed):
+        way_of({"enclosure": ALLOWED["enclosure"]}, [])  # type: ignore[typeddict-item]
 
 
 def test_bubblewrap_finds_its_folder_itself() -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         check(made(), folder="/w")

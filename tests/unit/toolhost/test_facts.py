@@ -387,4 +387,4 @@ def test_a_folder_in_an_instances_workspace_is_its_users(tmp_path: Path) -> None
     own = tmp_path / "state" / "instances" / "a" / "k" / "workspace"
     (own / "sub").mkdir(parents=True)
     request = look_up(make(tmp_path), f"{own}/sub", spec(tmp_path / "state"), HOST, POWERS, base=str(own))
-    assert (request.own_workdir, request.heir, request.workdir_real) == (True, str(own), f"{own}/sub")
+    assert (request.own_workdir, request.fallback_owner, request.workdir_real) == (True, str(own), f"{own}/sub")

@@ -13,7 +13,7 @@ from schemas.launch import Limits
 from tests.toolhost_fixture import POWERS
 from toolhost.limits.keeper import Keeper
 from toolhost.privileges.ordinary import Ordinary
-from toolhost.watch.account import Account
+from toolhost.watch.jail_usage import JailUsage
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 
@@ -32,14 +32,14 @@ def test_a_counter_says_the_processor_time_until_the_jail_is_gone(tmp_path: Path
     os.write(counter, struct.pack("=Q", 1_500_000_000))
     os.lseek(counter, 0, os.SEEK_SET)
     keeper.began(1, counter)
-    account = Account(Limits(), [str(tmp_path)], keeper, 0, POWERS)
-    assert keeper.counts_cpu and account.cpu_s(()) == 1.5
-    account.close()
-    account.close()
+    usage = JailUsage(Limits(), [str(tmp_path)], keeper, 0, POWERS)
+    assert keeper.counts_cpu and usage.cpu_s(()) == 1.5
+    usage.close()
+    usage.close()
     with pytest.raises(OSError):
         os.fstat(counter)
     with pytest.raises(OSError, match="has ended"):
-        account.cpu_s(())
+        usage.cpu_s(())
 
 
 def test_a_jail_yields_by_its_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,11 @@ def reduced(host: HostFacts = LOW, **request: Any) -> LaunchPlan:
 def test_what_the_jail_may_write_to_and_which_of_it_is_not_ours() -> None:
     out = [Place("/out", "dir")]
     made = jail(write=out)
-    assert (made.writable, made.named, made.heir) == (["/out", "/w"], ["/out", "/w"], "/w")
-    own = jail(write=out, own_workdir=True, heir="/w0")
-    assert (own.writable, own.named, own.heir) == (["/out", "/w"], ["/out"], "/w0")
+    assert (made.writable, made.named, made.fallback_owner) == (["/out", "/w"], ["/out", "/w"], "/w")
+    own = jail(write=out, own_workdir=True, fallback_owner="/w0")
+    assert (own.writable, own.named, own.fallback_owner) == (["/out", "/w"], ["/out"], "/w0")
     without = jail(workdir=None, workdir_real=None)
-    assert (without.writable, without.named, without.heir) == ([], [], None)
+    assert (without.writable, without.named, without.fallback_owner) == ([], [], None)
     low = reduced(write=out)
     private = ["/tmp/gdn-jail-1/home", "/tmp/gdn-jail-1/tmp"]
     assert (low.writable, low.named) == ([*private, "/w", "/out"], ["/out", "/w"])

@@ -29,7 +29,7 @@ from toolhost.limits.decide import (
 )
 from toolhost.limits.plan import GroupPlan, group_plan, mechanisms, processes_of_a_namespace, weight
 from toolhost.privileges.tree import Tree
-from toolhost.watch.flight import KEPT_S, MOVED_S, HiddenMemory, Kept
+from toolhost.watch.in_flight import KEPT_S, MOVED_S, HiddenMemory, Kept
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 

@@ -428,7 +428,7 @@ def test_without_user_namespaces_a_jail_begins_as_root_in_a_root_of_its_own() ->
     assert kept == ["CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"]
     assert not {"--uid", "--gid", "--disable-userns"} & set(made.options)
     assert made.options[-2:] == ["--chdir", "/"]  # its user goes to the workdir
-    assert (made.workdir, made.heir) == ("/data/w", "/data/w")
+    assert (made.workdir, made.fallback_owner) == ("/data/w", "/data/w")
     assert made.filter == program("x86_64", sockets=False, drops=True) != plan(Request(tool=TOOL), HOST).filter
     assert {stage.source: (stage.unmapped, stage.mapped) for stage in made.stages} == {
         "/data/w": ("given", True),
@@ -472,10 +472,10 @@ def test_a_call_has_a_jail_of_its_own_where_jails_can_make_no_namespaces() -> No
 
 
 def test_a_jails_heir_is_of_its_workdir_or_of_what_it_may_write() -> None:
-    assert plan(Request(tool=TOOL), HOST).heir is None
+    assert plan(Request(tool=TOOL), HOST).fallback_owner is None
     grants = [Place("/out", "dir"), Place("/log", "file")]
-    assert plan(Request(tool=TOOL, write=grants), HOST).heir == "/log"
-    assert plan(Request(tool=TOOL, write=grants, workdir="/w", workdir_real="/w"), HOST).heir == "/w"
+    assert plan(Request(tool=TOOL, write=grants), HOST).fallback_owner == "/log"
+    assert plan(Request(tool=TOOL, write=grants, workdir="/w", workdir_real="/w"), HOST).fallback_owner == "/w"
 
 
 def test_what_is_not_around_its_program_is_not_taken_from_there() -> None:

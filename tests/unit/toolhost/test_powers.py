@@ -15,8 +15,8 @@ from toolhost.privileges.uids import Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 #: Who answers, and programs that are root's or whose one user is part of what they are.
-MAY_ASK = ("privileges/", "descent.py", "launcher/", "egress/confine.py", "inside/dropping.py")
-ASKS = re.compile(r"get(?:e|res)?uid\(\)\s*(?:==|!=|in|not in|<|>)|\b(?:STEWARD|LAUNCHER|UIDS)\b")
+MAY_ASK = ("privileges/", "drop_privileges.py", "launcher/", "egress/confine.py", "inside/dropping.py")
+ASKS = re.compile(r"get(?:e|res)?uid\(\)\s*(?:==|!=|in|not in|<|>)|\b(?:HELPER|LAUNCHER|UIDS)\b")
 
 
 def test_nobody_else_asks_whether_root_is_there() -> None:
@@ -28,7 +28,7 @@ def test_nobody_else_asks_whether_root_is_there() -> None:
     assert [name for name in asking if not name.startswith(MAY_ASK)] == []
 
 
-def test_without_a_steward_a_rooted_tool_host_does_nothing_that_needs_one(tmp_path: Path) -> None:
+def test_without_a_privileged_helper_a_rooted_tool_host_does_nothing_that_needs_one(tmp_path: Path) -> None:
     """It must not fall back to doing it with what is left of its own powers."""
     powers = Rooted(Uids(os.getpid(), NUMBERS), None)
     assert (powers.operator, powers.shares_user, powers.lifeline) == (0, False, None)

@@ -8,21 +8,21 @@ import pytest
 
 from schemas.system.own_users import TOOLHOST_UID
 from schemas.system.users import DEFAULT
-from toolhost.launcher.keeping import kept_in
-from toolhost.launcher.request import Launch
-from toolhost.launcher.terms import (
-    Refused,
-    Terms,
+from toolhost.launcher.allow_list import (
+    AllowList,
+    NotAllowed,
     check_launch,
     check_trial,
     check_workspace,
     check_writable,
     state_root_of,
 )
+from toolhost.launcher.keeping import kept_in
+from toolhost.launcher.request import Launch
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF
-TERMS: Terms = {
+ALLOWED: AllowList = {
     "user": TOOLHOST_UID, "jails": (FIRST, LAST), "instances": DEFAULT.instances, "stages": ["/run", "/mnt"],
     "closed": [*SYSTEM, "/app/toolhost", "/app/.venv"], "top": list(TOP), "home": "/root", "enclosed": [],
     "groups": ["/cg/memory/goondan.7", "/cg/pids/goondan.7"], "beside": "/cg/cpu/goondan-jail.7.",
@@ -30,14 +30,14 @@ TERMS: Terms = {
 }  # fmt: skip
 JAIL: Launch = {
     "argv": ["/bin/true"], "env": {}, "folder": None, "places": [0], "stage": "/run", "stages": [], "uid": FIRST,
-    "heir": None, "enclosure": None, "joins": [], "niceness": 2, "counted": False,
+    "fallbackOwner": None, "enclosure": None, "joins": [], "niceness": 2, "counted": False,
 }  # fmt: skip
 ROOT = "/root/.goondan"
 
 
 def launch(**changes: Any) -> None:
     asked: Any = JAIL | changes
-    check_launch(asked, TERMS, enclosed=False)
+    check_launch(asked, ALLOWED, enclosed=False)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def launch(**changes: Any) -> None:
     [
         {},
         {"uid": LAST},
-        {"uid": DEFAULT.instances[1], "heir": DEFAULT.instances[0]},
+        {"uid": DEFAULT.instances[1], "fallbackOwner": DEFAULT.instances[0]},
         {"stage": "/mnt"},
         {"joins": ["/cg/memory/goondan.7/12/tasks", "/cg/cpu/goondan-jail.7.12/tasks"]},
         {"joins": ["/cg/pids/goondan.7/1/cgroup.procs"]},
@@ -63,7 +63,7 @@ def test_jails_are_launched(changes: dict[str, Any]) -> None:
         {"uid": LAST + 1},
         {"uid": TOOLHOST_UID},
         {"uid": DEFAULT.instances[1] + 1},
-        {"heir": FIRST},
+        {"fallbackOwner": FIRST},
         {"stage": "/run/x"},
         {"joins": ["/cg/memory/goondan.7/tasks"]},
         {"joins": ["/cg/memory/goondan.7/../goondan.8/1/tasks"]},
@@ -77,7 +77,7 @@ def test_jails_are_launched(changes: dict[str, Any]) -> None:
     ],
 )
 def test_nothing_else_is(changes: dict[str, Any]) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         launch(**changes)
 
 
@@ -87,11 +87,11 @@ def test_nothing_else_is(changes: dict[str, Any]) -> None:
      "/root/.goondan", "/root/.goondan/workspaces/d/blobs", "/w (deleted)", "(unreachable)/w", ""],
 )  # fmt: skip
 def test_these_are_never_writable(path: str) -> None:
-    with pytest.raises(Refused):
-        check_writable(path, TERMS, ROOT)
+    with pytest.raises(NotAllowed):
+        check_writable(path, ALLOWED, ROOT)
     if not path.startswith(ROOT):
-        with pytest.raises(Refused):
-            check_writable(path, TERMS, None)
+        with pytest.raises(NotAllowed):
+            check_writable(path, ALLOWED, None)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_these_are_never_writable(path: str) -> None:
      "/root/.goondan/workspaces/d/instances/a/k/workspace", "/root/.goondan/instances/a/k/workspace/x/a\nb"],
 )  # fmt: skip
 def test_these_can_be(path: str) -> None:
-    check_writable(path, TERMS, ROOT)
+    check_writable(path, ALLOWED, ROOT)
 
 
 def test_of_the_state_only_an_instances_own_folder_is_anybodys() -> None:
     check_workspace(f"{ROOT}/instances/a/k/workspace", ROOT)
     check_trial(f"{ROOT}/workspaces/d/sized-check.12", ROOT)
     for path in ("instances/a/k", "instances/a/k/workspacex", "instances/a/workspace", "x/y/instances/a/k/workspace"):
-        with pytest.raises(Refused):
+        with pytest.raises(NotAllowed):
             check_workspace(f"{ROOT}/{path}", ROOT)
     for check in (check_workspace, check_trial):
         for path, root in ((f"{ROOT}/instances/a/k/workspace", None), ("/other/instances/a/k/workspace", ROOT)):
-            with pytest.raises(Refused):
+            with pytest.raises(NotAllowed):
                 check(path, root)
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         check_trial(f"{ROOT}/sized-check.1/x", ROOT)
     assert state_root_of("/r/workspaces/d") == "/r"
     assert state_root_of("/r/state") == "/r/state"

@@ -21,8 +21,8 @@ from schemas.system import own_users
 from schemas.system.broker_identity import BrokerIdentity
 from schemas.system.startup import admit_toolhost, close_to_others
 from schemas.system.users import VARIABLE
+from toolhost.launcher.allow_list import AllowList
 from toolhost.launcher.request import Enclosed, Enclosure
-from toolhost.launcher.terms import Terms
 from toolhost.policy import facts
 from toolhost.policy.conventions import ARGS_FD, FILTER_FD
 from toolhost.policy.hiding import runtime_folders
@@ -30,7 +30,7 @@ from toolhost.policy.plan import boot_command, enclosure_of, isolation, start_of
 from toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
 from toolhost.policy.subject import HostFacts
 from toolhost.privileges.accounts import Accounts, account_of
-from toolhost.privileges.giving_up import future_user, give_up
+from toolhost.privileges.capabilities import future_user, give_up
 from toolhost.privileges.launcher_link import spawn
 from toolhost.privileges.ordinary import Ordinary
 from toolhost.privileges.own_groups import beside, find_tree, hand_over
@@ -43,7 +43,7 @@ from toolhost.seccomp.program import host_program, program
 _OUR_ACCOUNT: Final = "goondan"
 
 
-def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Powers:
+def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Powers:
     """Start the launcher and, under root, what stays root; then give up root. What this process can have done from
     then on is returned. Raises OSError when the system refuses to let go of root.
 
@@ -79,7 +79,7 @@ def descend(endpoint: str = "", broker_uid: int | None = None, *, umask: int | N
             if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
                 admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
-        powers.steward.start(*spawn(umask, "steward"), _terms(user, endpoint, powers))
+        powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers))
         powers.launcher.start()
     give_up(user, filter_)
     return powers
@@ -123,7 +123,7 @@ def _way(host: HostFacts) -> list[Enclosed]:
     ]
 
 
-def _terms(user: int, endpoint: str, powers: Powers) -> Terms:
+def _allowed(user: int, endpoint: str, powers: Powers) -> AllowList:
     tree = powers.tree
     return {
         "user": user,

@@ -20,8 +20,8 @@ from toolhost.limits.decide import MIB, NEAR, CpuMeter, DiskMeter, Growth, Pace,
 from toolhost.limits.keeper import Keeper
 from toolhost.privileges.powers import Powers
 from toolhost.signalling import signal_all
-from toolhost.watch import look
-from toolhost.watch.flight import HiddenMemory, Kept
+from toolhost.watch import procfs
+from toolhost.watch.in_flight import HiddenMemory, Kept
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -31,7 +31,7 @@ def _nothing() -> None:
     return None
 
 
-class Account:
+class JailUsage:
     """One jail's. `running` says what is to be watched: the names of the calls that it runs, pending work included;
     None when nothing needs to be looked at.
     """
@@ -57,7 +57,7 @@ class Account:
         self.cells: Callable[[], Mapping[str, int]] = dict  # first processes of calls that have some of their own
         self.cpu = CpuMeter()
         self.peak = 0  # bytes
-        self.view: look.View | None = None  # None until it is known
+        self.view: procfs.View | None = None  # None until it is known
         self.since = time.time() - _TICK_S
         self.devices: dict[int, list[str]] = {}
         self.disks: dict[int, DiskMeter] = {}
@@ -75,21 +75,21 @@ class Account:
         self._keeper = keeper
         # Nothing is closed while it is read. Held for single reads, never for a look or a walk: the loop waits for it.
         self._lock = threading.Lock()
-        self._hidden = HiddenMemory(0 if keeper.counts_memory else look.shared())
+        self._hidden = HiddenMemory(0 if keeper.counts_memory else procfs.shared())
         self._kept_memory = Kept()
         for place in places:
             with suppress(OSError):
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)
 
-    def processes(self) -> list[look.Process]:
+    def processes(self) -> list[procfs.Process]:
         """Its processes, if they must be looked at one by one."""
         keeper = self._keeper
         uncounted = not (keeper.counts_memory and keeper.counts_processes and keeper.counts_cpu)
         if self.view is not None and (uncounted or len(self.cells()) > 1):
-            return look.processes(self.view)
+            return procfs.processes(self.view)
         return []
 
-    def cpu_s(self, there: Sequence[look.Process]) -> float:
+    def cpu_s(self, there: Sequence[procfs.Process]) -> float:
         """Processor time so far (seconds): as the kernel counts it, or by its processes."""
         with self._lock:
             counted = self._counted_s()
@@ -101,15 +101,15 @@ class Account:
             raise OSError("the jail has ended")
         return self._keeper.cpu_s()
 
-    def charge(self, there: Sequence[look.Process]) -> float:
+    def charge(self, there: Sequence[procfs.Process]) -> float:
         """Share its processor time out among the calls that run; how much it is in all (seconds)."""
-        trees = look.trees(list(there), self.cells())
+        trees = procfs.trees(list(there), self.cells())
         seen = {call: sum(process.cpu_s for process in tree) for call, tree in trees.items()}
         total_s = self.cpu_s(there)
         self.cpu.charge(total_s, self.running() or (), seen)
         return total_s
 
-    def usage(self, there: Sequence[look.Process]) -> Usage:
+    def usage(self, there: Sequence[procfs.Process]) -> Usage:
         """What is to be held against its limits."""
         keeper = self._keeper
         memory = None
@@ -127,21 +127,21 @@ class Account:
             out_of_memory=keeper.out_of_memory(),
         )
 
-    def _memory(self, view: look.View, there: list[look.Process]) -> int:
+    def _memory(self, view: procfs.View, there: list[procfs.Process]) -> int:
         """What is seen of it, and what may be hidden in sockets if it keeps descriptors there (bytes)."""
         limit, cells = self.limits.memory_mb * MIB, list(self.cells().values())
-        found = look.memory(view, limit, there, self._powers.held_by, cells)
-        shared = look.shared()
+        found = procfs.memory(view, limit, there, self._powers.held_by, cells)
+        shared = procfs.shared()
         sockets: set[int] = set()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
-            found = look.memory(view, limit, there, self._powers.held_by, cells, every_thread=True)
-            sockets = look.still_in_flight(view)
+            found = procfs.memory(view, limit, there, self._powers.held_by, cells, every_thread=True)
+            sockets = procfs.still_in_flight(view)
             if not sockets:
                 self._hidden.clear(shared, found.shared)
         if self._kept_memory.look(time.monotonic(), sockets):
-            found = look.memory(view, 0, there, self._powers.held_by, cells, every_thread=True)
+            found = procfs.memory(view, 0, there, self._powers.held_by, cells, every_thread=True)
             # Each page once: what is seen is not hidden.
-            return found.size + self._hidden.most(look.shared(), found.shared)
+            return found.size + self._hidden.most(procfs.shared(), found.shared)
         return found.size
 
     def is_quick(self, total_s: float, now: float) -> bool:
@@ -210,7 +210,7 @@ class Account:
         self.met = limit
         self.hasten()
         if not self._keeper.lists_processes and (view := self.view) is not None:
-            self._kill(view.members or (lambda: look.outer_processes(view)))
+            self._kill(view.members or (lambda: procfs.outer_processes(view)))
 
     def _kill(self, find: Callable[[], list[int]]) -> None:
         # bubblewrap's own outside of the jail ends with it, and says how
@@ -234,7 +234,7 @@ class Account:
             if self.counts_processes:
                 with self._lock:
                     return self._keeper.refused()
-            there = [] if self.view is None else look.processes(self.view)
+            there = [] if self.view is None else procfs.processes(self.view)
             return sum(process.threads for process in there) - self._trusted >= self.limits.processes * NEAR
         return False
 

@@ -1,8 +1,8 @@
 """What a tool host that root has started becomes: a user of its own with three powers, which can come by no other.
 
-What it cannot do any more its steward and the launcher do (launcher/), which were started before. With what is left it
-reads folders that are closed to others, looks at what jails use, and ends their processes. Root that has no number for
-it, as in some containers, stays root, with what it had of the powers that it needs.
+The privileged helper and the launcher (launcher/), which were started before, do what it cannot do any more. With what
+is left it reads folders that are closed to others, looks at what jails use, and ends their processes. Root that has no
+number for it, as in some containers, stays root, with what it had of the powers that it needs.
 
 Source: docs/design/sandbox.md section 3.1; capabilities(7); docs/decisions/039.
 """

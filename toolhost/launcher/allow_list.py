@@ -25,7 +25,7 @@ _WORKSPACE: Final = re.compile(r"(?:/workspaces/[^/]+)?/instances/[^/]+/[^/]+/wo
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
-class Terms(TypedDict):
+class AllowList(TypedDict):
     """`user` is the tool host's. `jails` and `instances` are the first and the last user that a jail can be.
 
     `stages` are folders that may be covered for one. Nothing writable may lie in one of `closed`, be one of `top`, or
@@ -47,7 +47,7 @@ class Terms(TypedDict):
     guarded: list[str]
 
 
-class Refused(OSError):
+class NotAllowed(OSError):
     """What was asked for is not among what may be had."""
 
     def __init__(self, text: str) -> None:
@@ -59,68 +59,68 @@ def within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
 
 
-def is_jails(uid: int, terms: Terms) -> bool:
+def is_jails(uid: int, allowed: AllowList) -> bool:
     """Whether a user is one that jails of this tool host can be."""
-    return any(first <= uid <= last for first, last in (terms["jails"], terms["instances"]))
+    return any(first <= uid <= last for first, last in (allowed["jails"], allowed["instances"]))
 
 
-def check_launch(request: Launch, terms: Terms, *, enclosed: bool) -> None:
-    """Raise Refused for a launch that is none of a jail's; its places are for `check_writable`.
+def check_launch(request: Launch, allowed: AllowList, *, enclosed: bool) -> None:
+    """Raise NotAllowed for a launch that is none of a jail's; its places are for `check_writable`.
 
     `enclosed`: jails are made by a bubblewrap that runs as root, for want of user namespaces.
     """
     if request["enclosure"] is not None and not enclosed:
-        raise Refused("jails have user namespaces here")
-    if request["uid"] is None or not is_jails(request["uid"], terms):
-        raise Refused(f"a jail cannot be the user {request['uid']}")
-    heir = request["heir"]
-    if heir is not None and not terms["instances"][0] <= heir <= terms["instances"][1]:
-        raise Refused(f"a workdir cannot be given to the user {heir}")
-    if request["stage"] not in terms["stages"]:
-        raise Refused(f"{request['stage']} cannot be covered")
+        raise NotAllowed("jails have user namespaces here")
+    if request["uid"] is None or not is_jails(request["uid"], allowed):
+        raise NotAllowed(f"a jail cannot be the user {request['uid']}")
+    fallback_owner = request["fallbackOwner"]
+    if fallback_owner is not None and not allowed["instances"][0] <= fallback_owner <= allowed["instances"][1]:
+        raise NotAllowed(f"a workdir cannot be given to the user {fallback_owner}")
+    if request["stage"] not in allowed["stages"]:
+        raise NotAllowed(f"{request['stage']} cannot be covered")
     for index, stage in enumerate(request["stages"]):
         if stage["at"] != f"{request['stage']}/{index}":
-            raise Refused(f"nothing can be staged at {stage['at']}")
+            raise NotAllowed(f"nothing can be staged at {stage['at']}")
     for path in request["joins"]:
-        if not _is_group(path, terms):
-            raise Refused(f"{path} is no control group of a jail")
+        if not _is_group(path, allowed):
+            raise NotAllowed(f"{path} is no control group of a jail")
     if request["niceness"] not in _NICENESS:
-        raise Refused(f"the niceness of a jail cannot be {request['niceness']}")
+        raise NotAllowed(f"the niceness of a jail cannot be {request['niceness']}")
 
 
-def _is_group(path: str, terms: Terms) -> bool:
+def _is_group(path: str, allowed: AllowList) -> bool:
     folder, _, file = path.rpartition("/")
     if file not in ("tasks", "cgroup.procs"):
         return False
-    starts = [f"{group}/" for group in terms["groups"]] + ([terms["beside"]] if terms["beside"] else [])
+    starts = [f"{group}/" for group in allowed["groups"]] + ([allowed["beside"]] if allowed["beside"] else [])
     return any(folder.startswith(start) and _NUMBER.fullmatch(folder[len(start) :]) for start in starts)
 
 
-def check_writable(path: str, terms: Terms, state_root: str | None) -> None:
-    """Raise Refused for a place that nobody in a jail may write to. `path` has no links."""
+def check_writable(path: str, allowed: AllowList, state_root: str | None) -> None:
+    """Raise NotAllowed for a place that nobody in a jail may write to. `path` has no links."""
     if not path.startswith("/") or path.endswith(" (deleted)"):
-        raise Refused(f"{path} is no place of this host")
+        raise NotAllowed(f"{path} is no place of this host")
     if state_root is not None and within(path, state_root):
         check_workspace(path, state_root)
         return
-    if path in terms["top"] or any(within(path, folder) for folder in terms["closed"]):
-        raise Refused(f"{path} is never writable for a jail")
-    home = terms["home"]
+    if path in allowed["top"] or any(within(path, folder) for folder in allowed["closed"]):
+        raise NotAllowed(f"{path} is never writable for a jail")
+    home = allowed["home"]
     hidden = within(path, home) and path[len(home) + 1 :].startswith(".")
     if home not in ("", "/") and (within(home, path) or hidden):
-        raise Refused(f"{path} is never writable for a jail: the home directory's own programs trust it")
+        raise NotAllowed(f"{path} is never writable for a jail: the home directory's own programs trust it")
 
 
 def check_workspace(path: str, state_root: str | None) -> None:
-    """Raise Refused for anything but an instance's folder, and what lies in it. `path` has no links and no `..`."""
+    """Raise NotAllowed for anything but an instance's folder, and what lies in it. `path` has no links and no `..`."""
     if state_root is None or not path.startswith(state_root) or not _WORKSPACE.fullmatch(path[len(state_root) :]):
-        raise Refused(f"{path} is no instance's folder")
+        raise NotAllowed(f"{path} is no instance's folder")
 
 
 def check_trial(path: str, state_root: str | None) -> None:
-    """Raise Refused for anything but the folder in which it is tried whether workdirs can have file systems."""
+    """Raise NotAllowed for anything but the folder in which it is tried whether workdirs can have file systems."""
     if state_root is None or not path.startswith(state_root) or not _TRIAL.fullmatch(path[len(state_root) :]):
-        raise Refused(f"{path} is no folder to try that in")
+        raise NotAllowed(f"{path} is no folder to try that in")
 
 
 def state_root_of(state_dir: str) -> str:

@@ -1,0 +1,51 @@
+"""Files and folders by descriptor, and the small files that the kernel makes (/proc, control groups)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def opened(path: str, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of that path, which is closed in the end and on exec. Raises OSError."""
+    fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def reopened(fd: int, flags: int = os.O_RDONLY) -> int:
+    """A new descriptor of an open file (O_PATH is enough), with other flags. Raises OSError."""
+    return os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def path_of(fd: int) -> str:
+    """Where an open file or folder is, without links."""
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of it. Raises OSError."""
+    while content:
+        content = content[os.write(fd, content) :]
+
+
+def write_text(path: str, text: str) -> None:
+    """Set what a file of the kernel says. Raises OSError."""
+    with opened(path, os.O_WRONLY) as fd:
+        os.write(fd, text.encode())
+
+
+def status_numbers(folder: str, name: str) -> list[int]:
+    """The numbers in the line `name` of a process's status; `folder` is that of the process in /proc.
+
+    Raises OSError, and ProcessLookupError when there is no such line: the process is gone.
+    """
+    with open(f"{folder}/status", encoding="ascii", errors="replace") as source:
+        for line in source:
+            if line.startswith(f"{name}:"):
+                return [int(word) for word in line.split()[1:] if word.isdecimal()]
+    raise ProcessLookupError(f"the process {folder.rpartition('/')[2]} is gone")

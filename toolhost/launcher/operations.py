@@ -1,0 +1,232 @@
+"""The privileged operations: the few things on the file system that need root, done for a tool host that gave it up.
+
+Each is narrow. What it may be done to is in the allow-list, or follows from it. Nothing is opened, made or removed
+through a link that somebody else could have put there.
+
+Source: docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from toolhost.launcher.allow_list import (
+    TRIAL,
+    AllowList,
+    NotAllowed,
+    check_workspace,
+    check_writable,
+    is_jails,
+    state_root_of,
+    within,
+)
+from toolhost.launcher.descriptors import opened, status_numbers, write_text
+from toolhost.launcher.places import hand_over, make_folders, open_folder
+from toolhost.launcher.sockets import held_by
+
+#: What freezes a control group of version 1.
+FREEZER_STATE: Final = "freezer.state"
+#: A group's share of the processors, in version 1.
+SHARES: Final = "cpu.shares"
+#: Room for a path as JSON (bytes).
+_PAGE: Final = 1 << 16
+
+
+class Settled:
+    """What the tool host has told the privileged helper since its start. Launchers that were forked before read it too.
+
+    Two values: the state root, None as long as nobody has said which it is; and whether bubblewrap may run as root.
+    """
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, _PAGE)  # shared with what is forked
+        self.write(None, enclosed=True)
+
+    def write(self, state_root: str | None, *, enclosed: bool) -> None:
+        line = json.dumps([state_root, enclosed]).encode() + b"\n"
+        self._page[: len(line)] = line
+
+    def read(self) -> tuple[str | None, bool]:
+        """Raises ValueError while it is being written."""
+        state_root, enclosed = json.loads(self._page[: self._page.find(b"\n")])
+        return state_root, enclosed
+
+
+class Operations:
+    """Every public method can be asked for by its name, and is described in privileges/powers.py. Raises OSError."""
+
+    def __init__(self, allowed: AllowList, settled: Settled) -> None:
+        self._allowed = allowed
+        self._settled = settled
+        self._state_dir: str | None = None
+
+    def settle(self, enclosed: bool) -> None:
+        """Set whether bubblewrap has to run as root. Set before the first jail of a tool; False is final."""
+        state_root, before = self._settled.read()
+        self._settled.write(state_root, enclosed=before and bool(enclosed))
+
+    def claim_state(self, state_dir: str, above: str, name: str) -> None:
+        """Set where the state is (once), and make the folder `above`/`name` in it.
+
+        All folders in `above` get the tool host's user as their owner: this one, and those of tool hosts that ended.
+        """
+        state_dir = os.path.realpath(state_dir)
+        if self._state_dir not in (None, state_dir):
+            raise NotAllowed(f"the state is in {self._state_dir}")
+        if self._state_dir is None:
+            if state_dir in self._allowed["top"] or any(within(state_dir, path) for path in self._allowed["closed"]):
+                raise NotAllowed(f"{state_dir} is no place for state")
+            os.makedirs(state_dir, 0o700, exist_ok=True)
+            self._state_dir = state_dir
+            self._settled.write(state_root_of(state_dir), enclosed=self._settled.read()[1])
+        if "/" in name or "/" in above:
+            raise NotAllowed("that is no name of a folder")
+        make_folders(state_dir, [above, name])
+        for each in os.listdir(f"{state_dir}/{above}"):
+            with suppress(NotADirectoryError), open_folder(f"{state_dir}/{above}/{each}") as folder:
+                hand_over(folder, self._allowed["user"])
+
+    def make_trial(self, number: int) -> str:
+        """Make the folder in which it is tried whether workdirs can have file systems of their own; its path."""
+        if self._state_dir is None:
+            raise NotAllowed("there is no state yet")
+        make_folders(self._state_dir, [f"{TRIAL}{int(number)}"])
+        return f"{self._state_dir}/{TRIAL}{int(number)}"
+
+    def remove_trial(self, number: int) -> None:
+        """Remove that folder, which must be empty."""
+        os.rmdir(f"{self._state_dir}/{TRIAL}{int(number)}")
+
+    def make_workdir(self, place: str) -> None:
+        """Make an instance's folder, with root as its owner. `place` is its path in the state."""
+        root = self._state_dir
+        check_workspace(f"{root}/{place}", root)
+        if root is not None:
+            make_folders(root, place.split("/"))
+
+    def make_placeholders(self, folder: str) -> list[str]:
+        """Make the guarded names that a folder lacks, with the folder's owner. Returns the paths that were made."""
+        check_writable(folder, self._allowed, self._settled.read()[0])
+        with open_folder(folder) as here:
+            return [f"{folder}/{name}" for name in make_placeholders(here, self._allowed["guarded"])]
+
+    def remove_placeholder(self, path: str) -> None:
+        """Remove one that is empty, unless another tool host guards it."""
+        folder, _, name = path.rpartition("/")
+        if name not in self._allowed["guarded"]:
+            raise NotAllowed(f"{path} is no placeholder")
+        check_writable(folder, self._allowed, self._settled.read()[0])
+        with open_folder(folder) as here:
+            remove_unguarded(name, here)
+
+    def make_group(self, number: int) -> None:
+        """Make the control group of a jail that stands beside the tool host's."""
+        path = self._beside(number)
+        os.mkdir(path)
+        try:
+            for place in (f"{path}/{SHARES}", path):  # all that it writes there: each takes its time
+                os.chown(place, self._allowed["user"], self._allowed["user"])
+        except OSError:
+            os.rmdir(path)
+            raise
+
+    def remove_group(self, number: int) -> None:
+        """Remove it; no process is in it any more."""
+        os.rmdir(self._beside(number))
+
+    def remove_groups(self) -> None:
+        """Remove all that are empty: the tool host ends."""
+        remove_groups(self._allowed["groups"], self._allowed["beside"])
+
+    def set_niceness(self, pid: int, value: int) -> None:
+        """What the session of a jail's process has against others where the scheduler groups by session."""
+        self._check_jails(pid)
+        if not 0 <= value < 20:
+            raise NotAllowed(f"the niceness of a jail cannot be {value}")
+        set_niceness(int(pid), value)
+
+    def held_by(self, pid: int, numbers: list[int]) -> int:
+        """What these sockets of a jail's process hold (bytes)."""
+        self._check_jails(pid)
+        return held_by(pid, numbers)
+
+    def _beside(self, number: int) -> str:
+        beside = self._allowed["beside"]
+        if beside is None:
+            raise NotAllowed("there are no such groups here")
+        return f"{beside}{int(number)}"
+
+    def _check_jails(self, pid: int) -> None:
+        if not is_jails(user_of(pid), self._allowed):
+            raise NotAllowed(f"the process {pid} is none of a jail's")
+
+
+def user_of(pid: int) -> int:
+    """The user of a process: what its files in /proc say of it is root's for some. Raises OSError."""
+    return status_numbers(f"/proc/{int(pid)}", "Uid")[0]
+
+
+def set_niceness(pid: int, niceness: int) -> None:
+    """Set that of the session of a process. Raises OSError."""
+    write_text(f"/proc/{pid}/autogroup", str(niceness))
+
+
+def make_placeholders(folder: int, names: Sequence[str]) -> list[str]:
+    """Make the missing ones of these names in an open folder, as its owner's, as far as possible; those that were made.
+
+    They lie among a person's files and are not as closed as what we make for ourselves.
+    """
+    made = []
+    owner = os.fstat(folder)
+    for name in names:
+        with suppress(OSError):
+            os.mkdir(name, 0o700, dir_fd=folder)
+            made.append(name)
+            with opened(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder) as fd:
+                if os.listdir(fd):
+                    continue  # somebody has put another one in its place meanwhile
+                os.fchmod(fd, 0o755)
+                if owner.st_uid != os.geteuid():
+                    os.fchown(fd, owner.st_uid, owner.st_gid)
+    return made
+
+
+def remove_unguarded(name: str, folder: int | None = None) -> None:
+    """Remove an empty folder, `name` being its path or its name in `folder`, unless a tool host guards it: each that
+    does has locked it. Raises OSError.
+    """
+    with opened(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder) as fd:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rmdir(name, dir_fd=folder)
+
+
+def remove_group(folder: str) -> None:
+    """A control group and those in it, as far as no process is left in them. One that was left frozen goes on, so that
+    what was killed in it can end: in version 1 that waits.
+    """
+    with suppress(OSError):
+        write_text(f"{folder}/{FREEZER_STATE}", "THAWED")
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if os.path.isdir(f"{folder}/{name}"):
+                remove_group(f"{folder}/{name}")
+        os.rmdir(folder)
+
+
+def remove_groups(folders: list[str], beside: str | None) -> None:
+    """The groups of a tool host that ends, as far as they are empty: `folders`, and those whose paths begin with
+    `beside`.
+    """
+    for folder in folders:
+        remove_group(folder)
+    above, _, start = (beside or "").rpartition("/")
+    with suppress(OSError):
+        for name in os.listdir(above) if above else ():
+            if name.startswith(start):
+                remove_group(f"{above}/{name}")

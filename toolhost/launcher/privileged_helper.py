@@ -1,0 +1,130 @@
+"""The privileged helper: it keeps root's powers for a tool host that gave them up.
+
+It makes launchers and does the privileged operations (operations.py).
+
+    first:  the allow-list (allow_list.py), from a tool host that is still root; no answer
+    then:   {"operation": NAME, "with": [...]}  -> {"done": value} or {"error": [errno, text]}
+
+The operation `make_launcher` answers with the new launcher's process number, and with one descriptor: the tool host's
+end of its socket.
+
+Rules.
+- One request at a time, one answer to each. It never starts a program that a request names.
+- A launcher is forked from here and not executed anew, which takes two milliseconds and shares what is loaded. It is
+  the tool host's child, and so is every jail, as if the tool host had started it.
+- It ends when the tool host ends, and removes the control groups that the tool host has left.
+
+Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from toolhost.launcher import calls, enclosed, program
+from toolhost.launcher.allow_list import AllowList, NotAllowed, check_launch, check_trial, check_workspace, is_jails
+from toolhost.launcher.descriptors import path_of
+from toolhost.launcher.keeping import Kept
+from toolhost.launcher.operations import Operations, Settled, user_of
+from toolhost.launcher.places import check_stages
+from toolhost.launcher.request import Check, Hold, Launch, Run
+from toolhost.launcher.sizes import POINT
+
+#: A request is a name and some paths; the allow-list names the folders of our code (bytes).
+MAX_REQUEST: Final = 1 << 16
+#: How long jails may take to end after their tool host (seconds), until their groups are left to the next one.
+_LEFT_S: Final = 2.0
+_LEFT_POLL_S: Final = 0.02
+
+
+def serve(channel: socket.socket, umask: int) -> NoReturn:
+    """Do what is asked until the tool host is gone. `umask` is what jails write under."""
+    program.begin("gdn-privileged")
+    gc.collect()
+    gc.freeze()  # what is here now is shared with every launcher
+    allowed: AllowList = json.loads(channel.recv(MAX_REQUEST))
+    settled = Settled()
+    operations = Operations(allowed, settled)
+    names = {name for name in vars(Operations) if not name.startswith("_")}
+    while True:
+        data = _received(channel)
+        if not data:
+            _tidy(operations, allowed)
+            os._exit(0)
+        fds: list[int] = []
+        try:
+            request = json.loads(data)
+            name = request["operation"]
+            if name == "make_launcher":
+                answer: dict[str, Any] = {"done": _make_launcher(channel, umask, allowed, settled, fds)}
+            elif name in names:
+                answer = {"done": getattr(operations, name)(*request["with"])}
+            else:
+                raise NotAllowed(f"there is no {name}")
+        except OSError as error:
+            answer = {"error": [error.errno or 0, error.strerror or str(error)]}
+        except (ValueError, TypeError, KeyError) as error:
+            answer = {"error": [0, f"{type(error).__name__}: {error}"]}
+        with suppress(ConnectionError):
+            socket.send_fds(channel, [json.dumps(answer).encode()], fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _received(channel: socket.socket) -> bytes:
+    """A request; nothing when the tool host is gone, perhaps with an answer of ours unread."""
+    with suppress(ConnectionError):
+        return channel.recv(MAX_REQUEST)
+    return b""
+
+
+def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settled: Settled, fds: list[int]) -> int:
+    """Fork one: its number. The tool host's end of its socket is added to `fds`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        pid = calls.sibling()
+        if pid == 0:
+            try:
+                channel.close()
+                ours.close()
+                os.setsid()
+                program.serve(theirs, umask, lambda request, given: guard(request, given, allowed, settled))
+            finally:
+                os._exit(program.FAILED)
+    fds.append(ours.detach())
+    return pid
+
+
+def guard(request: Launch | Run | Hold | Check, fds: list[int], allowed: AllowList, settled: Settled) -> list[Kept]:
+    """What must stay read-only for it. Raises OSError for what a launcher does not do for this tool host."""
+    state_root, may_enclose = settled.read()
+    if "argv" in request:
+        check_launch(request, allowed, enclosed=may_enclose)
+        if request["enclosure"] is not None:
+            enclosed.hold(request, fds, allowed["enclosed"])
+        return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
+    if "program" in request:
+        given = request["arguments"]
+        into_jail = request["program"] == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
+        if not into_jail and (request["program"] != "proxy" or given):
+            raise NotAllowed("that is no program of a jail's network")
+    elif "hold" in request:
+        check_workspace(f"{path_of(fds[0])}/{POINT}", state_root)
+    else:
+        check_trial(path_of(fds[0]), state_root)
+    return []
+
+
+def _tidy(operations: Operations, allowed: AllowList) -> None:
+    until = time.monotonic() + _LEFT_S
+    while any(os.path.exists(group) for group in allowed["groups"]):
+        operations.remove_groups()
+        if time.monotonic() > until:
+            return
+        time.sleep(_LEFT_POLL_S)
