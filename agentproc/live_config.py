@@ -172,8 +172,9 @@ class LiveConfig:
             raise fail("E_USAGE", message, suggestion="Give `patches`; the others may be left out.")
         seen = self.current if self._seen is None else self._seen
         fields = {"revision": seen.revision, **{key: value for key, value in proposal.items() if value is not None}}
-        patch_id = self._new_id(extension, proposal)
+        patch_id = ""
         try:
+            patch_id = self._new_id(extension, msgspec.json.encode(dict(proposal), order="deterministic"))
             given = {**fields, "id": patch_id, "base": seen.base, "extension": extension}
             made = msgspec.convert(given, ConfigProposal)
             named = msgspec.json.encode(made.patches).decode()
@@ -182,7 +183,8 @@ class LiveConfig:
                 return _rejected(patch_id, error_payload("E_CONFIG_INVALID_VALUE", message, suggestion=_NO_SECRETS))
             mentioned = [name for name in registered if name in named]
             payload = to_raw(msgspec.structs.replace(made, registered=mentioned[:_MAX_REGISTERED]))
-        except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:  # with what msgspec finds wrong
+            patch_id = patch_id or self._new_id(extension, b"")
             return _rejected(patch_id, error_payload("E_CONFIG_INVALID_VALUE", f"no patch: {error}"))
         if len(memoryview(payload)) > MAX_PROPOSAL_BYTES:
             message = f"a proposal of {len(memoryview(payload))} bytes, limit {MAX_PROPOSAL_BYTES}"
@@ -204,15 +206,16 @@ class LiveConfig:
 
     # --- inside
 
-    def _new_id(self, extension: str, proposal: Mapping[str, Any]) -> str:
+    def _new_id(self, extension: str, content: bytes) -> str:
         """The same for the same proposal of the same step, whatever is in force when that begins once more; outside of
-        steps always another.
+        steps always another. `content` is the proposal as JSON.
         """
         self._proposed[extension] += 1
         place = self._place or os.urandom(8).hex()
-        content = repr(sorted(proposal.items()))
-        told = "\0".join((self.current.spec.name, self._key, place, extension, str(self._proposed[extension]), content))
-        return "cfg-" + hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+        told = "\0".join((self.current.spec.name, self._key, place, extension, str(self._proposed[extension]), ""))
+        digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=10)
+        digest.update(content)
+        return "cfg-" + digest.hexdigest()
 
 
 _OUTCOME: Final[dict[str, Any]] = {

@@ -33,6 +33,7 @@ from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
+from kernel.broker.live_config.fitting import load_checker
 from kernel.broker.live_config.service import LiveConfigs
 from kernel.broker.oauth import OPS, TokenOrders, is_holder
 from kernel.broker.opened import bounded
@@ -400,6 +401,7 @@ class Router:
             bus.error(connection.cls, connection.ident, info, None)
         self._tokens.revised()
         self._ends.without_agent()
+        load_checker(plan.agents)
         bus.tell_supervisor(Revised(plan.revision))
 
     # --- hello

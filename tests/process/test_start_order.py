@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from schemas.launch import ExtensionSpec, KernelPlan
+from tests.process.bare_broker import bare_broker, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BUNDLE = """\
@@ -53,6 +57,23 @@ NOT_IMPORTED = {
     "agentproc.forkserver": {"secrets", "shlex"},
     "toolhost.app": {"secrets", "shlex", "shutil", "argparse", "jsonschema_rs", "email.utils"},
 }
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_the_broker_has_the_library_for_schemas_before_the_first_patch_if_an_extension_declares_one(
+    declares: bool,
+) -> None:
+    def make(state_dir: str) -> KernelPlan:
+        made = plan(state_dir)
+        schema = {"type": "object"} if declares else None
+        extension = ExtensionSpec(name="e", entry="/e.py", resource={}, config_schema=schema)
+        coder = msgspec.structs.replace(made.agents["coder"], extensions=[extension])
+        return msgspec.structs.replace(made, agents={**made.agents, "coder": coder})
+
+    with bare_broker(make) as broker:
+        broker.hello("client")  # it is served after that
+        maps = Path(f"/proc/{broker.process.pid}/maps").read_text()
+        assert ("jsonschema_rs" in maps) is declares
 
 
 @pytest.mark.parametrize("modules", NOT_IMPORTED)

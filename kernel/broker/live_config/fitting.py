@@ -1,11 +1,15 @@
 """Whether the config of extensions fits their `configSchema` once a patch is in force. Pure.
 
-The library that compiles schemas is imported when the first patch touches an extension that declares one.
+A patch for all of an agent meets the patches that its instances have of their own. It is judged together with each of
+them: each patch alone may fit, and both together may not. What was decided first stays; the later patch is refused.
+
+The library that compiles schemas takes 20 to 50 ms to import. So `load_checker` is called where nobody waits; a broker
+without an extension that declares a schema never imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from schemas.effective_config import Applied, Change, apply_changes
@@ -17,6 +21,12 @@ from schemas.launch import AgentSpec
 _MAX_NAMED: Final = 5
 
 
+def load_checker(agents: Mapping[str, AgentSpec]) -> None:
+    """Import the library that compiles schemas, if an extension of these agents declares one."""
+    if any(extension.config_schema is not None for spec in agents.values() for extension in spec.extensions):
+        import schemas.arguments  # noqa: F401
+
+
 def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:
     """Compare the configuration with the changes `before` and with those `after`: a config that differs has to fit.
 
@@ -24,13 +34,45 @@ def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: I
     """
     if all(extension.config_schema is None for extension in spec.extensions):
         return
-    old, new = apply_changes(base, before), apply_changes(base, after)
+    for name, issues, _ in _misfits(spec, apply_changes(base, before), apply_changes(base, after)):
+        message = f"the config of Extension/{name} would not fit its configSchema: {'; '.join(issues[:_MAX_NAMED])}"
+        hint = "`gdn extension list` says where the extension is declared; its configSchema says what fits."
+        raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+
+
+def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change], key: str) -> None:
+    """The same for an instance with patches of its own, when one for all of its agent comes or goes.
+
+    A config that did not fit before is not the fault of this patch. What does not fit is not said: whoever proposes
+    for all of an agent does not read the patches of each of its instances. Raises GoondanError E_CONFIG_INVALID_VALUE.
+    """
+    old = apply_changes(base, before)
+    for name, _, fitted in _misfits(spec, old, apply_changes(base, after)):
+        if fitted:
+            message = (
+                f"with the patches of instance {key!r} the config of Extension/{name} would not fit its configSchema"
+            )
+            hint = (
+                "`gdn config show AGENT --instance KEY` shows that instance's; `gdn config revert` takes a patch back."
+            )
+            raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+
+
+def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
+    """The extensions that declare a schema, and whose config or presence a change may alter."""
+    named = {edit.extension for edit in change.edits}
+    if change.extensions is not None:
+        named.update(change.extensions.added, change.extensions.removed)
+    return frozenset(one.name for one in spec.extensions if one.config_schema is not None and one.name in named)
+
+
+def _misfits(spec: AgentSpec, old: Applied, new: Applied) -> Iterator[tuple[str, list[str], bool]]:
+    """Extensions whose config differs and does not fit: the name, the issues, and whether it fitted before."""
     for extension in spec.extensions:
         name = extension.name
-        if name not in new.extensions or (name in old.extensions and old.configs[name] == new.configs[name]):
+        was_there = name in old.extensions
+        if name not in new.extensions or (was_there and old.configs[name] == new.configs[name]):
             continue
         issues = check_config(extension.config_schema, new.configs[name])
         if issues:
-            message = f"the config of Extension/{name} would not fit its configSchema: {'; '.join(issues[:_MAX_NAMED])}"
-            hint = "`gdn extension list` says where the extension is declared; its configSchema says what fits."
-            raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+            yield name, issues, not was_there or not check_config(extension.config_schema, old.configs[name])

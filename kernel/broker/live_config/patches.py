@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from schemas.effective_config import ORDER, Change, Touched, overlap
+from schemas.effective_config import ORDER, Change, Touched, overlap, touches
 from schemas.errors import fail
 from schemas.frames import ErrorPayload
 
@@ -63,6 +63,8 @@ class Patch(Struct):
     at_ms: int = 0
     dynamic: list[str] = []
     error: ErrorPayload | None = None
+    #: What its change takes as msgpack (bytes).
+    size: int = 0
 
     def counts_at(self, revision: int) -> bool:
         """Whether it is a part of the configuration of this revision."""
@@ -107,6 +109,7 @@ class Patches:
         if patch.state == "rejected":
             self._rejected.setdefault(patch.agent, {})[patch.number] = patch
         else:
+            patch.size = _size_of(patch.change)
             self._groups.setdefault((patch.agent, patch.key), {})[patch.number] = patch
             self._count += 1
         self._by_id[patch.id] = patch
@@ -136,6 +139,16 @@ class Patches:
         """Patches that are for this instance alone."""
         return list(self._groups.get((agent, key), {}).values())
 
+    def instances(self, agent: str) -> dict[str, list[Patch]]:
+        """The patches that instances of an agent have of their own and that are in force or on their way, by key."""
+        found: dict[str, list[Patch]] = {}
+        for (name, key), group in self._groups.items():
+            if name == agent and key is not None:
+                own = [patch for patch in group.values() if patch.state in ("staged", "accepted")]
+                if own:
+                    found[key] = own
+        return found
+
     def has_any(self, agent: str) -> bool:
         """Whether any patch may concern this agent."""
         return any(name == agent for name, _ in self._groups)
@@ -150,8 +163,19 @@ class Patches:
         at = self.last if revision is None else revision
         return [patch for patch in self._concerning(agent, key) if patch.counts_at(at)]
 
+    def coming(self, agent: str, key: str | None) -> list[Patch]:
+        """What will be in force when everything that was decided has reached the journal."""
+        every = self._concerning(agent, key)
+        return [patch for patch in every if patch.state in ("staged", "accepted") and not patch.reverting]
+
     def check_conflict(self, agent: str, key: str | None, revision: int, touched: frozenset[Touched]) -> None:
-        """Raise E_CONFIG_CONFLICT when something that was decided after `revision` touches what this patch touches."""
+        """Raise E_CONFIG_CONFLICT when something that was decided after `revision` touches what this patch touches, or
+        when there is no such revision.
+        """
+        if revision > self.last:
+            message = f"the patch was made from revision {revision}, which there is not yet; the last is {self.last}"
+            hint = "Leave `revision` out, or give that of an answer."
+            raise fail("E_CONFIG_CONFLICT", message, suggestion=hint)
         if any(revision < self._forgotten.get(name, 0) for name in ((agent, None), (agent, key))):
             message = f"the patch was made from revision {revision}, which is too old to be known"
             raise fail("E_CONFIG_CONFLICT", message)
@@ -165,14 +189,21 @@ class Patches:
 
     def make_room(self, agent: str, key: str | None, change: Change) -> list[Patch]:
         """What is to be forgotten before this change is added. Raises GoondanError E_CONFIG_LIMIT."""
-        group, counting = self._groups.get((agent, key), {}), self.in_force(agent, key)
+        group, counting = self._groups.get((agent, key), {}), self.coming(agent, key)
         forgotten: list[Patch] = []
-        if _size(counting, change) > MAX_CHANGES_BYTES:
-            forgotten = [patch for patch in counting if self._is_overwritten(patch)]
-            size = _size([patch for patch in counting if patch not in forgotten], change)
+        size = _size_of(change) + sum(patch.size for patch in counting)
+        if size > MAX_CHANGES_BYTES:
+            forgotten = [patch for patch in counting if patch.state == "accepted" and self._is_overwritten(patch)]
+            size -= sum(patch.size for patch in forgotten)
             if size > MAX_CHANGES_BYTES:
                 message = f"the patches in force for {agent} would take {size} bytes, limit {MAX_CHANGES_BYTES}"
                 raise fail("E_CONFIG_LIMIT", message)
+        if key is None:
+            for instance, own in self.instances(agent).items():
+                together = size + sum(patch.size for patch in own)
+                if together > MAX_CHANGES_BYTES:
+                    message = f"with those of instance {instance!r} the patches in force for {agent} would take "
+                    raise fail("E_CONFIG_LIMIT", f"{message}{together} bytes, limit {MAX_CHANGES_BYTES}")
         if forgotten or (len(group) < MAX_PATCHES and self._count < MAX_IN_ALL):
             return forgotten
         for patch in group.values():
@@ -202,7 +233,7 @@ class Patches:
         What was set may be set again. What was put into a list or taken out may be taken out later, while nothing in
         between has put the list into another order.
         """
-        waiting = set(patch.touched)
+        waiting = touches(patch.change)
         lists = patch.change.tools is not None or patch.change.extensions is not None
         for later in self._concerning(patch.agent, patch.key):
             if later.number <= patch.number or later.state != "accepted":
@@ -215,8 +246,8 @@ class Patches:
         return not waiting
 
 
-def _size(patches: Iterable[Patch], change: Change) -> int:
-    return len(msgspec.msgpack.encode([*(patch.change for patch in patches), change]))
+def _size_of(change: Change) -> int:
+    return len(msgspec.msgpack.encode(change))
 
 
 def _sets(later: Patch, touched: Touched) -> bool:

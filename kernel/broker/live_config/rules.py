@@ -52,6 +52,8 @@ _GUARDS: Final = frozenset(f"@goondan/base/{name}" for name in ("approval", "bud
 #: Of bundled extensions: where they connect to, and what their servers may do. A bundle's own use any names.
 _TRANSPORTS: Final = ("transport", "sandbox")
 _BUNDLED: Final = "@goondan/base/"
+#: What a reference to a tool or an extension may have (EXT-12).
+_REFERENCE: Final = frozenset(("apiVersion", "kind", "name", "ref"))
 #: Names of dynamic tools, as an extension may register them.
 _DYNAMIC_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,130}\Z")
 #: A variable of the environment, as documents of a bundle name it.
@@ -91,6 +93,7 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
             "E_CONFIG_INVALID_VALUE", f"a patch has 1 to {MAX_OPERATIONS} operations, this has {len(operations)}"
         )
     whole: set[Touched] = set()
+    document = shown(spec, before)
     for operation in operations:
         path = pointer(operation.path)
         if not _is_open(path, proposer):
@@ -99,15 +102,32 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
             check_json(None if operation.value is UNSET else operation.value, operation.path[:100])
         except GoondanError as error:
             raise fail("E_CONFIG_INVALID_VALUE", error.info.message) from None
-        if len(path) == 1 and path[0] in _LISTS:
-            whole.add((path[0],))
-    document = apply_operations(shown(spec, before), operations)
+        whole.update(_whole(document, path, operation))
+        document = apply_operations(document, (operation,))
     after = _read(spec, before, document, proposer)
     change = change_of(before, after)
     _check_model(spec, change, proposer)
     _check_tools(spec, change, proposer)
     _check_extensions(spec, change, proposer)
     return Judged(change, frozenset(touches(change) | whole))
+
+
+def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operation) -> list[Touched]:
+    """What an operation touches beyond what it changes: who writes a list or an object anew means all of it."""
+    if len(path) == 1 and path[0] in _LISTS:
+        return [(path[0],)]
+    if path[0] != "extensions" or not isinstance(operation.value, dict):
+        return []
+    if len(path) == 2:
+        try:
+            named = reference_name(operation.value, "Extension")
+        except ValueError:
+            return []  # no extension, and refused for that
+        return [("extensions", named, "config")] if "config" in operation.value else []
+    index, listed = path[1], document["extensions"]
+    if not isinstance(listed, list) or not index.isascii() or not index.isdigit() or int(index[:9]) >= len(listed):
+        return []  # there is nothing, and it is refused for that
+    return [("extensions", _reference(listed[int(index[:9])], "Extension"), *path[2:])]
 
 
 def _is_open(path: Sequence[str], proposer: Proposer) -> bool:
@@ -123,7 +143,7 @@ def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propose
     system = prompt.get("system") if isinstance(prompt, dict) else None
     if not isinstance(prompt, dict) or prompt.keys() - {"system"} or not isinstance(system, str | None):
         raise fail("E_CONFIG_INVALID_VALUE", "/prompt is {system}, and system a text or null")
-    names, configs = _extensions(spec, before, document)
+    names, configs = _extensions(spec, before, document, proposer)
     tools = _tools(spec, before, document, proposer)
     return Applied(tools, names, configs, system, _model(before, document, proposer), _max_steps(document, proposer))
 
@@ -157,6 +177,7 @@ def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propos
     names: dict[str, None] = {}
     for given in _list(document, "tools"):
         name = _reference(given, "Tool")
+        _check_keys(given, _REFERENCE, f"what Tool/{name[:100]} is", proposer)
         if name not in known and (name := shown_tool_name(name)) not in known:
             hint = "`gdn tool list` has every tool of the bundle; dynamic ones must be registered first."
             raise fail("E_CONFIG_MISSING_REF", f"there is no Tool/{name[:100]}", suggestion=hint)
@@ -165,12 +186,13 @@ def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propos
 
 
 def _extensions(
-    spec: AgentSpec, before: Applied, document: Mapping[str, Any]
+    spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
     configs = {**declared(spec).configs, **before.configs}
     names: list[str] = []
     for given in _list(document, "extensions"):
         name = _reference(given, "Extension")
+        _check_keys(given, _REFERENCE | {"config"}, f"what Extension/{name[:100]} is, but for its config", proposer)
         if name not in configs:
             hint = "Name it in the Agent's spec.extensions: a patch brings no code."
             raise fail("E_CHANGESET_DENIED", f"the agent has no Extension/{name[:100]}", suggestion=hint)
@@ -184,6 +206,12 @@ def _extensions(
             raise fail("E_CONFIG_INVALID_VALUE", f"the config of Extension/{name} is no object")
         configs[name] = config
     return names, configs
+
+
+def _check_keys(given: Any, known: frozenset[str], what: str, proposer: Proposer) -> None:
+    """Refuse a key that says nothing here: it would look as if it had been patched."""
+    if isinstance(given, dict) and not given.keys() <= known:
+        raise _denied(what, proposer)
 
 
 def _check_model(spec: AgentSpec, change: Change, proposer: Proposer) -> None:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from kernel.broker.bus import RETRY_AFTER_MS, Bus
 from kernel.broker.entities import AGENTS, Connection, Staged
 from kernel.broker.journal.records import ConfigPatched
-from kernel.broker.live_config.fitting import check_fit
+from kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
 from kernel.broker.live_config.patches import Patch, Patches
 from kernel.broker.live_config.recorded import entry_of, patch_of, record_of
 from kernel.broker.live_config.rules import Proposer, judge, within_bound
@@ -51,6 +51,10 @@ MAX_PROPOSALS: Final = 600
 WINDOW_S: Final = 60.0
 #: Frames that may wait for one decision; more are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64
+#: An extension's patch for all of its agent is judged together with the patches of so many instances, of so many bytes:
+#: each of them takes some 20 us. Operators are not bounded: 20,000 patches take half a second, once.
+MAX_JUDGED_INSTANCES: Final = 256
+MAX_JUDGED_BYTES: Final = 256 << 10
 #: Characters of what a patch calls its extension, and of one operation, that are kept.
 _MAX_NAME: Final = 64
 _MAX_ASKED: Final = 200
@@ -253,8 +257,10 @@ class LiveConfigs:
             hint = "A patch is kept as it is; name a variable in the bundle's document instead."
             raise fail("E_CONFIG_INVALID_VALUE", "a patch may not hold the key of a model", suggestion=hint)
         self._patches.check_conflict(agent, key, proposal.revision, judged.touched)
-        current = self._changes(agent, patch.key)
+        current = self._coming(agent, patch.key)
         check_fit(base.spec, base.declared, current, [*current, judged.change])
+        if patch.key is None:
+            self._check_instances(agent, judged.change, proposer.operator)
         forgotten = self._patches.make_room(agent, patch.key, judged.change)
         known = {tool_of(item) for item in base.spec.registry}
         added = [] if judged.change.tools is None else judged.change.tools.added
@@ -302,9 +308,32 @@ class LiveConfigs:
         if patch.agent not in self._bus.plan.agents:
             return
         base = self._base(patch.agent)
-        others = [other for other in self._patches.in_force(patch.agent, patch.key) if other is not patch]
-        left = [self._fitting(other) for other in others]
-        check_fit(base.spec, base.declared, self._changes(patch.agent, patch.key), left)
+        left = self._coming(patch.agent, patch.key, without=patch)
+        check_fit(base.spec, base.declared, self._coming(patch.agent, patch.key), left)
+        if patch.key is None:
+            self._check_instances(patch.agent, patch.change, True, without=patch)
+
+    def _check_instances(self, agent: str, change: Change, operator: bool, *, without: Patch | None = None) -> None:
+        """Raise GoondanError when the config of an extension would not fit its schema in an instance with patches of
+        its own, once this change counts for all of the agent, or does not count any more (`without`).
+        """
+        base = self._base(agent)
+        concerned = with_schema(base.spec, change)
+        if not concerned:
+            return
+        instances = {
+            key: own
+            for key, own in self._patches.instances(agent).items()
+            if any(with_schema(base.spec, patch.change) & concerned for patch in own)
+        }
+        size = sum(patch.size for own in instances.values() for patch in own)
+        if not operator and (len(instances) > MAX_JUDGED_INSTANCES or size > MAX_JUDGED_BYTES):
+            message = f"{len(instances)} instances have patches of their own for the config of the same extension"
+            raise fail("E_CONFIG_LIMIT", message, suggestion="An operator can propose it: `gdn config propose`.")
+        for key in instances:
+            before = self._coming(agent, key)
+            after = [*before, change] if without is None else self._coming(agent, key, without=without)
+            check_instance(base.spec, base.declared, before, after, key)
 
     def _told_again(self, connection: Connection, frame: Frame, asked: Patch) -> bool:
         """Whether this proposal was made before, and is answered or waits now."""
@@ -366,6 +395,10 @@ class LiveConfigs:
 
     def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
         return [self._fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
+
+    def _coming(self, agent: str, key: str | None, *, without: Patch | None = None) -> list[Change]:
+        """The changes that will be in force when everything that was decided is written: what has to fit."""
+        return [self._fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
 
     def _fitting(self, patch: Patch) -> Change:
         """What a patch does, without tools that are gone, or that it might not add today."""
