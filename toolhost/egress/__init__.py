@@ -2,6 +2,6 @@
 
 `addresses`, `dns`, `heads`, `hello` and `rules` are pure: they parse what jails and resolvers say and decide. `proxy`
 is their shell, `listen` makes listening sockets inside a jail's network namespace, `messages` is how the tool host
-speaks to the proxy. Everything here imports the standard library and schemas.hosts only, so that the process can be
-started without site packages.
+speaks to the proxy. Everything here imports the standard library, schemas.hosts and what
+jails put their walls up with (toolhost.inside), so that the process can be started without site packages.
 """

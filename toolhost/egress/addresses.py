@@ -42,22 +42,9 @@ _EMBEDDING: Final = (
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 
 #: Last labels that no public registry hands out (RFC 2606, 6761, 6762, 8375, 9476, and what companies use).
-_LOCAL_LABELS: Final = frozenset(
-    (
-        "localhost",
-        "local",
-        "internal",
-        "intranet",
-        "lan",
-        "home",
-        "corp",
-        "private",
-        "test",
-        "example",
-        "invalid",
-        "alt",
-    )
-)
+_LOCAL_LABELS: Final = (
+    "localhost", "local", "internal", "intranet", "lan", "home", "corp", "private", "test", "example", "invalid", "alt",
+)  # fmt: skip
 
 
 def _networks(texts: tuple[str, ...]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 #: ioctl on a namespace's descriptor: the user namespace that owns it (linux/nsfs.h).
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> int:
         _wait_until_up()
         _make_everything_local()
         made = [_listen(str(address), int(port)) for address, port in wanted]
-        watching = [_watch4(), _watch6()]
+        watching = [_watch(family) for family in _OFFSETS]
     except OSError as problem:
         error = f"{problem.strerror or problem}"
     fds = [] if error else [item.detach() for item in made + watching if item is not None]
@@ -113,61 +114,56 @@ def _make_everything_local() -> None:
                 raise OSError(problem, f"a route in the jail: {os.strerror(problem)}")
 
 
-def _listen(address: str, port: int) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+def _made(family: int, kind: int, prepare: Callable[[socket.socket], None], protocol: int = 0) -> socket.socket | None:
+    """A socket of this namespace; None on a machine without IPv6. Raises OSError."""
     try:
-        made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((address, port))
+        made = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        prepare(made)
     except OSError:
         if family == socket.AF_INET6:
             return None
         raise
-    made.listen(_BACKLOG)
     return made
+
+
+def _listen(address: str, port: int) -> socket.socket | None:
+    def prepare(made: socket.socket) -> None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if made.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address, port))
+        made.listen(_BACKLOG)
+
+    return _made(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, prepare)
 
 
 # Classic BPF: accept segments that refuse a connection (RST and ACK set, sequence number 0), 64 bytes of each.
 _LDXB_IP_LENGTH: Final = (0xB1, 0, 0, 0)
+_LDX_0: Final = (0x01, 0, 0, 0)
 _LDB_X: Final = 0x50
 _LD_X: Final = 0x40
 _AND: Final = 0x54
 _JEQ: Final = 0x15
 _RET: Final = 0x06
+#: IPv4 raw sockets begin with the IP header, IPv6 ones with the segment.
+_OFFSETS: Final = {socket.AF_INET: _LDXB_IP_LENGTH, socket.AF_INET6: _LDX_0}
 
 
-def _refusals(prefix: list[tuple[int, int, int, int]]) -> bytes:
+def _watch(family: socket.AddressFamily) -> socket.socket | None:
     program = [
-        *prefix,
+        _OFFSETS[family],
         (_LDB_X, 0, 0, 13), (_AND, 0, 0, 0x14), (_JEQ, 0, 3, 0x14),
         (_LD_X, 0, 0, 4), (_JEQ, 0, 1, 0),
         (_RET, 0, 0, 64), (_RET, 0, 0, 0),
     ]  # fmt: skip
-    return b"".join(struct.pack("HBBI", *step) for step in program)
+    buffer = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    attached = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
 
+    def prepare(made: socket.socket) -> None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WATCH_BUFFER)
+        made.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, attached)
 
-def _watch4() -> socket.socket:
-    return _watch(socket.AF_INET, _refusals([_LDXB_IP_LENGTH]))
-
-
-def _watch6() -> socket.socket | None:
-    # IPv6 raw sockets begin with the segment, so the offset is 0.
-    try:
-        return _watch(socket.AF_INET6, _refusals([(0x01, 0, 0, 0)]))
-    except OSError:
-        return None
-
-
-def _watch(family: int, program: bytes) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WATCH_BUFFER)
-    buffer = ctypes.create_string_buffer(program)
-    made.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    )
-    return made
+    return _made(family, socket.SOCK_RAW, prepare, socket.IPPROTO_TCP)
 
 
 if __name__ == "__main__":

@@ -23,22 +23,9 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.hosts import Rule
-from toolhost.egress import dns, heads, hello
+from toolhost.egress import dns, heads, hello, messages
 from toolhost.egress.confine import confine
-from toolhost.egress.messages import (
-    MAX_FDS,
-    MAX_MESSAGE,
-    Close,
-    Denied,
-    Failed,
-    Message,
-    Open,
-    Reached,
-    Settle,
-    Settled,
-    decode,
-    encode,
-)
+from toolhost.egress.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
 from toolhost.egress.rules import Listener, judge, unconnected, unheard
 from toolhost.egress.upstream import Refused, Unreachable, connect
 
@@ -59,7 +46,7 @@ REPORTS_PER_S: Final = 50.0
 MAX_UNSENT: Final = 16384
 #: Refused connections looked at in one go.
 WATCH_BATCH: Final = 256
-_MARK: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
+_RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: end with a reset
 
 
 class _Ended(Exception):
@@ -150,7 +137,7 @@ class JailSide:
     def _served(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _say(f"a connection broke: {type(error).__name__}: {error}")
+            _log(f"a connection broke: {type(error).__name__}: {error}")
         if self._paused and len(self._tasks) < MAX_CONNECTIONS and self in self._control.jails.values():
             self._paused = False
             self._listen()
@@ -187,18 +174,19 @@ class JailSide:
     # --- exact grants
 
     async def _direct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Listener) -> None:
-        rule = Rule(what.host, what.port)
         try:
-            upstream = await self._connect(rule, what.host, what.port)
+            upstream = await self._connect(Rule(what.host, what.port), what.host, what.port)
         except (Refused, Unreachable):
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _MARK)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             return
-        await self._relay(reader, writer, upstream, b"", None)
+        await self._relay(reader, writer, upstream)
 
-    async def _connect(self, rule: Rule, host: str, port: int) -> socket.socket:
-        """A connection upstream, reported. Raises Refused, Unreachable."""
+    async def _connect(self, judged: Rule | str, host: str, port: int) -> socket.socket:
+        """A connection upstream by a rule, or the reason why there is none; reported. Raises Refused, Unreachable."""
         try:
-            made = await connect(rule, host, port)
+            if isinstance(judged, str):
+                raise Refused(judged)
+            made = await connect(judged, host, port)
         except Refused as error:
             self.report(Denied(self.id, host, port, str(error)))
             raise
@@ -216,24 +204,24 @@ class JailSide:
         except heads.BadRequest as error:
             await _answer(writer, 400, "Bad Request", f"the request cannot be passed on: {error}")
             return
-        rule = judge(self.network, head.host, head.port)
-        shown = str(Rule(head.host, head.port))
-        if isinstance(rule, str):
-            self.report(Denied(self.id, head.host, head.port, rule))
-            await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {rule}")
-            return
-        if head.method == "CONNECT":
-            await self._tunnel(reader, writer, head, rule, rest)
-            return
+        rule, shown = judge(self.network, head.host, head.port), Rule(head.host, head.port)
         try:
             upstream = await self._connect(rule, head.host, head.port)
         except Refused as error:
             await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {error}")
+            return
         except Unreachable as error:
             await _answer(writer, 502, "Bad Gateway", f"{shown} could not be reached: {error}")
-        else:
-            body = heads.Body(head.length)
-            await self._relay(reader, writer, upstream, head.forward + body.feed(rest), body)
+            return
+        if head.method != "CONNECT":
+            await self._relay(reader, writer, upstream, heads.Body(head.length), head.forward, rest)
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        gate = hello.Gate(head.host, must=isinstance(rule, str) or rule.confined)
+        try:
+            await self._relay(reader, writer, upstream, gate, rest=rest)
+        except hello.NoHello as error:
+            self.report(Denied(self.id, head.host, head.port, str(error)))
 
     async def _head(self, reader: asyncio.StreamReader) -> tuple[heads.Head, bytes]:
         data = b""
@@ -245,25 +233,6 @@ class JailSide:
                 data += chunk
         return heads.parse_head(data[:end]), data[end:]
 
-    async def _tunnel(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: heads.Head, rule: Rule, rest: bytes
-    ) -> None:
-        shown = str(Rule(head.host, head.port))
-        try:
-            upstream = await self._connect(rule, head.host, head.port)
-        except Refused as error:
-            await _answer(writer, 403, "Forbidden", f"E_SANDBOX_DENIED: {shown}: {error}")
-            return
-        except Unreachable as error:
-            await _answer(writer, 502, "Bad Gateway", f"{shown} could not be reached: {error}")
-            return
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        gate = hello.Gate(head.host, must=rule.confined)
-        try:
-            await self._relay(reader, writer, upstream, gate.feed(rest), gate)
-        except hello.NoHello as error:
-            self.report(Denied(self.id, head.host, head.port, str(error)))
-
     # --- relaying
 
     async def _relay(
@@ -271,12 +240,14 @@ class JailSide:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
-        first: bytes,
-        upwards: heads.Body | hello.Gate | None,
+        upwards: heads.Body | hello.Gate | None = None,
+        first: bytes = b"",
+        rest: bytes = b"",
     ) -> None:
-        """Both directions until both have ended, or a limit is reached.
+        """Both directions until both have ended, or a limit is reached. Raises NoHello.
 
-        `upwards` decides what of the client's bytes goes on; `first` has passed it already. Raises NoHello.
+        `first` goes on as it is. `upwards` decides what of the client's other bytes goes on; `rest` are those that have
+        been read already.
         """
         up_reader, up_writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
         left = MAX_BYTES
@@ -311,7 +282,7 @@ class JailSide:
                     with suppress(OSError):
                         writer.write_eof()
 
-                up_writer.write(first)
+                up_writer.write(first if upwards is None else first + upwards.feed(rest))
                 await _both(up(), down(), first_to_end=one_request)
         except heads.BadRequest:
             pass
@@ -357,7 +328,7 @@ class Control:
 
     def send(self, message: Message) -> None:
         """Tell the tool host, in order; the oldest news goes when it does not read for long."""
-        self._outbox.append(encode(message))
+        self._outbox.append(messages.encode(message))
         self._flush()
 
     def _flush(self) -> None:
@@ -378,7 +349,9 @@ class Control:
 
     def _readable(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            data, fds, _, _ = socket.recv_fds(
+                self._channel, messages.MAX_MESSAGE, messages.MAX_FDS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except OSError:
@@ -388,9 +361,9 @@ class Control:
             if not self.ended.done():
                 self.ended.set_result(None)
             return
-        self._take(decode(data), fds)
+        self._handle(messages.decode(data), fds)
 
-    def _take(self, message: Message, fds: list[int]) -> None:
+    def _handle(self, message: Message, fds: list[int]) -> None:
         if isinstance(message, Open):
             for fd in fds:
                 os.set_blocking(fd, False)
@@ -407,7 +380,7 @@ class Control:
             self.send(Settled(message.jail, message.number))
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     """One line for the log."""
     with suppress(OSError):
         os.write(2, f"egress: {text}\n".encode("utf-8", "replace"))

@@ -32,7 +32,6 @@ class Unreachable(Exception):
 
 async def connect(rule: Rule, host: str, port: int) -> socket.socket:
     """A connection to `host`, which `rule` allows. Raises Refused, Unreachable."""
-    loop = asyncio.get_running_loop()
     addresses = [host] if is_address(host) else await _resolve(host, port)
     reach = reach_of(host, confined=rule.confined, in_hosts_file=not rule.confined and _in_hosts_file(host, addresses))
     allowed: list[str] = []
@@ -47,31 +46,35 @@ async def connect(rule: Rule, host: str, port: int) -> socket.socket:
         raise Refused(reason)
     problem = "no address"
     for address in allowed[:MAX_ADDRESSES]:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        made: socket.socket | None = None
         try:
-            made = socket.socket(family, socket.SOCK_STREAM)
-            made.setblocking(False)
-            async with asyncio.timeout(CONNECT_S):
-                await loop.sock_connect(made, (address, port))
-        except (OSError, TimeoutError) as error:
-            problem = "it did not answer in time" if isinstance(error, TimeoutError) else (error.strerror or "failed")
-            if made is not None:
-                made.close()
-        except BaseException:
-            if made is not None:
-                made.close()
-            raise
-        else:
-            return made
+            return await _connect(address, port)
+        except TimeoutError:
+            problem = "it did not answer in time"
+        except OSError as error:
+            problem = error.strerror or "failed"
     raise Unreachable(problem.lower())
 
 
+def _socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+async def _connect(address: str, port: int) -> socket.socket:
+    made = _socket(address)
+    try:
+        made.setblocking(False)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(made, (address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 async def _resolve(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except TimeoutError:
         raise Unreachable("its name was not resolved in time") from None
     except (OSError, UnicodeError) as error:
@@ -91,9 +94,8 @@ def _in_hosts_file(host: str, addresses: list[str]) -> bool:
 
 def _is_own(address: str) -> bool:
     """Whether this machine has the address: only then can a socket be bound to it."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with _socket(address) as probe:
             probe.bind((address, 0))
     except OSError:
         return False

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_X86_64 = {"clone": 56, "capset": 126, "prctl": 157, "mount": 165, "prlimit64": 302}
-_AARCH64 = {"clone": 220, "capset": 91, "prctl": 167, "mount": 40, "prlimit64": 261}
+_X86_64 = {"clone": 56, "capset": 126, "prctl": 157, "mount": 165, "prlimit64": 302, "seccomp": 317}
+_AARCH64 = {"clone": 220, "capset": 91, "prctl": 167, "mount": 40, "prlimit64": 261, "seccomp": 277}
 NUMBERS = {"x86_64": _X86_64, "aarch64": _AARCH64}[posix.uname().machine]
 NUMBERS |= {  # the same on every machine
     "close_range": 436, "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
@@ -26,7 +26,7 @@ FAILED = 125
 REPLACED = 124
 PR_SET_DUMPABLE, PR_CAPBSET_READ, PR_SET_NO_NEW_PRIVS = 4, 23, 38
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 22, 24, 47, 4
-_SECCOMP_MODE_FILTER = 2
+_SECCOMP_MODE_FILTER, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 2, 1, 1
 
 _foreign: Any = _ctypes
 
@@ -81,6 +81,12 @@ class Filter:
         address = _foreign.addressof(self._code)
         self._header = (len(program) // 8).to_bytes(8, "little") + address.to_bytes(8, "little")
 
-    def install(self) -> None:
-        """From now on it counts for this thread and for all that it starts. Raises OSError."""
-        call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0)
+    def install(self, *, threads: bool = False) -> None:
+        """From now on it counts for this thread and for all that it starts. With `threads` it counts for every thread.
+
+        Raises OSError.
+        """
+        if not threads:
+            call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0)
+        elif call("seccomp", _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, self._header) != 0:
+            raise OSError("a thread cannot take the filter")
