@@ -11,8 +11,8 @@ Source: docs/design/traces.md; schemas/traces.py has what is noted.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -180,7 +180,8 @@ def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Tra
     )
     calls: dict[str, ToolCall] = {}
     for note in notes:
-        _add(trace, calls, note)
+        if (add := _ADD.get(note.kind)) is not None:
+            add(trace, calls, note)
         trace.last_at = note.at
     if turn.status != "running":
         _close(trace, calls, "lost")
@@ -190,59 +191,69 @@ def tell(turn: Turn, notes: Iterable[Note], *, interrupted: bool = False) -> Tra
     return trace
 
 
-def _add(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    if note.kind == "turn.resumed":
-        trace.resumed_at.append(note.at)
-        trace.lost_at.append(trace.last_at or note.at)
-        model = trace.steps[-1].model if trace.steps else None
-        if model is not None and model.status == "running":
-            model.started_at = note.at  # it is asked again now, and the time in between was nobody's
-    elif note.kind == "turn.started":
-        begun = _read(note, TurnDetail)
-        trace.awaited = begun is not None and begun.awaited
-        if begun is not None and begun.waited_ms is not None:
-            place_ms = min(begun.place_ms, begun.waited_ms)
-            trace.waits = Waits(queue_ms=begun.waited_ms - place_ms, place_ms=place_ms)
-    elif note.kind == "step.started":
-        _begin_step(trace, _read(note, int), note.at)
-    elif note.kind in ("model.answered", "model.failed"):
-        _end_model(trace, note)
-    elif note.kind == "tool.called":
-        called = _read(note, CallDetail)
-        if called is not None:
-            call = ToolCall(
-                tool_call_id=called.tool_call_id,
-                tool_name=called.tool_name,
-                status="running",
-                started_at=note.at,
-                direct=called.direct,
-                span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
-            )
-            calls[called.tool_call_id] = call
-            _last_step(trace, note.at).tools.append(call)
-    elif note.kind == "tool.waits":
-        waiting = calls.get(_read(note, str) or "")
-        if waiting is not None:
-            waiting.asked_at.append(note.at)
-    elif note.kind in ("tool.completed", "tool.failed"):
-        ended = _read(note, ResultDetail)
-        known = None if ended is None else calls.get(ended.tool_call_id)
-        if ended is not None and known is not None:
-            known.status, known.code, known.message = ended.status, ended.code, ended.message
-            known.duration_ms = between_ms(known.started_at, note.at)
-            known.receipt = read_receipt(ended.receipt)
-    elif note.kind in ("step.completed", "step.failed") and trace.steps:
-        step, failure = trace.steps[-1], _read(note, FailureDetail)
-        step.duration_ms = between_ms(step.started_at, note.at)
-        step.error = None if failure is None else failure.error
+def _resumed(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    trace.resumed_at.append(note.at)
+    trace.lost_at.append(trace.last_at or note.at)
+    model = trace.steps[-1].model if trace.steps else None
+    if model is not None and model.status == "running":
+        model.started_at = note.at  # it is asked again now, and the time in between was nobody's
 
 
-def _begin_step(trace: Trace, number: int | None, at: str) -> None:
+def _started(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    begun = _read(note, TurnDetail)
+    trace.awaited = begun is not None and begun.awaited
+    if begun is not None and begun.waited_ms is not None:
+        place_ms = min(begun.place_ms, begun.waited_ms)
+        trace.waits = Waits(queue_ms=begun.waited_ms - place_ms, place_ms=place_ms)
+
+
+def _call_made(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    called = _read(note, CallDetail)
+    if called is None:
+        return
+    call = ToolCall(
+        tool_call_id=called.tool_call_id,
+        tool_name=called.tool_name,
+        status="running",
+        started_at=note.at,
+        direct=called.direct,
+        span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
+    )
+    calls[called.tool_call_id] = call
+    _last_step(trace, note.at).tools.append(call)
+
+
+def _call_waits(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    waiting = calls.get(_read(note, str) or "")
+    if waiting is not None:
+        waiting.asked_at.append(note.at)
+
+
+def _call_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    ended = _read(note, ResultDetail)
+    known = None if ended is None else calls.get(ended.tool_call_id)
+    if ended is None or known is None:
+        return
+    known.status, known.code, known.message = ended.status, ended.code, ended.message
+    known.duration_ms = between_ms(known.started_at, note.at)
+    known.receipt = read_receipt(ended.receipt)
+
+
+def _step_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    if not trace.steps:
+        return
+    step, failure = trace.steps[-1], _read(note, FailureDetail)
+    step.duration_ms = between_ms(step.started_at, note.at)
+    step.error = None if failure is None else failure.error
+
+
+def _step_begun(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
+    number = _read(note, int)
     step = number if number is not None else len(trace.steps) + 1
-    trace.steps.append(Step(step=step, started_at=at, model=ModelCall(status="running", started_at=at)))
+    trace.steps.append(Step(step=step, started_at=note.at, model=ModelCall(status="running", started_at=note.at)))
 
 
-def _end_model(trace: Trace, note: Note) -> None:
+def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     detail = _read(note, ModelDetail)
     step = _last_step(trace, note.at)
     call = step.model
@@ -259,6 +270,22 @@ def _end_model(trace: Trace, note: Note) -> None:
     call.output_tokens = _sum(call.output_tokens, detail.output_tokens)
     trace.input_tokens = _sum(trace.input_tokens, detail.input_tokens)
     trace.output_tokens = _sum(trace.output_tokens, detail.output_tokens)
+
+
+#: What each kind of note adds; another version may write others.
+_ADD: Final[dict[str, Callable[[Trace, dict[str, ToolCall], Note], None]]] = {
+    "turn.resumed": _resumed,
+    "turn.started": _started,
+    "step.started": _step_begun,
+    "model.answered": _model_ended,
+    "model.failed": _model_ended,
+    "tool.called": _call_made,
+    "tool.waits": _call_waits,
+    "tool.completed": _call_ended,
+    "tool.failed": _call_ended,
+    "step.completed": _step_ended,
+    "step.failed": _step_ended,
+}
 
 
 def _last_step(trace: Trace, at: str) -> Step:

@@ -492,48 +492,66 @@ class _Document:
 
 
 def _components(edges: list[list[int]]) -> list[int | None]:
-    """For each node the number of its strongly connected component, None for one that is in no cycle (Tarjan)."""
-    order: list[int] = [-1] * len(edges)
-    low: list[int] = [0] * len(edges)
-    found: list[int | None] = [None] * len(edges)
-    on_stack = [False] * len(edges)
-    kept: list[int] = []
-    count = component = 0
+    """For each node the number of its strongly connected component, None for one that is in no cycle."""
+    search = _Tarjan(edges)
     for start in range(len(edges)):
-        if order[start] >= 0:
-            continue
+        if search.order[start] < 0:
+            search.visit(start)
+    return search.found
+
+
+class _Tarjan:
+    """Tarjan's search for strongly connected components, without recursion: a graph may be deeper than the stack."""
+
+    def __init__(self, edges: list[list[int]]) -> None:
+        self._edges = edges
+        #: When each node was met first (-1: not yet), and the earliest node of the stack that it leads back to.
+        self.order = [-1] * len(edges)
+        self._low = [0] * len(edges)
+        #: The component of each node that is in a cycle.
+        self.found: list[int | None] = [None] * len(edges)
+        self._stack: list[int] = []
+        self._on_stack = [False] * len(edges)
+        self._met = self._components = 0
+
+    def visit(self, start: int) -> None:
+        """Look at every node that `start` leads to and that was not met yet."""
+        edges, order, low = self._edges, self.order, self._low
         work: list[tuple[int, int]] = [(start, 0)]
         while work:
             node, edge = work.pop()
             if edge == 0:
-                order[node] = low[node] = count
-                count += 1
-                kept.append(node)
-                on_stack[node] = True
+                self._meet(node)
             if edge < len(edges[node]):
                 work.append((node, edge + 1))
                 target = edges[node][edge]
                 if order[target] < 0:
                     work.append((target, 0))
-                elif on_stack[target]:
+                elif self._on_stack[target]:
                     low[node] = min(low[node], order[target])
                 continue
             if low[node] == order[node]:
-                members = []
-                while True:
-                    member = kept.pop()
-                    on_stack[member] = False
-                    members.append(member)
-                    if member == node:
-                        break
-                if len(members) > 1:
-                    for member in members:
-                        found[member] = component
-                    component += 1
+                self._close(node)
             if work:
                 around = work[-1][0]
                 low[around] = min(low[around], low[node])
-    return found
+
+    def _meet(self, node: int) -> None:
+        self.order[node] = self._low[node] = self._met
+        self._met += 1
+        self._stack.append(node)
+        self._on_stack[node] = True
+
+    def _close(self, node: int) -> None:
+        """`node` and all above it on the stack are one component. A single node is in no cycle of several."""
+        members: list[int] = []
+        while not members or members[-1] != node:
+            members.append(self._stack.pop())
+            self._on_stack[members[-1]] = False
+        if len(members) > 1:
+            for member in members:
+                self.found[member] = self._components
+            self._components += 1
 
 
 def _spelt(units: int) -> str:

@@ -4,7 +4,7 @@ Rules.
 - Only operators ask (`admin`): `dead.list`, `dead.show`, `dead.requeue`, `dead.drop`.
 - A dead letter is a record of the journal until it is requeued or dropped. So it survives every restart.
 - To requeue is to accept a new event, at the end of its instance's queue. It names the old one in its id, and wants no
-  answer: whoever waited was told long ago. Such ids are the broker's: no peer's event may have one (events.py).
+  answer: whoever waited was told long ago. Such ids are the broker's: no peer's event may have one (intake.py).
 - Both take effect and are answered when the journal has them, and say the same when they are repeated. When the disk is
   full, a dead letter stays one.
 

@@ -132,32 +132,12 @@ class BrokerLoop:
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        signal.set_wakeup_fd(self._wake_w)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        # The router's own structures live long; a full collection in the middle of a round costs milliseconds.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(100_000, 50, 50)
-        gc.enable()  # kernel/start.py turned it off
-        epoll = select.epoll()
-        classes = {int(socket.getsockopt(zmq.FD)): cls for cls, socket in enumerate(self._sockets)}
-        for fd in classes:
-            epoll.register(fd, select.EPOLLIN)
-        for other in (self._wake_r, self._journal.wake_fd()):
-            if other is not None:
-                epoll.register(other, select.EPOLLIN)
+        self._make_ready()
+        epoll, classes = self._poller()
         due = self._due
         next_tick = clock() + TICK_S
         while not self._stop:
-            # What was staged by acting on what had been staged is not left until something else happens.
-            wait = 0.0 if any(due) or self._bus.staged else max(0.0, next_tick - clock())
-            ready = epoll.poll(0) if self._journal.is_behind() else []
-            if not ready:
-                if wait and self._journal.is_behind():
-                    self._journal.catch_up()
-                ready = epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait)
-            for fd, _ in ready:
+            for fd in self._wait(epoll, next_tick):
                 cls = classes.get(fd)
                 if cls is not None:
                     due[cls] = _SIGNALLED
@@ -171,15 +151,51 @@ class BrokerLoop:
                 self._retry(now)
             if now >= next_tick:
                 next_tick = now + TICK_S
-                self._router.tick(now)
-                self._flush(now)
-                self._journal.catch_up()
-                self._report_faults()
-                self._report_notices()
-                self._report_refusals(now)
-                self._report_decisions()
-                if self._keeper is not None:
-                    self._tidy(self._keeper, now)
+                self._tick(now)
+
+    def _make_ready(self) -> None:
+        """Signals wake the loop, and the garbage collector seldom stops it."""
+        signal.set_wakeup_fd(self._wake_w)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        # The router's own structures live long; a full collection in the middle of a round costs milliseconds.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 50)
+        gc.enable()  # kernel/start.py turned it off
+
+    def _poller(self) -> tuple[select.epoll, dict[int, int]]:
+        """What the loop sleeps on, and which descriptor is whose: by descriptor of a socket, its class."""
+        epoll = select.epoll()
+        classes = {int(socket.getsockopt(zmq.FD)): cls for cls, socket in enumerate(self._sockets)}
+        for fd in (*classes, self._wake_r, self._journal.wake_fd()):
+            if fd is not None:
+                epoll.register(fd, select.EPOLLIN)
+        return epoll, classes
+
+    def _wait(self, epoll: select.epoll, next_tick: float) -> list[int]:
+        """Sleep until there is something to do; returns the descriptors that are ready."""
+        journal = self._journal
+        # What was staged by acting on what had been staged is not left until something else happens.
+        wait = 0.0 if any(self._due) or self._bus.staged else max(0.0, next_tick - clock())
+        ready = epoll.poll(0) if journal.is_behind() else []
+        if not ready:
+            if wait and journal.is_behind():
+                journal.catch_up()
+            ready = epoll.poll(min(wait, BLOCKED_RETRY_S) if self._blocked else wait)
+        return [fd for fd, _ in ready]
+
+    def _tick(self, now: float) -> None:
+        """What is done a few times a second, whatever else happens."""
+        self._router.tick(now)
+        self._flush(now)
+        self._journal.catch_up()
+        self._report_faults()
+        self._report_notices()
+        self._report_refusals(now)
+        self._report_decisions()
+        if self._keeper is not None:
+            self._tidy(self._keeper, now)
 
     def close(self) -> None:
         """Tell the peers, let what is queued leave, free the paths."""

@@ -1,4 +1,4 @@
-"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; events.py drives it.
+"""Events on their way to an agent instance: states, leases, epochs, retention. Pure; intake.py and events.py drive it.
 
 Rules.
 - First in, first out per instance, one lease at a time; an event that comes back goes to the front.

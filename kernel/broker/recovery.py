@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from sys import intern
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kernel.broker.bus import Bus
 from kernel.broker.contents import content_of
@@ -27,6 +27,7 @@ from kernel.broker.journal.records import (
     AnswerUnwanted,
     ApprovalAnswered,
     ApprovalAsked,
+    ApprovalRemembered,
     ApprovalStarted,
     Attempt,
     BudgetHold,
@@ -85,7 +86,7 @@ class Restored(NamedTuple):
     #: Of items that wait for a person: subjects and records, in order.
     approvals: list[tuple[str, records.Record]]
     #: What people have decided about earlier ones.
-    remembered: list[records.ApprovalRemembered]
+    remembered: list[ApprovalRemembered]
 
 
 #: Of a journal without any of it.
@@ -115,40 +116,13 @@ def _decode(row: Row) -> records.Record:
 
 def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     record = _decode(row)
-    if isinstance(record, InstanceSpawned):
-        owner = record.owner_agent, record.owner_key
-        spawn = SpawnRecord(record.agent, record.key, *owner, record.created, record.cwd, beneath=record.beneath)
-        restored.spawned.append(spawn)
-        return
-    if isinstance(record, InstanceDeleted):
-        restored.deleted.append(record)
-        return
-    if isinstance(record, ConfigPatched):
-        restored.patches.append(record)
-        return
-    if isinstance(record, EpochsReserved):
-        return
-    if isinstance(record, RestartWished):
-        bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
-        return
-    if isinstance(record, ApprovalAsked | ApprovalAnswered | ApprovalStarted):
-        restored.approvals.append((row.subject, record))
-        return
-    if isinstance(record, records.ApprovalRemembered):
-        restored.remembered.append(record)
-        return
-    if isinstance(record, FreshStart):
-        bus.generations[record.agent] = record.generation
-        return
-    if isinstance(record, BudgetTree):
-        bus.budgets.restore(record)
-        return
-    if isinstance(record, BudgetHold):
-        bus.budgets.restore_hold(record)
+    kind = type(record)
+    if (beside := _BESIDE_EVENTS.get(kind)) is not None:
+        beside(bus, row, record, restored)
         return
     event_id = records.event_of(row.subject)
     if event_id is None:
-        raise BadRow(row, f"{type(record).__name__} is about no event")
+        raise BadRow(row, f"{kind.__name__} is about no event")
     if isinstance(record, Accepted):
         _accept(bus, row, event_id, record)
         if record.budgets:
@@ -157,21 +131,108 @@ def _apply(bus: Bus, row: Row, restored: Restored) -> None:
     event = bus.mailbox.events.get(event_id)
     if event is None:
         raise BadRow(row, "its event is not there")
-    if isinstance(record, Attempt):
-        event.work.attempts = record.count
-        event.work.position = record.position
-    elif isinstance(record, CancelWish):
-        event.cancelled = True
-    elif isinstance(record, DeadlineMoved):
-        event.deadline = bus.ledger.on_clock(record.deadline)
-        bus.mailbox.deadlines.add(event.deadline, event)
-    elif isinstance(record, AnswerUnwanted):
-        bus.mailbox.unwanted(event)
-    elif isinstance(record, Finished):
-        bus.mailbox.contents.recall(event)
-        event.end = record.state
-        event.work.cause, event.work.ended_ms = record.cause, record.at_ms
-        bus.mailbox.finish(event, record.state, record.answer, record.blob)
+    if (later := _OF_AN_EVENT.get(kind)) is not None:
+        later(bus, event, record)
+
+
+# --- records that are about no event, one function for each kind ------------------------------------------------------
+
+
+def _spawned(bus: Bus, row: Row, record: InstanceSpawned, restored: Restored) -> None:
+    owner = record.owner_agent, record.owner_key
+    spawn = SpawnRecord(record.agent, record.key, *owner, record.created, record.cwd, beneath=record.beneath)
+    restored.spawned.append(spawn)
+
+
+def _deleted(bus: Bus, row: Row, record: InstanceDeleted, restored: Restored) -> None:
+    restored.deleted.append(record)
+
+
+def _patched(bus: Bus, row: Row, record: ConfigPatched, restored: Restored) -> None:
+    restored.patches.append(record)
+
+
+def _reserved(bus: Bus, row: Row, record: EpochsReserved, restored: Restored) -> None:
+    """Read before everything else (`reserved_epochs`)."""
+
+
+def _restart_wished(bus: Bus, row: Row, record: RestartWished, restored: Restored) -> None:
+    bus.wishes[row.subject] = Wish(row.subject, record.reason, record.event_id, record.at_ms, "wished")
+
+
+def _approval(
+    bus: Bus, row: Row, record: ApprovalAsked | ApprovalAnswered | ApprovalStarted, restored: Restored
+) -> None:
+    restored.approvals.append((row.subject, record))
+
+
+def _remembered(bus: Bus, row: Row, record: ApprovalRemembered, restored: Restored) -> None:
+    restored.remembered.append(record)
+
+
+def _fresh(bus: Bus, row: Row, record: FreshStart, restored: Restored) -> None:
+    bus.generations[record.agent] = record.generation
+
+
+def _budget_tree(bus: Bus, row: Row, record: BudgetTree, restored: Restored) -> None:
+    bus.budgets.restore(record)
+
+
+def _budget_hold(bus: Bus, row: Row, record: BudgetHold, restored: Restored) -> None:
+    bus.budgets.restore_hold(record)
+
+
+_BESIDE_EVENTS: Final[dict[type[Any], Callable[[Bus, Row, Any, Restored], None]]] = {
+    InstanceSpawned: _spawned,
+    InstanceDeleted: _deleted,
+    ConfigPatched: _patched,
+    EpochsReserved: _reserved,
+    RestartWished: _restart_wished,
+    ApprovalAsked: _approval,
+    ApprovalAnswered: _approval,
+    ApprovalStarted: _approval,
+    ApprovalRemembered: _remembered,
+    FreshStart: _fresh,
+    BudgetTree: _budget_tree,
+    BudgetHold: _budget_hold,
+}
+
+
+# --- records about an accepted event, one function for each kind ------------------------------------------------------
+
+
+def _attempted(bus: Bus, event: Event, record: Attempt) -> None:
+    event.work.attempts = record.count
+    event.work.position = record.position
+
+
+def _cancel_wished(bus: Bus, event: Event, record: CancelWish) -> None:
+    event.cancelled = True
+
+
+def _deadline_moved(bus: Bus, event: Event, record: DeadlineMoved) -> None:
+    event.deadline = bus.ledger.on_clock(record.deadline)
+    bus.mailbox.deadlines.add(event.deadline, event)
+
+
+def _answer_unwanted(bus: Bus, event: Event, record: AnswerUnwanted) -> None:
+    bus.mailbox.unwanted(event)
+
+
+def _finished(bus: Bus, event: Event, record: Finished) -> None:
+    bus.mailbox.contents.recall(event)
+    event.end = record.state
+    event.work.cause, event.work.ended_ms = record.cause, record.at_ms
+    bus.mailbox.finish(event, record.state, record.answer, record.blob)
+
+
+_OF_AN_EVENT: Final[dict[type[Any], Callable[[Bus, Event, Any], None]]] = {
+    Attempt: _attempted,
+    CancelWish: _cancel_wished,
+    DeadlineMoved: _deadline_moved,
+    AnswerUnwanted: _answer_unwanted,
+    Finished: _finished,
+}
 
 
 def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:

@@ -9,7 +9,6 @@ Source: docs/design/wire.md sections 1, 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +17,8 @@ from msgspec.structs import replace
 
 from kernel.broker import blobs
 from kernel.broker.acting import Actors
+from kernel.broker.administration import Administration
+from kernel.broker.answering import Answering
 from kernel.broker.approvals.room import Approvals
 from kernel.broker.budgets.desk import Budgets
 from kernel.broker.bus import CREDIT, MAX_ID, Bus
@@ -31,11 +32,12 @@ from kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Con
 from kernel.broker.events import Events
 from kernel.broker.folders import Folders
 from kernel.broker.fresh import FreshStarts
+from kernel.broker.intake import Intake
 from kernel.broker.journal.interface import JournalFailed
 from kernel.broker.live import Live
 from kernel.broker.live_config.fitting import load_checker
 from kernel.broker.live_config.service import LiveConfigs
-from kernel.broker.oauth import OPS, TokenOrders, is_holder
+from kernel.broker.oauth import TokenOrders, is_holder
 from kernel.broker.opened import bounded
 from kernel.broker.processes import Processes
 from kernel.broker.quiet import QuietPeers
@@ -43,7 +45,6 @@ from kernel.broker.recovery import NOTHING, Restored
 from kernel.broker.restarts import Restarts
 from kernel.broker.revising import Pieces
 from kernel.broker.tool_calls import ToolCalls
-from kernel.broker.waits import Waits
 from schemas.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
@@ -79,8 +80,6 @@ from schemas.reach import reachable_tools
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: Stands for a class among the handlers: the process that holds OAuth tokens, on the control socket.
 HOLDER: Final = -1
-#: Peers of one class that one answer lists: it has to fit one frame.
-MAX_PEERS: Final = 4096
 
 
 class Router:
@@ -105,9 +104,11 @@ class Router:
         self._processes = Processes(bus, cancels, ends, self._tool_calls)
         self._directory = directory = Directory(bus, actors, self._processes)
         self._deletions = Deletions(bus, cancels, self._processes, directory, folders)
+        self._answering = answering = Answering(bus, quiet)
+        self._intake = Intake(bus, actors=actors, answering=answering, approvals=approvals, budgets=budgets)
         self._events = Events(
             bus,
-            actors=actors,
+            answering=answering,
             approvals=approvals,
             budgets=budgets,
             cancels=cancels,
@@ -125,18 +126,16 @@ class Router:
         approvals.history.restore(restored.remembered)
         ends.without_agent()
         self._dead = dead = DeadLetters(bus)
-        self._dead_ops: dict[str, Callable[[Connection, Frame, Any], None]] = {
-            "dead.list": dead.list,
-            "dead.show": dead.show,
-            "dead.requeue": dead.requeue,
-            "dead.drop": dead.drop,
-        }
-        self._approve_ops: dict[str, Callable[[Connection, Frame, dict[str, Any], float], None]] = {
-            "approve.list": approvals.listed,
-            "approve.show": approvals.show,
-            "approve.watch": approvals.watch,
-            "approve.answer": approvals.answer,
-        }
+        administration = Administration(
+            bus,
+            approvals=approvals,
+            budgets=budgets,
+            cancels=cancels,
+            configs=configs,
+            dead=dead,
+            deletions=self._deletions,
+            tokens=tokens,
+        )
         self._connections = bus.presence.connections
         self._actors = actors
         self._prepare(bus.plan)
@@ -144,9 +143,9 @@ class Router:
         for tombstone in restored.deleted:
             configs.forget_instance(tombstone.agent, tombstone.key)
         every: dict[str, Handler] = {"ping": self._ping, "pong": self._ignore, "log": self._ignore}
-        tools, events = self._tool_calls, self._events
+        tools, take = self._tool_calls, self._intake.event
         asking: dict[str, Handler] = {
-            "event": events.event,
+            "event": take,
             "agents.spawn": directory.spawn,
             "agents.list": directory.list,
             "agents.catalog": directory.catalog,
@@ -167,7 +166,7 @@ class Router:
                 "approval.ask": approvals.ask,
                 "tool.call": tools.call,
                 "tool.cancel": tools.cancel,
-                "ack": events.agent_ack,
+                "ack": self._events.agent_ack,
                 "bye": self._bye,
                 "shutdown_ack": self._shutdown_ack,
                 "runtime.event": Live(bus).relay,
@@ -175,7 +174,7 @@ class Router:
             TOOLS: {
                 **every,
                 **asking,
-                "ack": events.answer_ack,
+                "ack": answering.acknowledged,
                 "tool.result": tools.result,
                 "tool.progress": tools.progress,
                 "tool.completed": tools.completed,
@@ -184,7 +183,13 @@ class Router:
                 "runtime.event": self._ignore,
                 "reply": self._deletions.ended,
             },
-            CLIENTS: {**every, "event": events.event, "ack": events.answer_ack, "admin": self._admin, "bye": self._bye},
+            CLIENTS: {
+                **every,
+                "event": take,
+                "ack": answering.acknowledged,
+                "admin": administration.ask,
+                "bye": self._bye,
+            },
         }
         self._handlers = {
             cls: {kind: bounded(kind, handle) for kind, handle in table.items()} for cls, table in handlers.items()
@@ -465,7 +470,7 @@ class Router:
         if self.bus.draining is not None:
             reason, until = self.bus.draining
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
-        self._events.repeat_answers(instance, connection)
+        self._answering.repeat(instance, connection)
         self._cancels.holder_here(instance, connection, hello.leases)
         if instance.leased is not None:
             self._approvals.holder_here(instance.leased)
@@ -526,85 +531,6 @@ class Router:
         self.bus.counters["shutdown_acks"] += 1
         if connection.instance is not None:
             self._processes.says_goodbye(connection.instance)
-
-    def _admin(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`{op: "stats"}`: counters and sizes; `{op: "cancel"}`: see cancels.py. For operators besides `{op: "peers"}`:
-        who is connected except clients; `{op: "events"}`: what an instance has to do; `why`: see waits.py;
-        `budget`: see budgets/desk.py; `dead.*`: see dead_letters.py; `auth.*`: see oauth.py; `approve.*`: see
-        approvals/room.py; `instance.delete`: see deletions.py; `config.*`: see live_config/service.py.
-        """
-        asked = from_raw(frame.payload, dict)
-        op, operator = asked.get("op"), connection.claims.operator
-        if not isinstance(op, str):
-            raise GoondanError(error_payload("E_FRAME_INVALID", "admin names its `op`, a text"))
-        if operator and op in self._dead_ops:
-            self._dead_ops[op](connection, frame, asked.get("eventId"))
-            return
-        if op in self._approve_ops and operator:
-            self._approve_ops[op](connection, frame, asked, now)
-            return
-        if op == "cancel":
-            self._cancels.ask(connection, frame, asked.get("eventId"), now)
-            return
-        if op in OPS and operator:
-            self._tokens.administer(connection, frame, asked, now)
-            return
-        if op == "events" and operator:
-            self._cancels.list_events(connection, frame, asked.get("agent"), asked.get("instanceKey"), now)
-            return
-        if op == "instance.delete" and operator:
-            self._deletions.ask(connection, frame, asked, now)
-            return
-        if op == "budget" and operator:
-            self._budgets.tell(connection, frame, asked.get("eventId"))
-            return
-        if op.startswith("config.") and operator:
-            self._configs.ask(connection, frame, asked, now)
-            return
-        if op == "why" and operator:
-            Waits(self.bus, self._budgets).tell(connection, frame, now)
-            return
-        if op == "peers" and operator:
-            self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": self._peers()})))
-            return
-        if op != "stats":
-            message = (
-                "admin knows the ops `stats` and `cancel` and, for operators, `peers`, `events`, `why`, `budget`, "
-                "`dead.*`, `auth.*`, `approve.*`, `config.*` and `instance.delete`"
-            )
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
-        mailbox = self.bus.mailbox
-        body = {
-            "broker": self.bus.broker_id,
-            "counters": dict(self.bus.counters),
-            "connections": {name: len(self._connections[cls]) for cls, name in enumerate(CLASSES)},
-            "instances": len(mailbox.instances),
-            "events": len(mailbox.events),
-            "mailboxBytes": mailbox.bytes,
-            "openCalls": len(self.bus.calls),
-            "openEvents": mailbox.open.held,
-            "places": {
-                "all": mailbox.places.pool.capacity,
-                "held": mailbox.places.pool.held,
-                "lent": mailbox.places.lent,
-                "waiting": mailbox.places.waiting,
-            },
-        }
-        self.bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
-
-    def _peers(self) -> list[dict[str, Any]]:
-        """Agents and tool hosts: what `gdn ps` shows of a kernel without a supervisor."""
-        return [
-            {
-                "role": CLASSES[cls],
-                "name": connection.claims.agent or "1",
-                "instanceKey": connection.claims.instance_key,
-                "pid": connection.pid,
-                "startedMs": connection.started_ms,
-            }
-            for cls in (AGENTS, TOOLS)
-            for connection in list(self._connections[cls].values())[:MAX_PEERS]
-        ]
 
     def _ping(self, connection: Connection, frame: Frame, now: float) -> None:
         self.bus.send(connection, Frame("pong", in_reply_to=frame.id))

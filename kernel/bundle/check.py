@@ -15,24 +15,26 @@ import msgspec
 
 from kernel.bundle.budgets import check_budgets
 from kernel.bundle.checked import Checked, CheckedAgent
+from kernel.bundle.connectors import check_connection, check_connector
 from kernel.bundle.dependencies import circles, misplaced
 from kernel.bundle.extension_config import check_given, check_used
 from kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
 from kernel.bundle.installed_packages import NoPackages, Packages
 from kernel.bundle.lookup import Files, Unreadable
 from kernel.bundle.models import ModelFault, is_http_url, resolve_model, sends_open_key
-from kernel.bundle.oauth_apps import check_oauth_app, resolve_oauth_app
+from kernel.bundle.oauth_apps import check_client_values, check_oauth_app, resolve_oauth_app
 from kernel.bundle.positions import Mapping as MappingNode
 from kernel.bundle.positions import Scalar
 from kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
 from kernel.bundle.shape import Builder, Document, Environment
-from kernel.bundle.tools import VARIABLE_NAME, CheckedTool, check_tool
+from kernel.bundle.tools import CheckedTool, check_tool
+from kernel.bundle.values import check_value
 from kernel.bundle.variables import names_any
 from schemas import resources
 from schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from schemas.frames import ORCHESTRATOR
-from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS, ValueSource
+from schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
 
 
 class Checker:
@@ -82,6 +84,9 @@ class Checker:
         extensions = self._extensions()
         self._models()
         self._connectors()
+        self._own_package()
+        self._connections()
+        self._oauth_apps()
         agents = self._agents(tools, extensions)
         self._unused_tools(agents, tools)
         entry, policy, members = self._swarm(agents)
@@ -168,7 +173,7 @@ class Checker:
     def _of(self, kind: str) -> list[tuple[Document, str, Any]]:
         return [(document, name, built) for (k, name), (document, built) in self._found.items() if k == kind]
 
-    # --- tools, extensions, models, connectors
+    # --- one kind after the other
 
     def _tools(self) -> dict[str, CheckedTool]:
         tools: dict[str, CheckedTool] = {}
@@ -211,7 +216,7 @@ class Checker:
     def _models(self) -> None:
         for document, _, built in self._of("Model"):
             body: resources.ModelBody = built.spec
-            self._check_value(document, body.api_key, ("spec", "apiKey"))
+            check_value(document, body.api_key, ("spec", "apiKey"), self._report)
             if body.endpoint is not None and not is_http_url(body.endpoint):
                 message = "the endpoint is no http or https URL"
                 hint = "Write for example http://127.0.0.1:11434/v1."
@@ -219,71 +224,36 @@ class Checker:
 
     def _connectors(self) -> None:
         for document, _, built in self._of("Connector"):
-            self._check_entry(document, built.spec.entry)
-            self._unique([event.name for event in built.spec.events], document, ("spec", "events"), "event")
-            message = f"{document.resource} is not started: connectors are not implemented yet"
-            self._report.warn("W_CONFIG_NOT_STARTED", message, document.place("kind"))
+            path = check_connector(document, built.spec, self._files, self._report)
+            if path is not None:
+                self._pointed_at.append(path)
+
+    def _connections(self) -> None:
         for document, _, built in self._of("Connection"):
             body: resources.ConnectionBody = built.spec
+            check_connection(document, body, self._report)
             self._refer(document, read_ref(body.connector_ref, "Connector", ("connectorRef",)), ("spec",))
             if body.swarm_ref is not None:
                 self._refer(document, read_ref(body.swarm_ref, "Swarm", ("swarmRef",)), ("spec",))
-            for group in ("config", "secrets"):
-                for key, value in getattr(body, group).items():
-                    self._check_value(document, value, ("spec", group, key))
             for index, rule in enumerate(body.ingress.rules):
-                at: Path = ("spec", "ingress", "rules", index, "route")
                 if rule.route.agent_ref is not None:
+                    at: Path = ("spec", "ingress", "rules", index, "route")
                     self._refer(document, read_ref(rule.route.agent_ref, "Agent", ("agentRef",)), at)
-                if rule.route.instance_key is not None and rule.route.instance_key_property is not None:
-                    message = "both instanceKey and instanceKeyProperty are given"
-                    self._report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "instanceKeyProperty"))
-            message = f"{document.resource} cannot be used: connectors are not implemented yet"
-            self._report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Leave the Connection out.")
+
+    def _oauth_apps(self) -> None:
         for document, _, built in self._of("OAuthApp"):
-            for field in ("clientId", "clientSecret"):
-                value = built.spec.client_id if field == "clientId" else built.spec.client_secret
-                self._check_value(document, value, ("spec", field))
+            check_client_values(document, built.spec, self._report)
             if document.resource not in self._broken:
                 check_oauth_app(document, built.spec, self._report)
+
+    def _own_package(self) -> None:
+        """The package that the bundle itself is; there is one at most."""
         packages = self._of("Package")
         if packages:
             self._package = packages[0][1]
         for document, _, _ in packages[1:]:
             message = "a bundle has at most one Package document"
             self._report.error("E_CONFIG_DUPLICATE", message, document.place("kind"), "Remove one of the two.")
-
-    def _check_entry(self, document: Document, entry: str) -> None:
-        """The entry of a Connector."""
-        if not entry:
-            return
-        place, text = document.place("spec", "entry"), document.text("spec", "entry")
-        found = self._files.find(entry)
-        if found.fault is not None:
-            message = f"the entry {text} cannot be used: {found.fault}"
-            hint = "Correct the path; it is relative to the bundle's root and may not leave it."
-            self._report.error("E_CONFIG_ENTRY", message, place, hint)
-        else:
-            self._pointed_at.append(found.path)
-
-    def _check_value(self, document: Document, value: str | ValueSource | None, at: Path) -> None:
-        """A value, or where it comes from: exactly one of the two, and a name that can be one."""
-        if not isinstance(value, ValueSource):
-            return
-        if (value.value is None) == (value.value_from is None):
-            what = "neither" if value.value is None else "both"
-            message = f"{what} of value and valueFrom {'is' if what == 'neither' else 'are'} given"
-            self._report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at), "Give exactly one of the two.")
-        if value.value_from is not None and value.value_from.env and not VARIABLE_NAME.match(value.value_from.env):
-            path = (*at, "valueFrom", "env")
-            message = f"{document.text(*path)} is no name of an environment variable"
-            self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*path), "Write for example API_KEY.")
-
-    def _unique(self, names: list[str], document: Document, at: Path, what: str) -> None:
-        for index, name in enumerate(names):
-            if name and name in names[:index]:
-                message = f"the {what} {document.text(*at, index, 'name')} stands twice"
-                self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at, index, "name"))
 
     # --- references
 

@@ -17,8 +17,9 @@ from msgspec import Struct
 from kernel.bundle.checked import Checked, CheckedAgent
 from kernel.bundle.lookup import Files
 from kernel.bundle.problems import Path, Report, did_you_mean, shown
+from kernel.bundle.sandbox import check_sandbox, resolve_network
 from kernel.bundle.shape import Document
-from kernel.bundle.tools import CheckedTool, check_sandbox, resolve_network
+from kernel.bundle.tools import CheckedTool
 from kernel.grants.merge import Excess, Part, as_part, beyond, narrow, requested, widen, without_grants
 from schemas import resources
 from schemas.address import is_path

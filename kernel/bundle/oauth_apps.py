@@ -10,6 +10,7 @@ from typing import Final
 
 from kernel.bundle.problems import Path, Report
 from kernel.bundle.shape import Document
+from kernel.bundle.values import check_value
 from schemas.oauth import OAuthAppSpec, is_scope
 from schemas.origins import is_open, origin_of
 from schemas.resources import OAuthAppBody, ValueLike, ValueSource
@@ -28,6 +29,12 @@ _NEEDED: Final = {
     "deviceCode": ("deviceAuthorizationUrl", "tokenUrl"),
     "clientCredentials": ("tokenUrl",),
 }
+
+
+def check_client_values(document: Document, body: OAuthAppBody, report: Report) -> None:
+    """Report a client's id or secret that is given in a wrong way."""
+    check_value(document, body.client_id, ("spec", "clientId"), report)
+    check_value(document, body.client_secret, ("spec", "clientSecret"), report)
 
 
 def check_oauth_app(document: Document, body: OAuthAppBody, report: Report) -> None:

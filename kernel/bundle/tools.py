@@ -1,4 +1,4 @@
-"""The rules of Tool documents: names, parameters, aliases, examples, the entry file, and what the sandbox is asked.
+"""The rules of Tool documents: names, parameters, aliases, examples, the entry file.
 
 Source: docs/design/bundle.md section 3; docs/design/tools.md sections 2 and 3; docs/design/sandbox.md section 1;
 requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09, NAME-10, NAME-12, VALIDATE-01, VALIDATE-03.
@@ -7,20 +7,16 @@ requirements SCHEMA-02 to SCHEMA-12, NAME-04, NAME-05, NAME-09, NAME-10, NAME-12
 from __future__ import annotations
 
 import posixpath
-import re
-from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import Struct, field
 
 from kernel.bundle.lookup import Files
 from kernel.bundle.problems import Path, Report, did_you_mean
+from kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from kernel.bundle.shape import Document
 from schemas import launch, resources
 from schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from schemas.blobs import MAX_OUTPUT_BYTES
-from schemas.hosts import MAX_RULES, BadHost, parse_rule, write_network
-from schemas.hosts import network as make_network
 from schemas.schema_cost import Graph, TooCostly
 
 #: Entries that the tool host runs today.
@@ -29,7 +25,6 @@ RUNS: Final = (".py",)
 PLANNED: Final = (".ts", ".js", ".mjs", ".cjs", ".mts", ".cts")
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
-VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 class CheckedTool(Struct):
@@ -256,96 +251,3 @@ def _check_examples(export: resources.ToolExport, document: Document, at: Path, 
             message = f"the example does not fit the parameters: {issues[0]}"
             place = document.key(*at, "examples", index, "input")
             report.error("E_CONFIG_INVALID_VALUE", message, place, "Correct the example or the parameters.")
-
-
-# --- sandbox --------------------------------------------------------------------------------------------------------
-
-
-def check_sandbox(
-    sandbox: resources.Sandbox | resources.SandboxPart, document: Document, at: Path, files: Files, report: Report
-) -> None:
-    """Report requests that nobody can grant: bad hosts and names, bad limits, a folder that is not a venv."""
-
-    def wrong(path: Path, message: str, hint: str) -> None:
-        report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at, *path), hint)
-
-    if isinstance(sandbox.network, resources.NetworkAllow):
-        for index, host in enumerate(sandbox.network.allow):
-            try:
-                parse_rule(to_ascii(host))
-            except BadHost as error:
-                text = document.text(*at, "network", "allow", index)
-                hint = "Write for example api.example.com:443 or *.example.org:443."
-                if host:
-                    wrong(("network", "allow", index), f"{text} is no host:port: {error}", hint)
-        if len(sandbox.network.allow) > MAX_RULES:
-            wrong(
-                ("network", "allow"), f"there are more than {MAX_RULES} hosts", "Name fewer, or use *.example.org:443."
-            )
-    for index, name in enumerate(sandbox.env or []):
-        if not VARIABLE_NAME.match(name):
-            text = document.text(*at, "env", index)
-            wrong(("env", index), f"{text} is no name of an environment variable", "Write for example API_TOKEN.")
-    if sandbox.isolation == "shared" and (sandbox.env or sandbox.permissions):
-        what = "env" if sandbox.env else "permissions"
-        wrong((what,), f"a shared jail has no {what}", "Use isolation: instance.")
-    for access in ("read", "write"):
-        for index, path in enumerate(getattr(sandbox.filesystem, access, None) or []):
-            if not path or any(c < " " for c in path):
-                wrong(("filesystem", access, index), "the path is empty or holds control characters", "Write a path.")
-    names = zip(launch.Limits.__struct_fields__, launch.Limits.__struct_encode_fields__, strict=True)
-    for attribute, key in names:
-        value = getattr(sandbox.limits, attribute, None)
-        if value is not None and value < 1:
-            wrong(("limits", key), "a limit is at least 1", "Write a positive number.")
-        elif key == "outputMb" and value is not None and value > MAX_OUTPUT_BYTES >> 20:
-            hint = "Write less, and let the tool write to a file in the workdir."
-            wrong(("limits", key), f"an output has at most {MAX_OUTPUT_BYTES >> 20} MiB", hint)
-    venv = sandbox.python.venv if sandbox.python is not None else None
-    if venv is not None and not files.is_environment(files.resolve(venv)):
-        text = document.text(*at, "python", "venv")
-        wrong(("python", "venv"), f"{text} is no virtual environment", "Name a folder with a pyvenv.cfg in it.")
-
-
-def to_ascii(host: str) -> str:
-    """A rule with its name as the network knows it (`xn--…`). Raises BadHost for what has no such form."""
-    if host.isascii():
-        return host
-    import idna  # 4 ms, and hardly any bundle needs it
-
-    name, colon, port = host.rpartition(":")
-    pattern = name.startswith("*.")
-    try:
-        encoded = idna.encode(name.removeprefix("*."), uts46=True, transitional=False).decode()
-    except idna.IDNAError:
-        raise BadHost("its name has no form in ASCII") from None
-    return f"{'*.' if pattern else ''}{encoded}{colon}{port}"
-
-
-def resolve_network(network: Any) -> Any:
-    """A manifest's network as launch specifications write it; what is no rule has been reported and is left out."""
-    if not isinstance(network, resources.NetworkAllow):
-        return network
-    rules = []
-    for host in network.allow:
-        with suppress(BadHost):
-            rules.append(parse_rule(to_ascii(host)))
-    return write_network(make_network(rules))
-
-
-def resolve_sandbox(asked: resources.Sandbox, files: Files) -> launch.SandboxSpec:
-    """What a document asks for as the tool host gets it."""
-    venv = asked.python.venv
-    return launch.SandboxSpec(
-        isolation=asked.isolation,
-        network=resolve_network(asked.network),
-        filesystem=launch.Filesystem(
-            read=[files.resolve(path) for path in asked.filesystem.read],
-            write=[files.resolve(path) for path in asked.filesystem.write],
-        ),
-        env=asked.env,
-        permissions=asked.permissions,
-        python=launch.PythonSpec(venv=None if venv is None else files.resolve(venv)),
-        limits=asked.limits,
-        min_tier=asked.min_tier,
-    )

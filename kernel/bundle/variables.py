@@ -5,11 +5,15 @@ Source: docs/design/bundle.md section 3; docs/design/sandbox.md section 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from kernel.bundle.positions import Mapping, Node, Scalar, Sequence
 from kernel.bundle.shape import VARIABLE, Document
-from kernel.bundle.tools import VARIABLE_NAME
+
+#: What the environment can have a value for.
+VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:

@@ -53,46 +53,46 @@ def powers_of(
     `root` is the bundle's folder, `env` the user's environment: only which variables are set counts, and the address
     in one that a model's endpoint consists of. `real` resolves links: a path in the bundle can lead out of it.
     """
-    found: dict[Power, None] = {}
-
-    def add(powers: Iterable[Power]) -> None:
-        found.update(dict.fromkeys(powers))
-
     agents = list(checked.agents.values())
-    for agent in agents:
-        add(_module(extension, root) for extension in agent.extensions if not extension.bundled)
-    tools = [(tool, _asked(tool, agents)) for tool in checked.tools.values()]
+    asked = [(tool, sandbox) for tool in checked.tools.values() if (sandbox := _asked(tool, agents)) is not None]
     models = [power for agent in agents for power in _model(agent, env)]
-    add(power for power in models if isinstance(power, OpenKey))
+    parts: tuple[Iterable[Power], ...] = (
+        (_module(extension, root) for agent in agents for extension in agent.extensions if not extension.bundled),
+        (power for power in models if isinstance(power, OpenKey)),
+        _variables(documents, agents),
+        (Variable(name, f"tool {tool.name}") for tool, sandbox in asked for name in sandbox.env),
+        (power for tool, sandbox in asked for power in _folders(tool, sandbox, root, real)),
+        (power for tool, sandbox in asked for power in _network(tool, sandbox)),
+        models,
+        (power for document, app in checked.oauth_documents.values() for power in _token_servers(document, app)),
+        (Permission(tool.name, name) for tool, sandbox in asked for name in sandbox.permissions),
+        (power for tool, sandbox in asked if not tool.bundled for power in _settings(tool, sandbox)),
+        (power for agent in agents for power in _policy(agent, checked)),
+        _beyond(checked.policy, SwarmPolicy(), _SWARM_LIMITS, f"Swarm/{checked.swarm}"),
+    )
+    return list(dict.fromkeys(power for part in parts for power in part))
+
+
+def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) -> Iterable[Power]:
+    """Variables that texts of documents name, and those that keys of models come from."""
     for document in documents:
         kind = document.resource.partition("/")[0]
-        add(Variable(name, use) for name, use in variables_of(document.node, kind, document.resource))
+        for name, use in variables_of(document.node, kind, document.resource):
+            yield Variable(name, use)
     for agent in agents:
         body = agent.model_body
         if body is not None and isinstance(body.api_key, ValueSource) and body.api_key.value_from is not None:
-            add([Variable(body.api_key.value_from.env, "key")])
-    for tool, sandbox in tools:
-        if sandbox is not None:
-            add(Variable(name, f"tool {tool.name}") for name in sandbox.env)
-    for tool, sandbox in tools:
-        add(_folders(tool, sandbox, root, real) if sandbox is not None else ())
-    for tool, sandbox in tools:
-        add(_network(tool, sandbox) if sandbox is not None else ())
-    add(models)
-    for document, app in checked.oauth_documents.values():
-        add(_token_servers(document, app))
-    for tool, sandbox in tools:
-        if sandbox is not None:
-            add(Permission(tool.name, name) for name in sandbox.permissions)
-    for tool, sandbox in tools:
-        add(_settings(tool, sandbox) if sandbox is not None and not tool.bundled else ())
-    for agent in agents:
-        patterns = agent.body.policy.tool_calls.allow_registry
-        add(Setting(f"Agent/{agent.name}", "allowRegistry", pattern) for pattern in patterns)
-        add(Setting(f"Agent/{agent.name}", "extensionsMayAdd", pattern) for pattern in _widening(agent, checked))
-        add(_beyond(agent.body.policy, AgentPolicy(), _AGENT_LIMITS, f"Agent/{agent.name}"))
-    add(_beyond(checked.policy, SwarmPolicy(), _SWARM_LIMITS, f"Swarm/{checked.swarm}"))
-    return list(found)
+            yield Variable(body.api_key.value_from.env, "key")
+
+
+def _policy(agent: CheckedAgent, checked: Checked) -> Iterable[Power]:
+    """What an agent's policy opens, and its limits that are above the defaults."""
+    resource = f"Agent/{agent.name}"
+    for pattern in agent.body.policy.tool_calls.allow_registry:
+        yield Setting(resource, "allowRegistry", pattern)
+    for pattern in _widening(agent, checked):
+        yield Setting(resource, "extensionsMayAdd", pattern)
+    yield from _beyond(agent.body.policy, AgentPolicy(), _AGENT_LIMITS, resource)
 
 
 #: What costs the person money, memory or disk.

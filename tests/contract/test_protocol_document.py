@@ -12,7 +12,7 @@ import pytest
 from kernel.broker import bus, directory, mailbox
 from kernel.broker.blob_keeper import SWEEP_S
 from kernel.broker.blobs import MAX_CALL_BYTES
-from kernel.broker.events import MAX_CHAIN
+from kernel.broker.intake import MAX_CHAIN
 from kernel.broker.journal import retention
 from kernel.broker.presence import MAX_CLIENTS
 from schemas import blobs, frames

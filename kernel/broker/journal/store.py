@@ -27,15 +27,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
 from kernel.broker.journal.failures import code_of, corrupt, is_busy, is_full, name_of, start_error
 from kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
-from kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Row, Write
+from kernel.broker.journal.interface import DiskFull, Ended, JournalFailed, Retire, Row, Write
 from kernel.broker.journal.mark import Mark, MarkFile
+from kernel.broker.journal.new_rows import NewRows
 from kernel.broker.journal.redo import REDO_SUFFIX, RedoEntry, RedoFile, Told, advance, following, record_checksum, told
 from kernel.broker.journal.retention import PURGE_ROWS, purge
 from kernel.broker.journal.tables import (
@@ -43,7 +43,6 @@ from kernel.broker.journal.tables import (
     FORMAT,
     INSERT_ANSWER,
     INSERT_ENDED,
-    INSERT_RECORD,
     SCHEMA,
     SELECT_META,
     Meta,
@@ -254,69 +253,13 @@ class JournalStore:
         db, meta = self._db, self._meta.copy()
         try:
             db.execute("BEGIN IMMEDIATE")
-            self._write_rows(entries, meta)
-            meta.put(self._db)
+            NewRows(entries, meta).write(db)
+            meta.put(db)
             db.execute("COMMIT")
         except sqlite3.Error:
             self._roll_back()
             raise
         self._meta = meta
-
-    def _write_rows(self, entries: Sequence[RedoEntry], meta: Meta) -> None:
-        """What is left when all of these are over: a record whose subject is retired further on is not written at all,
-        which is most of them under load. Raises sqlite3.Error.
-        """
-        retired: dict[str, int] = {}
-        number = meta.last
-        for entry in entries:
-            for write in entry.writes:
-                number += 1
-                if isinstance(write, Retire):
-                    retired[write.subject] = number
-        puts: list[tuple[int, str, bytes, int]] = []
-        ended: list[tuple[int, str, bytes, str, int, int]] = []
-        answers: dict[str, tuple[int, str, bytes, int, int, int, str | None]] = {}
-        for entry in entries:
-            for write in entry.writes:
-                meta.last += 1
-                subject = write.subject
-                if isinstance(write, Put):
-                    crc = record_checksum(subject, write.data)
-                    meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
-                    if retired.get(subject, 0) < meta.last:
-                        puts.append((meta.last, subject, write.data, crc))
-                    continue
-                meta.digest = zlib.crc32(subject.encode(), meta.digest)
-                if isinstance(write, DropAnswer):
-                    answers.pop(subject, None)
-                    self._drop_answer(subject, meta)
-                    continue
-                if write.digest is not None:
-                    crc = ended_checksum(subject, write.digest, write.state, entry.at_ms)
-                    ended.append((meta.last, subject, write.digest, write.state, entry.at_ms, crc))
-                if write.answer is not None:
-                    file, more = write.large or (None, 0)
-                    size, crc = len(write.answer) + more, record_checksum(subject, write.answer)
-                    answers[subject] = (meta.last, subject, write.answer, size, entry.at_ms, crc, file)
-        db = self._db
-        if retired:
-            db.executemany("DELETE FROM records WHERE subject = ?", [(subject,) for subject in retired])
-        if ended:
-            db.executemany(INSERT_ENDED, ended)
-            meta.ended += len(ended)
-        if answers:
-            db.executemany(INSERT_ANSWER, answers.values())
-            meta.answer_bytes += sum(answer[3] for answer in answers.values())
-            meta.large_bytes += sum(answer[3] - len(answer[2]) for answer in answers.values())
-        if puts:
-            db.executemany(INSERT_RECORD, puts)
-
-    def _drop_answer(self, subject: str, meta: Meta) -> None:
-        for data, size in self._db.execute(
-            "DELETE FROM answers WHERE subject = ? RETURNING data, size", (subject,)
-        ).fetchall():
-            meta.answer_bytes -= size
-            meta.large_bytes -= size - len(data)
 
     def tidy(self, now_ms: int) -> bool:
         """Remove what was kept long enough, and give free pages back; True when there is more to do.
@@ -420,32 +363,8 @@ class JournalStore:
         try:
             db.execute(f"PRAGMA cache_size = {_WRITER_CACHE}")
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                if promised is not None:
-                    return db, [f"the journal is empty, but {promised.last} writes were promised"]
-                if self._is_missed():
-                    return db, ["the journal is gone, and its side file too: one was kept here before"]
-                self._create(db)
-                return db, []
-            version: int = db.execute("PRAGMA user_version").fetchone()[0]
-            if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version > FORMAT:
-                message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
-                raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
-            self._prepare(db)
-            meta = Meta(*db.execute(SELECT_META).fetchone())
-            damage = [
-                f"record {seq} of {subject!r} has a wrong checksum"
-                for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
-                if not is_right(crc, record_checksum, subject, data)
-            ]
-            damage += self._disorder(db, meta, thorough)
-            last, digest = meta.last, meta.digest
-            for entry in following(self._redo.read(), last, digest):
-                last, digest = entry.last, advance(digest, entry.writes)
-            if promised is not None and (last, digest) != (promised.last, promised.digest):
-                if last < promised.last:
-                    damage.append(f"it ends with write {last}, but {promised.last} were promised")
-                elif last == promised.last:
-                    damage.append(f"write {last} is not the one that was promised")
+                return db, self._examine_empty(db, promised)
+            damage = self._examine_tables(db, promised, thorough=thorough)
             if self._witness is not None and not damage:
                 self._witness.kept()
             return db, damage
@@ -457,6 +376,45 @@ class JournalStore:
         except BaseException:
             db.close()
             raise
+
+    def _examine_empty(self, db: sqlite3.Connection, promised: Mark | None) -> list[str]:
+        """What is wrong with a file without tables. When nothing is, it gets them."""
+        if promised is not None:
+            return [f"the journal is empty, but {promised.last} writes were promised"]
+        if self._is_missed():
+            return ["the journal is gone, and its side file too: one was kept here before"]
+        self._create(db)
+        return []
+
+    def _examine_tables(self, db: sqlite3.Connection, promised: Mark | None, *, thorough: bool) -> list[str]:
+        """What is wrong with a file that has tables. Raises GoondanError for a file that is not ours."""
+        version: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version > FORMAT:
+            message = f"{self.path} has format {version}; this kernel knows formats up to {FORMAT}"
+            raise fail("E_STATE", message, suggestion="Start it with the newer kernel that wrote it.")
+        self._prepare(db)
+        meta = Meta(*db.execute(SELECT_META).fetchone())
+        damage = [
+            f"record {seq} of {subject!r} has a wrong checksum"
+            for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
+            if not is_right(crc, record_checksum, subject, data)
+        ]
+        damage += self._disorder(db, meta, thorough)
+        damage += self._shortage(meta, promised)
+        return damage
+
+    def _shortage(self, meta: Meta, promised: Mark | None) -> list[str]:
+        """What was promised, and is neither in the tables nor in the redo file."""
+        if promised is None:
+            return []
+        last, digest = meta.last, meta.digest
+        for entry in following(self._redo.read(), last, digest):
+            last, digest = entry.last, advance(digest, entry.writes)
+        if last < promised.last:
+            return [f"it ends with write {last}, but {promised.last} were promised"]
+        if last == promised.last and digest != promised.digest:
+            return [f"write {last} is not the one that was promised"]
+        return []
 
     @staticmethod
     def _disorder(db: sqlite3.Connection, meta: Meta, thorough: bool) -> list[str]:
@@ -501,11 +459,11 @@ class JournalStore:
                     meta.answer_bytes += size
                     meta.large_bytes += size - len(data)
                     meta.last = max(meta.last, number)
-        self._db, last = db, meta.last
+        last = meta.last
         for entry in RedoFile(damaged + REDO_SUFFIX).read():
             db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
             meta.last = entry.first - 1  # they keep their numbers
-            self._write_rows([entry], meta)
+            NewRows([entry], meta).write(db)
             last = max(last, meta.last)
         meta.last = last
         meta.put(db)

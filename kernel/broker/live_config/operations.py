@@ -49,36 +49,45 @@ def _apply(node: Any, path: list[str], operation: Operation) -> Any:
         if operation.op == "remove":
             raise fail("E_CONFIG_INVALID_VALUE", "the whole configuration cannot be removed")
         return operation.value
-    key, *rest = path
     if isinstance(node, dict):
-        if key not in node and (rest or operation.op != "add"):
-            raise _missing(operation, key)
-        made = dict(node)
-        if rest:
-            made[key] = _apply(node[key], rest, operation)
-        elif operation.op == "remove":
-            del made[key]
-        else:
-            made[key] = operation.value
-        return made
+        return _apply_to_object(node, path, operation)
     if isinstance(node, list):
-        items = list(node)
-        adds = operation.op == "add" and not rest
-        if adds and key == "-":
-            return [*items, operation.value]
-        if not _INDEX.match(key) or int(key) >= len(items) + adds:
-            raise _missing(operation, key)
-        at = int(key)
-        if rest:
-            items[at] = _apply(items[at], rest, operation)
-        elif adds:
-            items.insert(at, operation.value)
-        elif operation.op == "remove":
-            del items[at]
-        else:
-            items[at] = operation.value
-        return items
-    raise _missing(operation, key)
+        return _apply_to_array(node, path, operation)
+    raise _missing(operation, path[0])
+
+
+def _apply_to_object(node: dict[str, Any], path: list[str], operation: Operation) -> dict[str, Any]:
+    key, *rest = path
+    if key not in node and (rest or operation.op != "add"):
+        raise _missing(operation, key)
+    made = dict(node)
+    if rest:
+        made[key] = _apply(node[key], rest, operation)
+    elif operation.op == "remove":
+        del made[key]
+    else:
+        made[key] = operation.value
+    return made
+
+
+def _apply_to_array(node: list[Any], path: list[str], operation: Operation) -> list[Any]:
+    key, *rest = path
+    items = list(node)
+    adds = operation.op == "add" and not rest
+    if adds and key == "-":
+        return [*items, operation.value]
+    if not _INDEX.match(key) or int(key) >= len(items) + adds:
+        raise _missing(operation, key)
+    at = int(key)
+    if rest:
+        items[at] = _apply(items[at], rest, operation)
+    elif adds:
+        items.insert(at, operation.value)
+    elif operation.op == "remove":
+        del items[at]
+    else:
+        items[at] = operation.value
+    return items
 
 
 def _missing(operation: Operation, key: str) -> Exception:

@@ -8,7 +8,7 @@ import pytest
 
 from kernel.broker.bus import RETRY_AFTER_MS
 from kernel.broker.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
-from kernel.broker.events import MAX_NESTED_BYTES
+from kernel.broker.intake import MAX_NESTED_BYTES
 from kernel.broker.processes import MAX_STARTING, STARTING_S
 from schemas.codec import decode, encode, from_raw, to_raw
 from schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo

@@ -1,0 +1,102 @@
+"""Answers on their way to who asked: an agent, a client, a tool host. Pure.
+
+Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits. Those to a
+handler's requests go to its tool host at once.
+
+Source: docs/design/delivery.md sections 5 and 7.
+"""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from kernel.broker.blobs import Receiver
+from kernel.broker.bus import Bus
+from kernel.broker.entities import AGENTS, CLIENTS, Connection, Event, Instance, Staged
+from kernel.broker.journal.records import Finished, event_subject
+from kernel.broker.journal.records import decode as decode_record
+from kernel.broker.quiet import QuietPeers
+from schemas.codec import encode_value
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import Frame, Source
+from schemas.questions import ANSWER_SUFFIX
+
+
+class Answering:
+    """Sends answers until they have arrived."""
+
+    def __init__(self, bus: Bus, quiet: QuietPeers) -> None:
+        self._bus = bus
+        self._quiet = quiet
+        self._mailbox = bus.mailbox
+        self._ledger = bus.ledger
+
+    def send(self, event: Event) -> None:
+        """Send the answer of an event that has ended to whoever waits for it; nothing when nobody does."""
+        asker = event.asker
+        if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
+            return
+        self._mailbox.contents.recall(event)
+        content = event.content
+        answer = event.work.answer if event.work.answer is not None else self._journaled_answer(event.id)
+        agent, key = event.instance.agent, event.instance.key
+        frame = Frame(
+            "event",
+            from_=agent,
+            instance_key=key,
+            event_id=event.answer_id,
+            in_reply_to=None if content.reply_to is None else content.reply_to.correlation_id,
+            trace_id=content.trace_id,
+            source=Source("agent", agent, key),
+            payload=answer,
+            call_id=event.call_id,
+            blob=event.work.answer_blob,
+            root_event=event.root,
+        )
+        if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
+            self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
+        asking = asker.instance
+        to: Receiver = "agent" if asking is not None else "client" if asker.cls == CLIENTS else "toolhost"
+        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to=to)
+        if asking is None:
+            self._bus.send(asker, frame)
+            return
+        frame.id = self._bus.next_id()
+        data = asking.answers[event.answer_id] = encode_value(frame)
+        if asking.conn is not None:
+            self._bus.out.append((AGENTS, asking.conn.ident, data))
+            self._quiet.watch(asking.conn)
+
+    def _journaled_answer(self, event_id: str) -> Raw:
+        """An answer that was dropped from memory when its asker had read it, and is asked for again."""
+        for data in self._bus.archive.find_records(event_subject(event_id)):
+            record = decode_record(data)
+            if isinstance(record, Finished):
+                return record.answer
+        raise GoondanError(
+            error_payload("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
+        )
+
+    def repeat(self, instance: Instance, connection: Connection) -> None:
+        """An agent is back: what its lane of answers still holds."""
+        for data in instance.answers.values():
+            self._bus.out.append((AGENTS, connection.ident, data))
+
+    def acknowledged(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`ack` from a client or a tool host: it has an answer, whose payload need not be kept for it any longer."""
+        answer_id = frame.event_id
+        at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
+        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
+            item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
+            self._bus.staged.append(Staged("note", item))
+        if frame.stage == "done" and answer_id is not None and at == "toolhost":
+            self._mailbox.answer_read(answer_id)
+
+    def taken(self, instance: Instance, answer_id: str | None) -> bool:
+        """An agent says that it has something. True when that is an answer of its lane: it is sent no more."""
+        if answer_id is None or answer_id not in instance.answers:
+            return False
+        del instance.answers[answer_id]
+        self._mailbox.arrived(answer_id, at="agent")
+        self._mailbox.answer_read(answer_id)
+        return True

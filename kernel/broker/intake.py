@@ -1,0 +1,356 @@
+"""New events: who sends one, whether there is room for it, and what becomes of a repeat. Pure.
+
+Rules.
+- An event is staged here and acknowledged when the journal has it (events.py).
+- A repeat of an event id is acknowledged again, and answered again if its answer is there. It is never a second event.
+- A request that would wait for itself is refused: by the chain of those who wait, and by what they wait for now.
+
+Source: docs/design/delivery.md sections 2, 5 and 7.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw
+
+from kernel.broker.acting import Actor, Actors
+from kernel.broker.answering import Answering
+from kernel.broker.approvals.room import Approvals
+from kernel.broker.budgets.desk import Budgets
+from kernel.broker.bus import MAX_CORRELATION, MAX_ID, RETRY_AFTER_MS, Bus
+from kernel.broker.dead_letters import REQUEUED_SUFFIX
+from kernel.broker.entities import CLIENTS, Connection, Content, Event, Instance, Staged
+from kernel.broker.journal.interface import Ended
+from kernel.broker.journal.records import Finished, event_digest, event_subject
+from kernel.broker.journal.records import decode as decode_record
+from kernel.broker.mailbox import MAX_LATE, MAX_QUEUED
+from kernel.broker.shares import describe_shortage
+from kernel.broker.tracing import trace_of
+from schemas.address import MAX_PATH_BYTES, is_instance_key, is_path
+from schemas.errors import GoondanError, error_payload
+from schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
+from schemas.questions import ANSWER_SUFFIX
+
+#: Agents that may wait for each other in a row; a longer chain is taken for a loop.
+MAX_CHAIN: Final = 32
+#: What an operator says about an event is stamped on frames that may be of full size themselves; links take 64 KiB more
+#: than that, which this, the workdir, the chain and the names stay below (bytes).
+MAX_AUTH: Final = 16 << 10
+#: A turn may always ask for one thing of so many bytes, whatever else is full: else the messages that wait behind turns
+#: could take all room, and those turns wait for room to ask for what they need to end (bytes).
+MAX_NESTED_BYTES: Final = 64 << 10
+
+
+class Intake:
+    """Takes events, or says why not."""
+
+    def __init__(
+        self, bus: Bus, *, actors: Actors, answering: Answering, approvals: Approvals, budgets: Budgets
+    ) -> None:
+        self._bus = bus
+        self._actors = actors
+        self._answering = answering
+        self._approvals = approvals
+        self._budgets = budgets
+        self._mailbox = bus.mailbox
+        self._ledger = bus.ledger
+
+    def event(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`event` from a client, an agent, or a tool host (its own, or a handler's): a new one, or a repeat."""
+        actor = self._actors.of(connection, frame)
+        instance = self._target(connection, frame, now)
+        try:
+            self._event(connection, actor, instance, frame, now)
+        finally:
+            if not instance.open:
+                self._mailbox.forget_idle(instance)  # it may have been made for an event that was not taken
+
+    def _event(self, connection: Connection, actor: Actor, instance: Instance, frame: Frame, now: float) -> None:
+        event_id = frame.event_id
+        if not event_id or len(event_id) > MAX_ID or len(frame.id) > MAX_ID:
+            message = f"an event needs an eventId of 1 to {MAX_ID} characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if event_id.endswith(REQUEUED_SUFFIX):
+            message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if event_id.endswith(ANSWER_SUFFIX):
+            message = f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        _check_kept(frame)
+        digest = event_digest(instance.agent, instance.key, actor.sender, frame.digest)
+        known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
+        if known is not None:
+            self._repeat(known, actor, connection, frame, digest)
+            return
+        ended = self._bus.archive.find_ended(event_subject(event_id))
+        if ended is not None:
+            self._late_repeat(event_id, instance, ended, actor, connection, frame, digest)
+            return
+        chain = self._chain(actor, frame, instance)
+        trace_id, parent_span_id = trace_of(actor, frame, self._bus.booted_at + now)
+        event = Event(
+            event_id,
+            instance,
+            sender=actor.sender,
+            content=Content(
+                from_=actor.name,
+                payload=frame.payload,
+                reply_to=_reply_to(actor, frame),
+                chain=chain,
+                auth=_auth(actor, connection, frame),
+                workdir=frame.workdir,
+                trace_id=trace_id,
+                parent_span_id=parent_span_id,
+                digest=digest,
+            ),
+            source=actor.source,
+            deadline=None if frame.deadline_ms is None else now + max(0, frame.deadline_ms) / 1000,
+            call_id=actor.call_id,
+            blob=frame.blob,
+            root=actor.root,
+            session=actor.session,
+            asking=None if chain is None else actor.turn,
+            since=now,
+            asynchronous=_is_asynchronous(actor, frame),
+        )
+        self._admit(connection, actor, event, now)
+        event.budget = self._budgets.line_of(event, actor.root, actor.turn)
+        if event.asking is not None:
+            event.asking.work.requests[event] = None
+        event.asker = connection
+        event.live = _wants_live(connection, frame)
+        event.waiting_acks.append((connection, frame.id))
+        self._mailbox.stage(event)
+        self._bus.staged.append(Staged("accept", self._ledger.accepted(event, now), event))
+        self._bus.counters["events"] += 1
+
+    def _target(self, connection: Connection, frame: Frame, now: float) -> Instance:
+        agent, key = frame.to or "", frame.instance_key or ""
+        agents, operator = self._bus.plan.agents, connection.claims.operator
+        if agent not in agents or (agent == OPERATOR_AGENT and not operator):
+            known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
+            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}"))
+        if not is_instance_key(key):
+            message = "instanceKey must be 1 to 256 characters without control characters"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if frame.workdir is not None and not operator:
+            raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
+        auth = 0 if frame.auth is None else len(memoryview(frame.auth))
+        if frame.workdir is not None and not is_path(frame.workdir):
+            message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
+            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        if auth > MAX_AUTH:
+            raise GoondanError(error_payload("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes"))
+        if self._bus.closing:
+            if self._comes_too_late(connection, frame.event_id or ""):
+                message = "the kernel is stopping; the message was not accepted"
+                suggestion = "Start the kernel again with `gdn run` or `gdn run --detach`, then send it again."
+                raise GoondanError(error_payload("E_KERNEL_NOT_RUNNING", message, suggestion=suggestion))
+            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
+        return self._bus.instance(agent, key, now)
+
+    def _comes_too_late(self, connection: Connection, event_id: str) -> bool:
+        """Whether a person is to be told at once that the kernel stops. An agent waits for the next kernel, which also
+        goes on with what was accepted before; and when the kernel only starts anew, everybody does.
+        """
+        draining = self._bus.draining
+        if connection.cls != CLIENTS or draining is None or draining[0] != "orchestrator_shutdown":
+            return False
+        known = event_id in self._mailbox.events or event_id in self._mailbox.dead
+        return not known and self._bus.archive.find_ended(event_subject(event_id)) is None
+
+    def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
+        """Refuse what would not be taken later either (`_hopeless`). Refuse what there is no room for, and then all
+        that comes later from the same sender until the first refused one is back. Of a handler each event is by itself:
+        one that waits for its order sends the next after it has heard.
+        """
+        instance = event.instance
+        if (error := self._hopeless(actor, event)) is not None:
+            raise GoondanError(error)
+        target = (instance.agent, instance.key)
+        ordered = actor.call_id is None
+        waits_for = connection.refused.get(target) if ordered else None
+        if waits_for is not None and waits_for.event_id != event.id and now < waits_for.until:
+            message = f"an earlier message for {instance.address} was refused and has to come first"
+        elif (refusal := self._refusal(actor, event)) is not None:
+            message = refusal
+        else:
+            if ordered:
+                connection.refused.pop(target, None)
+            return
+        self._bus.counters["overloaded"] += 1
+        retry_ms = RETRY_AFTER_MS
+        if ordered:
+            retry_ms = connection.refuse(target, event.id, now, retry_ms)
+        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_ms))
+
+    def _hopeless(self, actor: Actor, event: Event) -> ErrorPayload | None:
+        """What a new event would be refused for however often it is sent: what its sender has not waited for goes with
+        the sender's own turn, and dead letters go when a person has looked. What tool hosts say themselves is taken.
+        """
+        agent, asker = event.instance.agent, actor.instance
+        if event.asynchronous and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
+            message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
+            return error_payload(
+                "E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns."
+            )
+        if (event.source is None or event.source.kind != "tool") and not self._mailbox.may_die(event):
+            message = f"messages for the agent {agent!r} were given up, and no room is left for more of this sender"
+            return error_payload("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
+        return None
+
+    def _refusal(self, actor: Actor, event: Event) -> str | None:
+        """What stands against a new event, in words; None when there is room for it."""
+        mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
+        if instance.deleting:
+            return f"{instance.address} is being deleted"
+        if len(instance.queue) >= MAX_QUEUED:
+            return f"{MAX_QUEUED} messages wait for {instance.address}, and no more may"
+        operator, session = event.by_operator, event.session
+        # The usual case first: it costs a third of the way to a refusal.
+        if mailbox.open.may_take(session, root, 1, operator=operator) and mailbox.held.may_take(
+            session, root, size, operator=operator
+        ):
+            return None
+        for pool, amount, what in ((mailbox.open, 1, "open messages"), (mailbox.held, size, "bytes of messages")):
+            shortage = pool.shortage(session, root, amount, operator=operator)
+            if shortage is None or (size <= MAX_NESTED_BYTES and _is_first(actor, event)):
+                continue
+            self._bus.note_refusal(root, shortage.quota, what)
+            return describe_shortage(shortage, root, what, amount, pool.capacity)
+        return None
+
+    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+        self._mailbox.contents.recall(event)
+        try:
+            self._heard_again(event, actor, connection, frame, digest)
+        finally:
+            if event.state == "accepted":
+                self._mailbox.contents.rests(event)
+
+    def _heard_again(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
+        content = event.content
+        if event.sender != actor.sender or content.digest != digest:
+            raise _id_in_use()
+        self._mailbox.blobs.discard(frame.blob)
+        event.asker = connection
+        event.live = _wants_live(connection, frame)
+        if not event.wants_answer and frame.reply_to is not None:
+            content.reply_to, content.changed, event.wants_answer = _reply_to(actor, frame), True, True
+        if event.state == "staged":
+            event.waiting_acks.append((connection, frame.id))
+            return
+        self._bus.ack(connection, frame.id, event)
+        if event.finished:
+            self._answering.send(event)
+        elif event.held:
+            self._approvals.clocks.tell_asker(event)
+
+    def _late_repeat(
+        self,
+        event_id: str,
+        instance: Instance,
+        ended: Ended,
+        actor: Actor,
+        connection: Connection,
+        frame: Frame,
+        digest: bytes,
+    ) -> None:
+        """Of an event that has ended and is forgotten here: nothing is done twice; its answer may still be kept."""
+        if ended.digest != digest:
+            raise _id_in_use()
+        self._mailbox.blobs.discard(frame.blob)
+        content = Content(reply_to=_reply_to(actor, frame))  # its trace is named in the answer
+        event = Event(event_id, instance, sender=actor.sender, content=content, call_id=actor.call_id)
+        event.asker = connection
+        event.state, event.asynchronous = "done", _is_asynchronous(actor, frame)
+        if frame.reply_to is not None and not event.asynchronous:
+            kept = self._bus.archive.find_answer(event_subject(event_id))
+            record = None if kept is None else decode_record(kept)
+            if not isinstance(record, Finished):
+                message = f"event {event_id[:100]!r} was answered, and its answer is no longer kept"
+                raise GoondanError(error_payload("E_ANSWER_GONE", message))
+            event.work.answer, event.work.answer_blob = record.answer, record.blob
+        self._bus.ack(connection, frame.id, event)
+        self._answering.send(event)
+
+    def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
+        """Who waits for whom, ending with the sender; None when nobody waits. Refuses what would close a circle."""
+        if actor.instance is None or frame.reply_to is None or frame.asynchronous:
+            return None
+        chain = _longer(actor.turn, actor.instance)
+        if target.address in chain or len(chain) > MAX_CHAIN:
+            raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
+        # Two chains that are clean by themselves can wait for each other all the same.
+        if self._waits_for(target, actor.instance):
+            message = f"{target.address} waits for {actor.instance.address} already"
+            raise GoondanError(error_payload("E_AGENT_CYCLE", message))
+        return chain
+
+    def _waits_for(self, one: Instance, other: Instance) -> bool:
+        """Whether the turn of `one` waits for `other`, directly or by others; what ended calls asked for is waited for
+        by nobody.
+        """
+        calls, seen, waiting = self._bus.calls, {one}, [one]
+        while waiting:
+            turn = waiting.pop().leased
+            for asked in turn.work.requests if turn is not None else ():
+                target = asked.instance
+                if asked.finished or (asked.call_id is not None and calls.get(asked.call_id) is None):
+                    continue
+                if target is other:
+                    return True
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return False
+
+
+def _check_kept(frame: Frame) -> None:
+    """Raise GoondanError for texts of a header that are kept with the event and are longer than ids are."""
+    reply_to = frame.reply_to
+    if reply_to is not None and (len(reply_to.correlation_id) > MAX_CORRELATION or len(reply_to.target) > MAX_ID):
+        message = f"replyTo has a correlationId of at most {MAX_CORRELATION} characters, and a target of {MAX_ID}"
+        raise GoondanError(error_payload("E_FRAME_INVALID", message))
+    if frame.trace_id is not None and len(frame.trace_id) > MAX_ID:
+        raise GoondanError(error_payload("E_FRAME_INVALID", f"traceId has at most {MAX_ID} characters"))
+
+
+def _is_first(actor: Actor, event: Event) -> bool:
+    """Whether a turn asks this and waits for nothing else: without it the turn could only keep what it holds."""
+    return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
+
+
+def _wants_live(connection: Connection, frame: Frame) -> bool:
+    """Whether this asker is to hear of the turn while it runs: clients that wait for the answer."""
+    return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
+
+
+def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
+    """Where the answer goes, as the agent that is asked sees it: an agent's name is the broker's word."""
+    if frame.reply_to is None or actor.instance is None:
+        return frame.reply_to
+    return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
+
+
+def _is_asynchronous(actor: Actor, frame: Frame) -> bool:
+    """Whether an agent asks without waiting; a client's answers come as they always do."""
+    return frame.asynchronous and frame.reply_to is not None and actor.instance is not None
+
+
+def _id_in_use() -> GoondanError:
+    message = "the event id is in use for another sender, another instance or another content"
+    return GoondanError(error_payload("E_FRAME_INVALID", message))
+
+
+def _longer(turn: Event | None, instance: Instance) -> list[str]:
+    """The chain of a request that `instance` makes in `turn`."""
+    return [*((turn.content.chain if turn is not None else None) or []), instance.address]
+
+
+def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:
+    """On whose behalf: an operator may say it, an agent passes on what its own event said."""
+    if actor.instance is not None:
+        return actor.turn.content.auth if actor.turn is not None else None
+    return frame.auth if connection.claims.operator else None
